@@ -1,1 +1,1 @@
-"""The whole suite as local processes: started, shown, started again where one dies, ended."""
+"""The whole suite as local processes: started, shown, restarted where one dies, ended."""

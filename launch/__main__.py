@@ -141,16 +141,16 @@ def _show(console: Console, cluster: LocalCluster, controller: LocalController |
         api_keys_file=spec.api_keys_file,
         controller="" if controller is None else controller.address,
     ):
-        # Not through rich: it would wrap lines that people copy.
+        # Rich would wrap these lines, which users copy.
         sys.stdout.write(f"  {line}\n\n")
     sys.stdout.flush()
     console.print("Ctrl-C stops everything.", style="dim")
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Bring the suite up, show where it is, wait for Ctrl-C, stop everything. What dies is started again.
+    """Starts the suite, shows its endpoints, restarts services that die, and stops everything at Ctrl-C.
 
-    Exit status 1 if it cannot start.
+    Returns the exit status: 0, 1 if the suite cannot start, 2 for invalid options or files.
     """
     console = Console()
     values = dict(vars(arguments))
@@ -165,7 +165,7 @@ def up(arguments: argparse.Namespace) -> int:
         stop.set()
         if starting:
             starting = False
-            raise KeyboardInterrupt  # nobody looks at the event yet
+            raise KeyboardInterrupt  # the start does not look at the event
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
@@ -240,7 +240,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Of both commands. ``./dev`` says how it was called."""
+    """Returns the parser of both commands. ``./dev`` passes the name under which it was called."""
     prog = os.environ.get("PINYON_DEV") or "python -m launch"
     parser = Parser(prog=prog, description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -253,7 +253,7 @@ def command_line() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = command_line().parse_args(argv)
     if caller := os.environ.pop("PINYON_CALLER_DIR", ""):
-        os.chdir(caller)  # ./dev went to the checkout; paths are meant where it was called
+        os.chdir(caller)  # ./dev changed to the checkout; paths are relative to the caller's folder
     if arguments.command == "up":
         return up(arguments)
     from launch.demo import run_demo

@@ -1,4 +1,4 @@
-"""How a local cluster's services are reached from outside: plain, or with the certificates that were made for it."""
+"""Access to a local cluster's services from outside: plain, or with the certificates made for the cluster."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from pinyon.runtime.security import read_secret
 
 
 def role_of(name: str) -> str:
-    """The role of the service of that name in a local cluster."""
+    """Returns the role of the service with that name in a local cluster."""
     kind = name.rpartition("-")[0] or name
     return kind if kind in (CONDUCTOR, CONTROLLER, KVSTORE, LB) else WORKER
 
 
 class Access:
-    """``root`` is the folder of the certificates; None: the cluster is plain. Ids of instances begin with
-    ``prefix``."""
+    """The way to reach a cluster's services.
+
+    ``root`` is the folder of the certificates, or None for a plain cluster. Instance ids begin with ``prefix``.
+    """
 
     def __init__(self, root: Path | None, prefix: str = "") -> None:
         self.root = root
         self._prefix = prefix
 
     def folder(self, role: str, instance_id: str) -> Path | None:
-        """Where the files of a process are; None in a plain cluster."""
+        """Returns the folder of a process's certificate files; None in a plain cluster."""
         return None if self.root is None else self.root / role / instance_id
 
     @property
@@ -44,16 +46,16 @@ class Access:
 
     @property
     def secret(self) -> bytes:
-        """What block keys start from; empty in a plain cluster."""
+        """The secret from which block keys are derived; empty in a plain cluster."""
         return b"" if self.root is None else read_secret(self.root / "ca" / "cluster.secret")
 
     def channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.Channel:
-        """As an admin, or as the first instance of another role that has a certificate."""
+        """Returns a channel as an admin, or as the first instance of another role that has a certificate."""
         channel: grpc.Channel = self._open(grpc, service, endpoint, role)
         return channel
 
     def aio_channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.aio.Channel:
-        """As :meth:`channel`, for an event loop."""
+        """Returns a channel as :meth:`channel` does, for an event loop."""
         channel: grpc.aio.Channel = self._open(grpc.aio, service, endpoint, role)
         return channel
 
@@ -67,7 +69,7 @@ class Access:
         return kind.secure_channel(address, client_credentials(self._first(role)), options=options)
 
     def session(self, service: ServiceProcess, role: str) -> OpenSession:
-        """How the first instance of a role that has a certificate opens its sessions with that service."""
+        """Returns how the first instance with a certificate for this role opens sessions to that service."""
         channels = PLAIN_CHANNELS
         if self.root is not None:
             from pinyon.runtime.tls import Tls  # with TLS only: it brings cryptography
@@ -77,14 +79,14 @@ class Access:
         return channels.sessions_to(self._name(service))
 
     def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:
-        """To a load balancer; the caller closes it."""
+        """Returns a connection to a load balancer; the caller closes it."""
         address = service.endpoints["http"]
         if (context := self.ssl_context()) is None:
             return http.client.HTTPConnection(address, timeout=timeout_s)
         return http.client.HTTPSConnection(address, timeout=timeout_s, context=context)
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For HTTP clients of the load balancers; None: they speak plain HTTP."""
+        """Returns the TLS context for HTTP clients of the load balancers; None if those speak plain HTTP."""
         return None if self.authority is None else ssl.create_default_context(cafile=str(self.authority))
 
     def _first(self, role: str) -> Path:

@@ -1,8 +1,9 @@
 """The whole suite as processes on this machine: for ``./dev up``, the demo and the tests.
 
-Every child announces its endpoints on a pipe (so all ports may be 0), lives in a session of its own (so Ctrl-C reaches
-only this process, which then stops the children in order) and gets SIGTERM from the kernel when this process dies.
-The kernel ties that to the *thread* that started the child: call :meth:`LocalCluster.start` from one that lives on.
+Each child announces its endpoints on a pipe (so all ports may be 0) and gets SIGTERM from the kernel when this process
+dies. Each lives in a session of its own, so Ctrl-C reaches only this process, which then stops the children in order.
+The kernel ties the SIGTERM to the *thread* that started the child: call :meth:`LocalCluster.start` from a thread that
+lives on.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ POLICIES: dict[str, Registry[Any]] = {
     "service_order": SERVICE_ORDERS,
     "eviction": EVICTION_POLICIES,
 }
-"""What can be chosen for a whole cluster, by the name of the field and of the services' option."""
+"""The policies that can be chosen for a whole cluster, by the name of the field and of the services' option."""
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """How many of what, and where it listens. Port 0 takes a free one; a policy that is empty is the service's own."""
+    """The services of a suite, their addresses and options. Port 0 is a free one, an empty policy the default."""
 
     prefill: int = 2
     decode: int = 2
@@ -59,20 +60,20 @@ class ClusterSpec:
     stores: int = 1
     lbs: int = 1
     prefix: str = ""
-    """Of all instance ids, where several clusters hear of each other."""
+    """The prefix of all instance ids, where several clusters know each other."""
     region: str = ""
-    """The region that the certificates of its load balancers name."""
+    """The region that the certificates of the load balancers name."""
     host: str = "127.0.0.1"
     http_port: int = 0
     lb_port: int = 0
     conductor_port: int = 0
     metrics_base_port: int = 0
-    """The first of as many ports in a row as there are services, see :attr:`names`; 0: free ones."""
+    """The first of as many consecutive ports as there are services, see :attr:`names`; 0 takes free ports."""
     redis_url: str = ""
     model: str = ""
     served_model_name: str = ""
     more_models: str = ""
-    """``[NAME=]FOLDER`` with commas: each has as many workers as the first model."""
+    """Further models as ``[NAME=]FOLDER`` with commas; each has as many workers as the first model."""
     engine: str = "numpy"
     engine_profile: str = ""
     placement: str = ""
@@ -87,18 +88,18 @@ class ClusterSpec:
     store_mib: int = 256
     api_keys_file: str = ""
     tls: bool = False
-    """TLS between all services, HTTPS at the load balancers."""
+    """True for TLS between all services and HTTPS at the load balancers."""
     tls_dir: str = ""
-    """Folder for the certificates, which are kept; empty: one that goes with the cluster."""
+    """The folder in which the certificates are kept; empty for a temporary one."""
     journal: str = ""
-    """Folder for the journals of workers and load balancers, made where there is none; empty: none are written."""
+    """The folder for the journals of workers and load balancers, created if missing; empty for no journals."""
     otlp_endpoint: str = ""
     allow_insecure: bool = False
-    """Listen on a ``host`` that is not loopback without TLS or without API keys."""
+    """True to listen on a ``host`` that is not loopback without TLS or without API keys."""
     log_level: str = "info"
     log_format: str = "text"
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """More arguments per kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
+    """Additional arguments by kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "mixed", "stores"):
@@ -128,12 +129,12 @@ class ClusterSpec:
 
     @property
     def instances(self) -> int:
-        """How many register with the conductor."""
+        """The number of instances that register with the conductor."""
         return (1 + len(self.models)) * (self.prefill + self.decode + self.mixed) + self.stores
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all services. Stores come last: without a Redis there are none, and the others keep their places."""
+        """The names of all services. Stores come last, so that without Redis and stores the others keep their ports."""
         copies = 1 + len(self.models)
         counts = {
             "lb": self.lbs,
@@ -148,7 +149,7 @@ class ClusterSpec:
 
     @property
     def ports(self) -> list[Port]:
-        """Every port that the suite listens at and that somebody chose."""
+        """All ports on which the suite listens; those that were not chosen are 0."""
         return [
             Port("OpenAI-compatible HTTP", "--http-port", self.host, self.http_port),
             Port("the load balancer's gRPC", "--lb-port", self.host, self.lb_port),
@@ -161,12 +162,12 @@ class ClusterSpec:
 
     @property
     def models(self) -> dict[str, str]:
-        """Folders of the further models by name."""
+        """The folders of the further models by name."""
         return parse_more_models(self.more_models)
 
 
 class LocalCluster:
-    """Starts, watches and stops the suite. Use as a context manager, or call :meth:`stop` in any case."""
+    """The suite as local processes: use it as a context manager, or call :meth:`stop` in any case."""
 
     def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
         self.spec = spec
@@ -174,11 +175,11 @@ class LocalCluster:
         self.services: dict[str, ServiceProcess] = {}
         self.redis: RedisServer | None = None
         self._ports = HeldPorts()
-        """Ports of services that others find by address only, where none were given: a restart needs the same ones."""
+        """Ports of services that others find by address only, if not chosen: a restart needs the same ones."""
         self._lb_ports: list[tuple[int, int]] = []
         folders = {"log_dir": log_dir, "journal": Path(spec.journal) if spec.journal else None}
         self._folders = {option: folder for option, folder in folders.items() if folder is not None}
-        """By the option that names it. They are made at the start: what is refused before leaves none behind."""
+        """The folders by option, created at the start only: a refused start leaves none behind."""
         for option, folder in self._folders.items():
             _check_folder(folder, option)
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
@@ -190,12 +191,12 @@ class LocalCluster:
 
     @property
     def http(self) -> str:
-        """Base URL of the first load balancer, without a path."""
+        """The base URL of the first load balancer, without a path."""
         return f"{'https' if self.spec.tls else 'http'}://{self.services['lb-0'].endpoints['http']}"
 
     @property
     def access(self) -> Access:
-        """How its services are reached from outside."""
+        """The way to reach the services from outside."""
         return self._access
 
     @property
@@ -203,7 +204,7 @@ class LocalCluster:
         return self.services["conductor"].endpoints["grpc"]
 
     def of_kind(self, kind: str) -> list[ServiceProcess]:
-        """Services whose name is ``kind`` or ``kind-N``."""
+        """Returns the services whose name is ``kind`` or ``kind-N``."""
         return [service for name, service in self.services.items() if name.rpartition("-")[0] == kind or name == kind]
 
     # -- life
@@ -216,7 +217,7 @@ class LocalCluster:
         self.stop()
 
     def start(self, progress: Progress = lambda _: None) -> None:
-        """Start everything and wait until a request can be served; on any failure stop what was started."""
+        """Starts all services and waits until a request can be served; on any failure stops what was started."""
         try:
             self._start(progress)
         except BaseException:
@@ -259,7 +260,7 @@ class LocalCluster:
         return service
 
     def make_folders(self) -> None:
-        """For logs and journals. Raises :class:`InvalidArgument` if one cannot be made."""
+        """Creates the folders for logs and journals. Raises :class:`InvalidArgument` if one cannot be created."""
         for option, folder in self._folders.items():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -267,11 +268,11 @@ class LocalCluster:
                 raise InvalidArgument(f"cannot make the folder {folder}: {error.strerror}", field=option) from None
 
     def make_certificates(self) -> None:
-        """With TLS, unless that was done. Clusters that share a ``tls_dir`` do it before any of them starts."""
+        """Creates missing certificates if TLS is on. Clusters that share a ``tls_dir`` do so before any starts."""
         spec = self.spec
         if not spec.tls or self._access.root is not None:
             return
-        # With TLS only: it brings cryptography.
+        # Imported with TLS only, because it needs cryptography.
         from pinyon.runtime.certificates import Authority, Wanted
 
         if not spec.tls_dir:
@@ -288,26 +289,27 @@ class LocalCluster:
         for service in services:
             service.spawn()
         waiting = list(services)
-        while waiting:  # one that ends is noticed at once, not after those before it
+        while waiting:  # a service that ends is noticed at once, not after those before it
             service = first_ready(waiting, deadline)
             waiting.remove(service)
             progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")
 
     def restart(self, name: str, wait: bool = True) -> ServiceProcess:
-        """Start a stopped or killed service again, on the ports it had; without ``wait`` the caller waits.
+        """Starts a stopped or killed service again on its old ports; without ``wait`` the caller waits.
 
-        An instance whose port somebody else has by now takes another one: the conductor learns it by registration. So
-        do metrics, which nobody is to wait for."""
+        An instance takes another port if its own is in use by now: the conductor learns the new one when it registers.
+        Metrics do so for every service, since no service should wait for them.
+        """
         service = self.services[name]
         moves = name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore")
         service.start_again(START_S if wait else None, yielding=("metrics", "grpc") if moves else ("metrics",))
         return service
 
     def wait_serving(self, deadline: float) -> None:
-        """Until all are healthy, the conductor knows every instance, and each load balancer would serve."""
+        """Waits until all are healthy, the conductor knows every instance and each load balancer would serve."""
         for service in self.services.values():
             if service in self.of_kind("lb"):
-                continue  # it is healthy when it would serve
+                continue  # a load balancer is healthy only when it would serve
             with self._access.channel(service) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(
@@ -320,7 +322,7 @@ class LocalCluster:
             self._wait_lb(service, deadline)
 
     def wait_instances(self, count: int, deadline: float) -> list[conductor_pb2.Instance]:
-        """Until the conductor lists ``count`` schedulable instances (store nodes count too)."""
+        """Waits until the conductor lists ``count`` schedulable instances (store nodes count too); returns them."""
         with self._access.channel(self.services["conductor"]) as channel:
             stub = conductor_pb2_grpc.ConductorServiceStub(channel)
             while True:
@@ -357,11 +359,11 @@ class LocalCluster:
             time.sleep(0.02)  # a poll with a deadline, as above
 
     def dead(self) -> list[ServiceProcess]:
-        """Services that ended by themselves."""
+        """Returns the services that ended by themselves."""
         return [service for service in self.services.values() if service.process is not None and not service.alive]
 
     def stop(self) -> None:
-        """End everything, outermost first; what does not end in time is killed."""
+        """Ends all services, outermost first; kills those that do not end in time."""
         for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor",)):
             group = [service for kind in kinds for service in self.of_kind(kind)]
             end_all(group, STOP_S)
@@ -391,7 +393,7 @@ class LocalCluster:
         ]
 
     def _chosen(self, *names: str) -> list[str]:
-        """Options of that name in the spec, without those that are empty."""
+        """Returns the options of these names in the spec, without empty ones."""
         values = {name: getattr(self.spec, name) for name in names}
         return [part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value)]
 
@@ -431,13 +433,13 @@ class LocalCluster:
             *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
             *("--model", spec.model, "--served-model-name", spec.served_model_name),
             *("--api-keys-file", spec.api_keys_file, *self._chosen("routing", "more_models")),
-            *("--lame-duck-s", "0"),  # nobody in front of it asks whether it is ready
+            *("--lame-duck-s", "0"),  # no proxy in front of it asks whether it is ready
             *(*self._common("lb", f"lb-{index}", lb_port), *self._journal(f"lb-{index}")),
         ]
 
 
 def _check_folder(folder: Path, field: str) -> None:
-    """Raises :class:`InvalidArgument` if it is not there and cannot be made, or nothing can be written into it."""
+    """Raises :class:`InvalidArgument` if the folder cannot be created or cannot be written into."""
     try:
         there = next(each for each in (folder, *folder.parents) if each.exists())
         usable = there.is_dir()
@@ -450,8 +452,11 @@ def _check_folder(folder: Path, field: str) -> None:
 
 
 def lb_ports(spec: ClusterSpec) -> list[tuple[int, int]]:
-    """HTTP and gRPC port of each load balancer. The first has those of the spec, the others the next ones that nobody
-    has, neither the suite nor this machine now. Raises :class:`InvalidArgument` if there are none."""
+    """Returns the HTTP and gRPC port of each load balancer.
+
+    The first has the ports of the spec, the others the next ports that neither the suite nor this machine uses now.
+    Raises :class:`InvalidArgument` if there are none.
+    """
     taken = {port.port for port in spec.ports}
     ports = [(spec.http_port, spec.lb_port)]
     for _ in range(1, spec.lbs):

@@ -1,6 +1,6 @@
 """The main job on real input: conversations and a batch over the project's own documents, with and without reuse.
 
-It starts the suite, talks to it over OpenAI's HTTP like any client, and fails if reuse changes a single token.
+The demo starts the suite, talks to it over OpenAI's HTTP like any client, and fails if reuse changes a single token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH_CONCURRENCY = 2
 DOCUMENT_BYTES = 2600
 MAX_LOG_LINES = 100_000
 OTHER_WAYS_SHARE = 0.01
-"""Of the bytes; the transfer engine itself now and then tries whether another way is faster."""
+"""The share of bytes that may take another way without a remark: the transfer engine now and then tries one."""
 TURNS = (
     "Read this and say what the project is about:\n{document}",
     "Which parts does it have?",
@@ -56,7 +56,7 @@ QUESTIONS = (
 
 @dataclass
 class DemoAnswer:
-    """One finished request as its client saw it. Times are seconds."""
+    """A finished request as its client saw it. Times are in seconds."""
 
     name: str
     text: str = ""
@@ -74,7 +74,7 @@ class DemoAnswer:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a server-sent event stream, up to ``[DONE]``."""
+    """Yields the JSON objects of a server-sent event stream, up to ``[DONE]``."""
     for raw in response:
         line = raw.decode("utf-8").strip()
         if line == "data: [DONE]":
@@ -84,7 +84,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int | None, no_reuse: bool) -> DemoAnswer:
-    """One streamed chat completion; greedy when ``seed`` is None, else sampled."""
+    """Streams one chat completion; greedy when ``seed`` is None, else sampled."""
     body = {
         "model": MODEL,
         "messages": messages,
@@ -127,8 +127,6 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
 
 
 class _Board:
-    """The live table, and the list of outcomes behind it."""
-
     def __init__(self, title: str) -> None:
         self.outcomes: list[DemoAnswer] = []
         self.table = Table(title=title, title_justify="left", expand=False)
@@ -154,7 +152,7 @@ class _Board:
 
 
 def _conversation(address: str, name: str, document: str, seed: int | None, no_reuse: bool) -> Iterator[DemoAnswer]:
-    """One turn after the other; each prompt contains all that was said before."""
+    """Yields the answers of a conversation, turn by turn; each prompt contains all earlier turns."""
     messages = [{"role": "system", "content": "You answer from the text you are given."}]
     for number, turn in enumerate(TURNS, 1):
         messages.append({"role": "user", "content": turn.format(document=document)})
@@ -164,7 +162,7 @@ def _conversation(address: str, name: str, document: str, seed: int | None, no_r
 
 
 def _batch(address: str, document: str, no_reuse: bool) -> Iterator[DemoAnswer]:
-    """Questions that share one long system prompt, a few at a time."""
+    """Yields the answers to questions that share one long system prompt, asked a few at a time."""
     system = {"role": "system", "content": f"Answer from this document.\n{document}"}
 
     def ask(item: tuple[int, str]) -> DemoAnswer:
@@ -178,7 +176,7 @@ def _batch(address: str, document: str, no_reuse: bool) -> Iterator[DemoAnswer]:
 
 
 def demo_documents() -> tuple[str, str]:
-    """The project's own texts: one for the conversation, one for the batch."""
+    """Returns two texts of the project: the first for the conversation, the second for the batch."""
     first, second = (
         (ROOT / name).read_text(encoding="utf-8")[:DOCUMENT_BYTES] for name in ("README.md", "ARCHITECTURE.md")
     )
@@ -186,7 +184,7 @@ def demo_documents() -> tuple[str, str]:
 
 
 def demo_requests(address: str, documents: tuple[str, str], *, no_reuse: bool) -> Iterator[DemoAnswer]:
-    """The whole job, one outcome as each request finishes; the order of the outcomes is always the same."""
+    """Runs the whole job and yields an outcome as each request finishes, always in the same order."""
     yield from _conversation(address, "chat", documents[0], None, no_reuse)
     yield from _batch(address, documents[1], no_reuse)
 
@@ -202,7 +200,7 @@ def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[
 
 
 def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnswer]) -> bool:
-    """State the difference; whether all texts are equal."""
+    """Prints the differences and returns whether all texts are equal."""
     prompt = sum(outcome.prompt_tokens for outcome in reused)
     cached = sum(outcome.cached_tokens for outcome in reused)
     by_source = {
@@ -242,7 +240,10 @@ def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnsw
 
 
 def why_late(reused: list[DemoAnswer]) -> str:
-    """Of the first two of the batch, which come together: why one that reuses has a long TTFT; empty if none does."""
+    """Returns why a request of the batch that reuses has a long TTFT; empty if it has not.
+
+    The first two requests of the batch arrive together, so one may wait for the prefix that the other computes.
+    """
     first, second = (outcome for outcome in reused if outcome.name in ("batch 1", "batch 2"))
     waited, computed = (first, second) if first.cached_tokens else (second, first)
     if not waited.cached_tokens or computed.cached_tokens:
@@ -254,7 +255,7 @@ def why_late(reused: list[DemoAnswer]) -> str:
 
 
 def show_ways(console: Console, cluster: LocalCluster) -> None:
-    """Which way the KV of both runs took, by the metrics of those who moved it."""
+    """Prints which ways the KV of both runs took, by the metrics of the processes that moved it."""
     metrics = Scrape(cluster)
     moved = {name: metrics.labelled("pinyon_transfer_path_bytes_total", name) for name in ("shm", "rdma", "tcp")}
     ways = ", ".join(f"{_megabytes(nbytes)} by {name}" for name, nbytes in moved.items() if nbytes or name != "rdma")
@@ -270,7 +271,7 @@ def _megabytes(nbytes: float) -> str:
 
 
 def _why_not_shm(cluster: LocalCluster) -> str:
-    """Of this process, which is like those of the suite, or by what they logged."""
+    """Returns why shm was not used: from this process, which is like the suite's, or from the suite's logs."""
     unavailable = shm_available()
     if unavailable:
         return unavailable
@@ -283,7 +284,7 @@ def _why_not_shm(cluster: LocalCluster) -> str:
 
 
 def run_demo(log_dir: Path | None = None) -> int:
-    """Run it; the exit status is 0 only if every answer is the same with and without reuse."""
+    """Runs the demo; the exit status is 0 only if every answer is the same with and without reuse."""
     console = Console(width=None if Console().is_terminal else 110)
     try:
         cluster = LocalCluster(ClusterSpec(prefill=2, decode=2, stores=1), log_dir)

@@ -1,4 +1,4 @@
-"""The lines that ``up`` prints, for people to copy into another terminal. Each works as it stands, from any folder."""
+"""The lines that ``up`` prints to be copied into another terminal. Each works as it is, from any folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.runtime.identity import CONDUCTOR, peer_name
 
 _FIRST_LINE_KEY = "awk '$1 ~ /^[^#]/ {print $1; exit}'"
 _FIRST_JSON_KEY = "-c 'import json, sys; print(next(iter(json.load(open(sys.argv[1])))))'"
-"""Keys are not printed: terminals are logged."""
+"""Commands that read the first key of a file; keys are not printed because terminals are logged."""
 
 
 def hints(
@@ -24,9 +24,9 @@ def hints(
     api_keys_file: str = "",
     controller: str = "",
 ) -> list[str]:
-    """Shell lines for a suite whose load balancer is at the URL ``http``.
+    """Returns shell lines for a suite whose load balancer is at the URL ``http``.
 
-    ``authority`` and ``admin``: with TLS, the file that clients trust and the folder of an admin's certificate.
+    With TLS, ``authority`` is the file that clients trust and ``admin`` the folder of an admin's certificate.
     """
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 32, "stream": True}
     trust = f"--cacert {_path(authority)} " if authority else ""
@@ -55,7 +55,7 @@ _ADMIN_FILES = (("cacert", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key"))
 
 
 def _authorization(api_keys_file: str) -> str:
-    """The first key of the file, taken from it where the line is run."""
+    """Returns a header with the file's first key, which is read from the file when the line is run."""
     if not api_keys_file:
         return ""
     path = Path(api_keys_file)
@@ -66,7 +66,7 @@ def _authorization(api_keys_file: str) -> str:
 
 
 def _pinyon(arguments: str, admin: Path | None) -> str:
-    """The command beside the interpreter that runs this: a checkout's is on nobody's PATH."""
+    """Returns a command line with the ``pinyon`` beside the running interpreter, as a checkout's is not on the PATH."""
     command = Path(sys.executable).with_name("pinyon")
     shown = _path(command) if command.exists() else f"{_path(Path(sys.executable))} -m pinyon.cli"
     return f"{shown} {arguments}" + ("" if admin is None else f" --tls-dir {_path(admin)}")

@@ -1,4 +1,4 @@
-"""The regional controller as a process on this machine, beside the regions that it is told of."""
+"""The regional controller as a process on this machine, beside the regions that it serves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from pinyon.runtime.identity import CONTROLLER
 
 
 class LocalController:
-    """``start`` → ``stop``. For a supervisor it looks like a cluster of one service.
-
-    ``address`` is where its gRPC listens; ``folder`` keeps what it knows over its own restarts.
-    """
+    """The controller, a cluster of one service for supervisors: ``start`` → ``stop``. Its state is in ``folder``."""
 
     def __init__(
         self,
@@ -39,7 +36,7 @@ class LocalController:
         self.services = {CONTROLLER: self._service}
 
     def start(self, tls_dir: Path | None, progress: Progress = lambda _: None) -> None:
-        """With the certificate in ``tls_dir``, if there is TLS. Raises :class:`PinyonError` if it does not serve."""
+        """Starts it, with TLS if ``tls_dir`` has its certificate. Raises :class:`PinyonError` if it does not serve."""
         if tls_dir is not None:
             self._service.arguments += ["--tls-dir", str(tls_dir)]
         self._service.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,11 +45,10 @@ class LocalController:
         progress(f"{CONTROLLER} {' '.join(f'{key}={value}' for key, value in self._service.endpoints.items())}")
 
     def restart(self, name: str = CONTROLLER, wait: bool = True) -> ServiceProcess:
-        """Start it again where it was, but for metrics if somebody else is there by now, which nobody is to wait for;
-        without ``wait`` the caller waits."""
+        """Starts it again at its address; without ``wait`` the caller waits. Metrics may move to a free port."""
         self._service.start_again(START_S if wait else None)
         return self._service
 
     def stop(self) -> None:
-        """At once: nobody is to stand in for load balancers that end now, and nothing is kept."""
+        """Kills it at once: nothing is kept, and no load balancer should replace others that end now."""
         self._service.kill()

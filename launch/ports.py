@@ -1,4 +1,4 @@
-"""Ports of this machine: those that a suite is to listen at, who has them, which are free, and which are held."""
+"""Ports of this machine: those that a suite needs, their holders, free ports and held ports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pinyon.core.errors import InvalidArgument
 COMMAND_CHARS = 120
 _ANY = ("0.0.0.0", "::")
 _LISTEN = "0A"
-"""The state in ``/proc/net/tcp``."""
+"""The state of a listening socket in ``/proc/net/tcp``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One that a suite is to listen at. ``option`` chooses it; 0 takes a free one."""
+    """A port on which a suite is to listen. ``option`` is the option that chooses it; 0 takes a free port."""
 
     what: str
     option: str
@@ -31,18 +31,18 @@ class Port:
 
 
 class HeldPorts:
-    """Free ports that stay ours while nobody listens there: before a process starts, and while it is dead. ``take``,
-    then ``close``. Each is bound by a socket that never listens.
+    """Free ports that stay ours while nothing listens there, before a process starts and while it is dead.
 
-    The system then gives the port to nobody else: not to a server that asks for any port, nor to an outgoing
-    connection. A server that asks for this port by number can listen there, again and again.
+    ``take`` any number, then ``close``. Each port is bound by a socket that never listens. The system then gives the
+    port neither to a server that asks for any port nor to an outgoing connection. A server that asks for this port by
+    number can listen there, again and again.
     """
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def take(self, host: str) -> int:
-        """A free port of ``host``, which is an address or a name of this machine. Raises ``OSError``."""
+        """Takes a free port of ``host``, an address or a name of this machine. Raises ``OSError``."""
         address = host.strip("[]")
         held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         self._sockets.append(held)
@@ -56,7 +56,7 @@ class HeldPorts:
 
 
 def port_faults(ports: Iterable[Port]) -> list[str]:
-    """A sentence for each option whose port cannot be had, or the first of them: who has it, and what to do."""
+    """Returns a sentence for the first fault of each option's ports: who has the port, and what to do."""
     faults: dict[str, str] = {}
     wanted: dict[int, Port] = {}
     for one in ports:
@@ -78,8 +78,11 @@ def port_faults(ports: Iterable[Port]) -> list[str]:
 
 
 def next_port(host: str, after: int, taken: set[int]) -> int:
-    """The first one after this that is free now and not ``taken``, where it is noted; 0, a free one by the system's
-    choice, is followed by 0. Raises :class:`InvalidArgument` if there is none."""
+    """Returns the first free port above ``after`` that is not in ``taken``, and adds it there.
+
+    An ``after`` of 0, for a free port by the system's choice, gives 0. Raises :class:`InvalidArgument` if there is
+    none.
+    """
     if not after:
         return 0
     for port in range(after + 1, 1 << 16):
@@ -90,12 +93,12 @@ def next_port(host: str, after: int, taken: set[int]) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Somebody could listen there now."""
+    """Returns whether a server could listen there now."""
     return not _refused(host, port)
 
 
 def _refused(host: str, port: int) -> int:
-    """The errno of listening there, 0 if that is fine; names that mean nothing are left to the services."""
+    """Returns the errno of binding there, or 0; names that do not resolve are left to the services to report."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except OSError:
@@ -110,8 +113,10 @@ def _refused(host: str, port: int) -> int:
 
 
 def holder(port: int, host: str = "") -> str:
-    """Who listens at a port of this machine, as far as ``/proc`` says: process and command, or the user; or nothing.
-    Rather who does so on ``host`` (an address) or on all addresses, where others do on others."""
+    """Returns a port's listener as far as ``/proc`` says: process and command, or the user; empty if none.
+
+    A listener on the address ``host`` is preferred, then one on all addresses.
+    """
     tables = ("/proc/net/tcp", "/proc/net/tcp6")
     found = [each for table in tables for each in _listeners(table) if each[0] == port]
     for _, _, inode, user in sorted(found, key=lambda each: (each[1] != host.strip("[]"), each[1] not in _ANY)):
@@ -120,7 +125,7 @@ def holder(port: int, host: str = "") -> str:
 
 
 def _listeners(table: str) -> Iterator[tuple[int, str, str, int]]:
-    """Port, address, inode and user id of each socket that listens."""
+    """Yields port, address, inode and user id of each listening socket."""
     try:
         lines = Path(table).read_text().splitlines()[1:]
     except OSError:
@@ -133,13 +138,13 @@ def _listeners(table: str) -> Iterator[tuple[int, str, str, int]]:
 
 
 def _address(text: str) -> str:
-    """Of words in hexadecimal, each in the machine's order of bytes."""
+    """Returns the address that ``text`` has as words in hexadecimal, each in the machine's byte order."""
     words = [int(text[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(text), 8)]
     return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, b"".join(words))
 
 
 def _process_with(inode: str) -> str:
-    """Empty if it is of another user, whose open files are not for us."""
+    """Returns the process that has this socket open; empty for other users' processes, whose files are not readable."""
     wanted = f"socket:[{inode}]"
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -147,7 +152,7 @@ def _process_with(inode: str) -> str:
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
                 command = shlex.join(word.decode(errors="replace") for word in words)
                 return f"pid {entry} ({command[:COMMAND_CHARS]}{'…' * (len(command) > COMMAND_CHARS)})"
-        except OSError:  # it has ended, or is not ours
+        except OSError:  # it has ended, or belongs to another user
             continue
     return ""
 

@@ -1,4 +1,4 @@
-"""What would keep a suite from starting, found before anything is: options, and files that are not there."""
+"""Checks of options and files before anything starts, for faults that would keep a suite from starting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pinyon.core.errors import PinyonError
 
 
 def file_faults(models: Iterable[tuple[str, str]], engine_profile: str, api_keys_file: str) -> list[str]:
-    """A sentence for each file that services would refuse. ``models``: options, and the folders that they name."""
+    """Returns a sentence for each file that services would refuse; ``models`` are options with their folders."""
     from pinyon.model.card import load_card
     from pinyon.profiles.engine_profile import load_profile
     from pinyon.runtime.api_keys import read_api_keys
@@ -30,9 +30,10 @@ def file_faults(models: Iterable[tuple[str, str]], engine_profile: str, api_keys
 
 
 def option_faults(given: Mapping[str, object], defaults: Mapping[str, object]) -> list[str]:
-    """A sentence for each option of ``up`` that would have no effect, and one for a host that would be refused.
+    """Returns a sentence for each option of ``up`` without effect, and one for a host that would be refused.
 
-    Both mappings are from the names of options to values, as argparse has them."""
+    Both mappings are from names of options to values, as argparse has them.
+    """
 
     def is_given(name: str) -> bool:
         return given[name] != defaults[name]

@@ -1,4 +1,4 @@
-"""One service as a child process: started, told when it serves, ended."""
+"""A service as a child process: started, awaited until it serves, ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pinyon.runtime.process import child_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 60.0
-"""For a service to serve, from its start."""
+"""The time within which a service must serve after its start."""
 KILLED_S = 60.0
-"""For the kernel to end what was killed, on a machine however busy."""
+"""The time for the kernel to end a killed process, however busy the machine is."""
 
 
 _LISTENING = {
@@ -32,11 +32,11 @@ _LISTENING = {
     "metrics": "--metrics-listen",
     "http": "--http-listen",
 }
-"""The options that say where a service's endpoints are."""
+"""The options that set the addresses of a service's endpoints."""
 
 
 class Child(Protocol):
-    """A process that was started; of ``subprocess.Popen`` what is needed here."""
+    """A started process: the part of ``subprocess.Popen`` that is used here."""
 
     pid: int
     returncode: int | None
@@ -51,22 +51,24 @@ class Child(Protocol):
 
 
 class Launch(Protocol):
-    """How a module is started as a process in a session of its own."""
+    """A way to start a module as a process in a session of its own."""
 
     def __call__(
         self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
     ) -> Child:
-        """``log`` takes what it prints; None: it goes where ours does. It gets ``more_fds`` and ``ready_fd``, whose
-        number it is told by ``--ready-fd``."""
+        """Starts the process, which inherits ``ready_fd`` (passed by ``--ready-fd``) and ``more_fds``.
+
+        ``log`` takes its output; None sends it to the parent's output.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """Starts ``python -m MODULE``."""
+    """A :class:`Launch` by ``python -m MODULE``."""
 
     inside: tuple[str, ...] = ()
-    """A command that becomes the one after it, such as ``ip netns exec NAME``."""
+    """A command that runs the command after it, such as ``ip netns exec NAME``."""
 
     def __call__(
         self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
@@ -85,16 +87,16 @@ class Interpreter:
 INTERPRETER = Interpreter()
 Service = TypeVar("Service", bound="ServiceProcess")
 Progress = Callable[[str], None]
-"""Hears what was started."""
+"""A callback that receives a line about each started service."""
 
 
 class ServiceProcess:
-    """One child process of the suite."""
+    """A child process of the suite."""
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], log_path: Path | None, launch: Launch = INTERPRETER
     ) -> None:
-        """Without a ``log_path`` what it prints goes where ours does."""
+        """Takes ``log_path``, the file for its output; without one the output goes to the parent's."""
         self.name = name
         self.module = module
         self.arguments = list(arguments)
@@ -106,7 +108,6 @@ class ServiceProcess:
         self._announced = b""
 
     def __str__(self) -> str:
-        """Returns what it is called in what is said of it."""
         return self.name
 
     @property
@@ -127,15 +128,15 @@ class ServiceProcess:
 
     @property
     def serving(self) -> bool:
-        """It lives, and has said where it serves."""
+        """True if the process lives and has announced its endpoints."""
         return self.alive and self._announced.endswith(b"\n")
 
     def hangs(self, now_s: float) -> bool:
-        """It lives, and does nothing: who can tell, says so."""
+        """Returns whether the process lives but does nothing; subclasses that can tell override this."""
         return False
 
     def spawn(self) -> None:
-        """Start it; :meth:`wait_ready` waits until it serves."""
+        """Starts the process; :meth:`wait_ready` waits until it serves."""
         reader, writer = os.pipe()
         try:
             with nullcontext() if self.log is None else self.log.open("ab") as log:
@@ -152,16 +153,16 @@ class ServiceProcess:
         return self._launch(self.module, self.arguments, log, ready_fd)
 
     def start_again(self, ready_s: float | None, yielding: Sequence[str] = ("metrics",)) -> None:
-        """Start it where it was, after it has ended, and wait until it serves, for ``ready_s``; None: the caller waits.
+        """Starts an ended process at its old addresses and waits up to ``ready_s``; None leaves the wait to the caller.
 
-        Of the endpoints in ``yielding`` one that somebody else has by now is another one.
+        Endpoints in ``yielding`` move to a free port if another process has theirs by now.
         """
         if self.alive:
             raise RuntimeError(f"{self.name} is still running")
         for endpoint, option in _LISTENING.items():
             if (address := self.endpoints.get(endpoint)) and option in self.arguments:
                 port = int(address.rpartition(":")[2])
-                last = len(self.arguments) - self.arguments[::-1].index(option)  # which overrules those before it
+                last = len(self.arguments) - self.arguments[::-1].index(option)  # the last value of an option counts
                 host = self.arguments[last].rpartition(":")[0]
                 if endpoint in yielding and not is_free(host, port):
                     port = 0
@@ -171,13 +172,14 @@ class ServiceProcess:
             self.wait_ready(time.monotonic() + ready_s)
 
     def wait_ready(self, deadline: float) -> None:
-        """Wait for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
+        """Waits for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
         first_ready([self], deadline)
 
     def announced(self, timeout_s: float) -> bool:
-        """Whether it has said where it serves, asked once after each :meth:`spawn` until it has; waits for so long.
+        """Waits up to ``timeout_s`` and returns whether the endpoints were announced.
 
-        Raises :class:`Unavailable` as :meth:`wait_ready`.
+        To be called after each :meth:`spawn` until it returns True. Raises :class:`Unavailable` as :meth:`wait_ready`
+        does.
         """
         deadline = time.monotonic() + timeout_s
         while not self._announced.endswith(b"\n"):
@@ -197,12 +199,12 @@ class ServiceProcess:
         return True
 
     def check_alive(self) -> None:
-        """Raises :class:`Unavailable` with the end of the log if it has ended."""
+        """Raises :class:`Unavailable` with the end of the log if the process has ended."""
         if not self.alive:
             raise Unavailable(f"{self.name} ended{self.log_tail()}")
 
     def fileno(self) -> int:
-        """Where it says that it serves, for ``select``, between :meth:`spawn` and that."""
+        """Returns the pipe of the announcement, for ``select``; valid from :meth:`spawn` to the announcement."""
         return self._ready_fd
 
     def close_ready(self) -> None:
@@ -211,12 +213,12 @@ class ServiceProcess:
             self._ready_fd = -1
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it is alive."""
+        """Sends a signal if the process is alive."""
         if self.process is not None and self.alive:
             self.process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within the time."""
+        """Waits up to ``timeout_s`` and returns whether the process has ended."""
         if self.process is None:
             return True
         try:
@@ -226,19 +228,19 @@ class ServiceProcess:
         return True
 
     def kill(self) -> None:
-        """It has ended when this returns."""
+        """Kills the process and waits until it has ended."""
         self.signal(signal.SIGKILL)
         self.wait(KILLED_S)
         self.close_ready()
 
     def log_tail(self) -> str:
-        """How its log ends, to follow what is said of it; empty if there is none."""
+        """Returns the end of the log as a clause to append to a message; empty without a log."""
         text = self.log.read_text(errors="replace")[-2000:] if self.log is not None and self.log.exists() else ""
         return f"; its log ends with:\n{text}" if text else ""
 
 
 def end_all(services: Sequence[Service], within_s: float) -> list[Service]:
-    """SIGTERM to all; those that have not ended in time are killed, and returned."""
+    """Sends SIGTERM to all; kills and returns those that have not ended in time."""
     for service in services:
         service.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
         service.signal(signal.SIGTERM)
@@ -250,10 +252,10 @@ def end_all(services: Sequence[Service], within_s: float) -> list[Service]:
 
 
 def first_ready(services: Sequence[ServiceProcess], deadline: float) -> ServiceProcess:
-    """The first of them to say where it serves, each asked until it has.
+    """Returns the first process to announce its endpoints.
 
-    Raises :class:`Unavailable` as soon as one has ended, with the end of its log, and :class:`DeadlineExceeded`; all
-    are waited for no more then.
+    Raises :class:`Unavailable`, with the end of the log, as soon as one has ended, and :class:`DeadlineExceeded`. After
+    an error none can be awaited any more.
     """
     try:
         while telling := select.select(services, [], [], max(0.0, deadline - time.monotonic()))[0]:

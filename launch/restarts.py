@@ -1,4 +1,4 @@
-"""When a process that ended is started again: later each time, and not for ever."""
+"""The restart times of a process that ended: later each time, and not for ever."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pinyon.core.avoidance import Avoidance
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
 QUICK_S = 30.0
-"""Who dies sooner after its start died quickly."""
+"""The time after a start within which a death counts as quick."""
 QUICK_DEATHS_MAX = 8
 
 
 class Restarts:
-    """When one process is started again. Pure; the times are by the caller's clock, in seconds."""
+    """The restart schedule of one process. Pure; times are in seconds by the caller's clock."""
 
     def __init__(self, started_s: float, quick_deaths_max: int = QUICK_DEATHS_MAX) -> None:
-        """After so many quick deaths in a row one more is the last."""
+        """Takes ``quick_deaths_max``, the number of quick deaths in a row after which one more is the last."""
         self._started_s = started_s
         self._quick_max = quick_deaths_max
         self._quick = 0
@@ -27,9 +27,9 @@ class Restarts:
         self._started_s = now_s
 
     def died(self, now_s: float, served: bool = True) -> float | None:
-        """The pause before its next start: it doubles with every quick death in a row. None: there were too many.
+        """Returns the pause before the next start, doubled with each quick death in a row; None after too many.
 
-        Who had not come to serve died quickly, however long that took.
+        A process that never served died quickly, however long it took.
         """
         if not served or now_s - self._started_s < QUICK_S:
             self._quick += 1
@@ -43,7 +43,7 @@ class Restarts:
 
 
 def how_it_ended(code: int | None) -> str:
-    """``code`` as of ``subprocess``: the exit status, or minus the signal."""
+    """Describes ``code`` as ``subprocess`` has it: the exit status, or minus the signal."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -1,4 +1,4 @@
-"""A running cluster's metrics, from outside: for the demo and the tests."""
+"""The metrics of a running cluster, read from outside: for the demo and the tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.cluster import LocalCluster
 class Scrape:
     """The metrics of every living service of a cluster, or of those in ``only``, at one moment.
 
-    With ``metrics``, names of samples, only these are made and sent, for a third of the work.
+    If ``metrics`` names samples, services make and send only these, for a third of the work.
     """
 
     def __init__(
@@ -32,19 +32,20 @@ class Scrape:
                         self.samples[key] = self.samples.get(key, 0.0) + sample.value
 
     def total(self, metric: str) -> float:
-        """Sum over services and labels. A metric nobody has is an error: a misspelt name must not read as zero."""
+        """Returns the sum over services and labels. An unknown metric is an error, as a misspelt name must not read as
+        0."""
         values = [value for (_, name, _), value in self.samples.items() if name == metric]
         if not values:
             raise LookupError(f"no service has a metric {metric}")
         return sum(values)
 
     def of(self, service: str, metric: str) -> float:
-        """Sum over the labels of one service's metric; it must have it."""
+        """Returns the sum over the labels of one service's metric. Raises :class:`LookupError` if it has none."""
         values = [value for (owner, name, _), value in self.samples.items() if (owner, name) == (service, metric)]
         if not values:
             raise LookupError(f"{service} has no metric {metric}")
         return sum(values)
 
     def labelled(self, metric: str, label: str) -> float:
-        """Sum over services of the samples with this label value; 0 where it has not occurred yet."""
+        """Returns the sum over services of the samples with this label value; 0 where it has not occurred yet."""
         return sum(value for (_, name, labels), value in self.samples.items() if name == metric and label in labels)

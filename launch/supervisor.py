@@ -1,4 +1,4 @@
-"""Keeps processes alive: what died or hangs is started again, later each time, and not for ever."""
+"""A supervisor that restarts processes that died or hang, later each time and not for ever."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launch.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
 from pinyon.core.errors import PinyonError
 
 LOOK_S = 0.2
-"""Between two looks at who still lives."""
+"""The time between two looks at the processes."""
 LOG_TAIL_BYTES = 4096
 SHOWN_CHARS = 200
 
 
 class Supervised(Protocol):
-    """A cluster, or what else has services that are started again."""
+    """A cluster, or another owner of services that are restarted."""
 
     @property
     def services(self) -> Mapping[str, ServiceProcess]: ...
@@ -35,19 +35,20 @@ class Supervised(Protocol):
 class _Watched:
     restarts: Restarts
     due_s: float | None = None
-    """It is dead, and started then."""
+    """The time of the restart of a dead process; None if no restart is planned."""
     ready_by_s: float | None = None
-    """It was started, and has not said yet where it serves."""
+    """The time by which a started process must serve; None if it already does or is dead."""
     served: bool = True
-    """It has, since it was started last."""
+    """True if the process has served since its last start."""
     given_up: bool = False
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """``tick`` every ``LOOK_S``, from the thread that started the cluster. ``say`` is told what happens, a line each.
+    """The supervisor of a cluster: call ``tick`` every ``LOOK_S``, from the thread that started the cluster.
 
-    ``stopped``: the cluster is to end; a start of Redis, which is waited for, is cut short then.
+    ``say`` receives a line about each event. ``stopped`` returns true when the cluster is to end; it cuts short a start
+    of Redis, which blocks.
     """
 
     cluster: Supervised
@@ -55,14 +56,14 @@ class Supervisor:
     stopped: Callable[[], bool]
     started_s: float
     start_s: float = START_S
-    """For a service to serve, from its start."""
+    """The time within which a service must serve after its start."""
     quick_deaths_max: int = QUICK_DEATHS_MAX
     given_up: list[str] = field(default_factory=list)
-    """What was said of those that are not started again."""
+    """The messages about processes that are not restarted any more."""
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
     def tick(self, now_s: float) -> None:
-        """Look at every process once; never waits for a service."""
+        """Looks at every process once; never waits for a service."""
         self._tick_redis(now_s)
         for service in self.cluster.services.values():
             self._tick_service(service, now_s)
@@ -99,7 +100,7 @@ class Supervisor:
     def _await_ready(self, service: ServiceProcess, watched: _Watched, now_s: float) -> None:
         try:
             ready = service.announced(0)
-        except PinyonError:  # it has ended, or is about to
+        except PinyonError:  # the service has ended, or is about to
             watched.ready_by_s = None
             return
         if ready:
@@ -113,7 +114,7 @@ class Supervisor:
 
     def _tick_redis(self, now_s: float) -> None:
         redis = self.cluster.redis
-        if redis is None or redis.process is None:  # none, or not ours
+        if redis is None or redis.process is None:  # no Redis, or not our process
             return
         watched = self._of("redis")
         if watched.given_up or redis.process.poll() is None:
@@ -151,7 +152,7 @@ class Supervisor:
 
 
 def _last_words(path: Path | None) -> str:
-    """The last line of a log, in brackets; nothing where there is none."""
+    """Returns the last line of a log, in brackets; empty if there is none."""
     if path is None:
         return ""
     try:

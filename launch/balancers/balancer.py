@@ -1,4 +1,4 @@
-"""One of several load balancers, as a process whose heart is listened to, and which is asked for its metrics."""
+"""A load balancer process of a group, whose heartbeat is read and whose metrics are fetched."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 
 ASK_S: Final = 2.0
-"""Between two looks whether a process was heard of: several times as long as it takes from one beat to the next."""
+"""The time between two looks for a heartbeat: several times the interval of the heartbeats."""
 MISSED_MAX: Final = 5
-"""Who was not heard of at so many in a row hangs."""
+"""The number of looks in a row without a heartbeat after which a process counts as hanging."""
 PAGE_BYTES_MAX: Final = 16 << 20
 ANSWER_S: Final = 2.0
-"""For a page of metrics."""
+"""The timeout for a page of metrics."""
 PIPE_BYTES: Final = 1 << 16
 
 
 class Balancer(ServiceProcess):
-    """What it prints goes where ours does."""
+    """A load balancer process, which prints to the output of its parent."""
 
     def __init__(
         self, number: int, arguments: Sequence[str], launch: Launch = INTERPRETER, ask_s: float = ASK_S
     ) -> None:
-        """``ask_s`` is the time between two looks whether it hangs."""
+        """Takes ``ask_s``, the time between two looks whether the process hangs."""
         super().__init__(f"process {number}", "services.lb", arguments, None, launch)
         self.number = number
         self.missed = 0
-        """Looks in a row before which nothing had been heard of it. Silence is counted in looks, not by a clock: if we
-        were held up ourselves, it is not long."""
+        """The number of looks in a row without a heartbeat; unlike a clock, it does not grow while we are held up."""
         self._ask_s = ask_s
         self._asked_s = 0.0
         self._beats = -1
@@ -43,7 +42,7 @@ class Balancer(ServiceProcess):
 
     @property
     def answers(self) -> bool:
-        """It serves, and was heard of lately."""
+        """True if the process serves and its heartbeat was seen at the last look."""
         return self.serving and not self.missed
 
     def _started(self, log: BinaryIO | None, ready_fd: int) -> Child:
@@ -57,14 +56,14 @@ class Balancer(ServiceProcess):
             os.close(beat)
 
     def hangs(self, now_s: float) -> bool:
-        """It keeps its part of the connections, and answers none."""
+        """Returns whether the process hangs: it keeps its share of the connections without answering any."""
         if now_s - self._asked_s >= self._ask_s:
             self._asked_s = now_s
             self.ask()
         return self.missed >= MISSED_MAX
 
     def ask(self) -> None:
-        """Looks once whether anything was heard of it."""
+        """Looks once whether there was a heartbeat."""
         try:
             heard = bool(os.read(self._beats, PIPE_BYTES))
         except BlockingIOError:
@@ -72,7 +71,7 @@ class Balancer(ServiceProcess):
         self.missed = 0 if heard else self.missed + 1
 
     def metrics(self) -> str:
-        """Its page. Blocks, for ``ANSWER_S`` between two pieces of it at most. Raises :class:`Unavailable`."""
+        """Returns the page of metrics; waits ``ANSWER_S`` at most for each piece. Raises :class:`Unavailable`."""
         address = self.endpoints.get("metrics", "")
         if not address or not self.serving:
             raise Unavailable(f"{self} does not serve")
@@ -93,7 +92,7 @@ class Balancer(ServiceProcess):
         return page.decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Listens to it no more: then it knows that nobody does."""
+        """Closes the heartbeat pipe, which tells the process that nobody listens any more."""
         if self._beats >= 0:
             os.close(self._beats)
             self._beats = -1

@@ -1,5 +1,4 @@
-"""The parent of several load balancers: holds their port, starts and keeps them, shows the metrics of all, and ends
-them. It serves no request."""
+"""The parent of several load balancers: holds their port, runs them, shows their metrics. It serves no request."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ from pinyon.runtime.service import ServiceContext, run_service
 from services.lb.settings import LbSettings
 
 FAREWELL_S: Final = 10.0
-"""For a process to end beyond the times that it was given to drain; then it is killed."""
+"""The time to end that a process gets beyond its draining times; then it is killed."""
 QUICK_DEATHS_MAX: Final = 4
 CERTIFICATE: Final = "pinyon_certificate_not_after_seconds"
-"""The parent shows its own, which is that of all."""
+"""The metric of which only the parent's own value is shown, as it is the same for all processes."""
 
 _log = get_logger("lb.processes")
 
 
 class Group(Collector):
-    """Load balancers: ``start`` → ``keep`` → ``close``. As a collector it is what all of them say."""
+    """The load balancer processes: ``start`` → ``keep`` → ``close``. As a collector it yields the metrics of all."""
 
     def __init__(
         self,
@@ -47,24 +46,28 @@ class Group(Collector):
         start_s: float = START_S,
         quick_deaths_max: int = QUICK_DEATHS_MAX,
     ) -> None:
-        """``drain_s`` is how long a process may take from SIGTERM to its end. After ``quick_deaths_max`` quick deaths
-        of one in a row, one more ends all."""
+        """Takes ``drain_s``, the time that a process may take from SIGTERM to its end.
+
+        After ``quick_deaths_max`` quick deaths of one process in a row, another one ends the group.
+        """
         self.balancers = balancers
         self.services = {each.name: each for each in balancers}
         self.redis = None
         self.start_s = start_s
-        """For a process to serve, from its start."""
+        """The time within which a process must serve after its start."""
         self._drain_s = drain_s
         self._quick_deaths_max = quick_deaths_max
         self._restarts = 0
         self._merged = Merged()
         self._merged_pids: dict[int, int] = {}
         self._lock = threading.Lock()
-        """Whoever asks for metrics does so from a thread."""
+        """A lock for collecting metrics, which happens in threads of the callers."""
 
     async def start(self, stopping: asyncio.Event) -> bool:
-        """Returns when all serve, or it is to stop: whether they do. Raises :class:`Unavailable` if one does not; then
-        some may run, see :meth:`close`."""
+        """Starts all processes; returns True when all serve, or False if ``stopping`` is set first.
+
+        Raises :class:`Unavailable` if a process does not serve; others may still run then, see :meth:`close`.
+        """
         deadline_s = time.monotonic() + self.start_s
         for each in self.balancers:
             try:
@@ -80,7 +83,7 @@ class Group(Collector):
         return True
 
     def endpoints(self) -> dict[str, str]:
-        """Of the first process as they are called there; of others what is their own, with their number."""
+        """Returns the first process's endpoints under their names, and the others' own endpoints with their number."""
         first, *others = [each.endpoints for each in self.balancers]
         found = {name: address for name, address in first.items() if name != "metrics"}
         for number, endpoints in enumerate(others, 1):
@@ -88,7 +91,7 @@ class Group(Collector):
         return found
 
     async def keep(self, stopping: asyncio.Event) -> None:
-        """Until ``stopping``. Raises :class:`Unavailable` when a process dies again and again."""
+        """Restarts processes until ``stopping`` is set. Raises :class:`Unavailable` when one dies again and again."""
         supervisor = Supervisor(
             self, _log.warning, stopping.is_set, time.monotonic(), self.start_s, self._quick_deaths_max
         )
@@ -98,23 +101,23 @@ class Group(Collector):
                 raise Unavailable(supervisor.given_up[0])
 
     def restart(self, name: str, wait: bool = False) -> ServiceProcess:
-        """For the supervisor. Where it served is known to others, so that is where it does."""
+        """Restarts a process for the supervisor, at the addresses where it served, since clients know those."""
         self._restarts += 1
         balancer = self.services[name]
         balancer.start_again(self.start_s if wait else None)
         return balancer
 
     async def close(self) -> None:
-        """SIGTERM to all, and SIGKILL to who has not ended when all of the time is over."""
+        """Sends SIGTERM to all, and SIGKILL to those that have not ended within the draining time."""
         for each in await asyncio.to_thread(end_all, self.balancers, self._drain_s):
             _log.error("%s had not ended within %g s: killed", each, self._drain_s)
         for each in self.balancers:
             each.close()
 
-    # -- metrics, in a thread of whoever asks
+    # -- metrics, in a thread of the caller
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: what there will be is for the processes to say."""
+        """Yields nothing, because only the processes know which metrics there will be."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -128,7 +131,7 @@ class Group(Collector):
         return iter([alive, restarts, *families])
 
     def _ask(self) -> None:
-        """All at once, but those that hang."""
+        """Fetches the metrics of all processes at the same time, except those that hang."""
         with ThreadPoolExecutor(len(self.balancers)) as pool:
             started = [each for each in self.balancers if each.process is not None]
             asked = [(each, each.pid, pool.submit(each.metrics)) for each in started]
@@ -148,7 +151,6 @@ class Group(Collector):
 
 
 async def _is_set(event: asyncio.Event, within_s: float) -> bool:
-    """Waits so long for that."""
     try:
         async with asyncio.timeout(within_s):
             return await event.wait()
@@ -178,6 +180,6 @@ async def _serve(settings: LbSettings, context: ServiceContext, arguments: Seque
 
 
 def run(settings: LbSettings, arguments: Sequence[str]) -> None:
-    """Serve until told to stop. ``arguments`` are the command line."""
-    # Of their parent there is nothing to show: what metrics there are is for its processes to say.
+    """Serves until told to stop; ``arguments`` are the command line."""
+    # The parent's default metrics are not shown: metrics come from its processes.
     run_service(settings, partial(_serve, arguments=arguments), CollectorRegistry)

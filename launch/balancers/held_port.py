@@ -1,4 +1,4 @@
-"""The address at which all processes listen: held by who started them, who takes no connections."""
+"""The address at which all processes listen, held by their parent, which accepts no connections."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pinyon.core.errors import Unavailable
 
 
 class HeldPort:
-    """One port on all addresses of a host. As long as it is held, only who asks for ``SO_REUSEPORT`` as the same user
-    may listen there. ``close`` at the end."""
+    """A port on all addresses of a host. Until ``close`` only this user's ``SO_REUSEPORT`` listeners can use it."""
 
     def __init__(self, listen: str) -> None:
-        """Port 0 takes a free one. Raises :class:`Unavailable` if somebody listens there, be it such processes."""
+        """Binds the port; 0 takes a free one. Raises :class:`Unavailable` if anything listens there already."""
         host, port = parse_address(listen)
         self._sockets: list[socket.socket] = []
         try:
@@ -39,9 +38,10 @@ def _held(family: int, host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         held.bind((host, port))
-        # Only now: bound with it, it would join whoever listens there with it already.
+        # SO_REUSEPORT is set only after binding: set before, the socket would join others that already listen there
+        # with it.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # With it, who neither listens would share the port with another who does not: another parent.
+        # With SO_REUSEADDR, two parents that do not listen could both bind this port.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError:
         held.close()

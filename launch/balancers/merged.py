@@ -1,8 +1,8 @@
-"""The metrics of several processes as if they were one's. No I/O: pages in, one page's families out.
+"""The metrics of several processes merged into those of one. No I/O: pages in, the families of one page out.
 
-Counters and histograms are summed. So are gauges of how many there are, or how much is held; those that say how
-something is, or what all of them know alike, have a label ``process`` more. What a process had counted when it was
-asked last stays in the sums after its end: a counter that falls would be taken for one that began again.
+Counters and histograms are summed. So are gauges of how many there are or how much is held. Gauges that describe a
+state, or that all processes know alike, get an additional label ``process``. The last counts of an ended process stay
+in the sums: a falling counter would look like one that restarted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SUMMED: Final = frozenset(
         "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds",
     )
 )  # fmt: skip
-"""Gauges of which all processes together have the sum."""
+"""The gauges that are summed over all processes."""
 PROCESS: Final = "process"
 
 
 class _Key(NamedTuple):
-    """Of one sample."""
+    """The name and labels of one sample."""
 
     name: str
     labels: tuple[tuple[str, str], ...]
@@ -40,7 +40,7 @@ class _Family(NamedTuple):
 
     @property
     def grows(self) -> bool:
-        """Its samples are sums since a process began."""
+        """True if the samples are sums since a process began."""
         return self.kind in ("counter", "histogram", "summary")
 
 
@@ -48,20 +48,20 @@ Samples = dict[_Key, float]
 
 
 class Merged:
-    """``told`` by each process what it says now, ``families`` of all; ``ended`` when one has. One thread at a time."""
+    """The merged metrics, for one thread at a time: ``told`` takes pages, ``ended`` an end, ``families`` yields all."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
-        """In the order in which they were first seen."""
+        """The families, in the order in which they were first seen."""
         self._grown: dict[int, dict[str, Samples]] = {}
-        """By process and family: what it last said of what grows."""
+        """The last known growing samples, by process and family."""
         self._now: dict[int, dict[str, Samples]] = {}
-        """The same of what does not."""
+        """The last known samples of other kinds, by process and family."""
         self._past: dict[str, Samples] = {}
-        """Of processes that have ended."""
+        """The sums of growing samples of processes that have ended."""
 
     def told(self, process: int, page: str) -> None:
-        """Raises ``ValueError`` for what is no page of metrics; all is as it was then."""
+        """Stores a process's page. Raises ``ValueError``, with nothing changed, if the page is not one of metrics."""
         grown: dict[str, Samples] = {}
         now: dict[str, Samples] = {}
         families: dict[str, _Family] = {}
@@ -75,17 +75,17 @@ class Merged:
         self._grown[process], self._now[process] = grown, now
 
     def silent(self, process: int) -> None:
-        """It does not answer: what it had counted is still true."""
+        """Notes that a process does not answer; its counts stay valid."""
         self._now.pop(process, None)
 
     def ended(self, process: int) -> None:
-        """Another one may begin in its place, and counts from nothing."""
+        """Moves the counts of an ended process to the past, so that a successor can count from zero."""
         self._now.pop(process, None)
         for name, samples in self._grown.pop(process, {}).items():
             _add(self._past.setdefault(name, {}), samples)
 
     def families(self) -> Iterator[Metric]:
-        """Of all, as Prometheus has them."""
+        """Yields the merged families in Prometheus' form."""
         for family in self._families.values():
             metric = Metric(family.name, family.text, family.kind)
             for key, value in self._samples(family).items():

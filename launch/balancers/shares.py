@@ -1,8 +1,8 @@
-"""What each of several processes is told: its own addresses and name, and its share of what all together may hold.
+"""The arguments of each of several processes: its own addresses and name, and its share of common limits.
 
-No I/O: settings in, command lines out. A limit on what clients can make a host hold stays a limit for all processes
-together (each has a part, rounded up); what is asked of each request stays as it is. What servers have room for each
-process divides by itself: it depends on what they say.
+No I/O: settings in, command lines out. A limit on what clients can make a host hold applies to all processes together
+(each gets a part, rounded up); limits on a single request stay unchanged. Each process divides the servers' capacity by
+itself, since that depends on what the servers report.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ DIVIDED: Final = (
     "in_flight_limit", "queue_limit", "connections_limit", "connections_per_peer", "requests_per_peer",
     "bodies_limit_mib", "upstream_connections",
 )  # fmt: skip
-"""Settings that each process gets a part of."""
+"""The settings of which each process gets a part."""
 INSTANCE_ID_MAX: Final = 64
 PORT_MAX: Final = (1 << 16) - 1
 
 
 def process_id(instance_id: str, number: int) -> str:
-    """What the process calls itself, to conductors, workers and other regions too."""
+    """Returns the id under which a process is known to conductors, workers and other regions."""
     return f"{instance_id}-{number}"
 
 
 def check_processes(settings: LbSettings, instance_id: str, certified: str) -> None:
-    """Raises :class:`InvalidArgument` for what several processes cannot keep. ``certified`` is the instance that the
-    certificate names, empty: any, or there is none."""
+    """Raises :class:`InvalidArgument` for settings that several processes cannot honour.
+
+    ``certified`` is the instance that the certificate names; empty for any instance, or without a certificate.
+    """
     count = settings.processes
     if certified:
         raise _bad(
@@ -52,8 +54,7 @@ def check_processes(settings: LbSettings, instance_id: str, certified: str) -> N
 
 
 def process_arguments(settings: LbSettings, instance_id: str, number: int, http_listen: str) -> list[str]:
-    """What comes after the parent's own command line, and overrules that and the environment. ``http_listen`` is where
-    all listen."""
+    """Returns arguments that overrule the parent's command line and environment; all listen at ``http_listen``."""
     values: dict[str, str] = {
         "processes": "1",
         "http_listen": http_listen,
@@ -69,7 +70,7 @@ def process_arguments(settings: LbSettings, instance_id: str, number: int, http_
         values["upstream_sharers"] = str(settings.processes)
     for name in DIVIDED:
         if name.startswith("upstream_") and not settings.upstream:
-            continue  # it is of use with servers only
+            continue  # only used with servers
         values[name] = str(_share(getattr(settings, name), settings.processes))
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", value)]
 
@@ -79,7 +80,7 @@ def _share(limit: int, count: int) -> int:
 
 
 def _next(address: str, number: int) -> str:
-    """The address of that process, if the first one has this: the ports that follow, or any."""
+    """Returns the address of process ``number``: the first one's port plus the number, or a free port (0)."""
     if not address:
         return ""
     host, port = parse_address(address)

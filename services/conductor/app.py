@@ -40,17 +40,17 @@ from services.conductor.servicer import CONDUCTOR_CALLERS, ConductorServicer
 from services.conductor.settings import ConductorSettings
 from services.conductor.sizing import Sizing
 
-# Every answer is made in the loop turn its question arrives in; only streams that never end by themselves remain.
+# Each request is answered in the event loop turn in which it arrives, so that a drain waits only for endless streams.
 DRAIN_S = 0.25
 FETCHES_EACH = 4
-"""Of placements, whose fetches are remembered until they are reported: so many in the mean."""
+"""Fetches per placement, on average, that the record of planned fetches has room for until they are reported."""
 
 _log = get_logger("conductor")
 
 
 @dataclass(frozen=True)
 class Conductor:
-    """The parts of one conductor, wired."""
+    """The parts of one conductor, connected to each other."""
 
     fleet: Fleet
     membership: Membership
@@ -61,9 +61,9 @@ class Conductor:
     sizing: Sizing | None = None
 
     def sweep(self) -> bool:
-        """Forget what is too old: instances without reports, placements without an end.
+        """Removes instances without reports and placements without an end that are too old, and updates the sizing.
 
-        Returns whether something is left to be cleared away: sweep again soon.
+        Returns whether the block index has more to clear away, so that the next sweep should follow soon.
         """
         self.membership.expire()
         self.fleet.inflight.expire(self.clock())
@@ -80,7 +80,7 @@ def build(
     clock: Clock = time.monotonic,
     security: Security = NO_SECURITY,
 ) -> Conductor:
-    """Wire a conductor; the server is not started."""
+    """Returns a conductor whose server is not started yet."""
     inflight = InFlightTable(
         settings.inflight_max, settings.inflight_unclaimed_s, settings.inflight_prefill_s, settings.inflight_decode_s
     )
@@ -146,7 +146,7 @@ async def _sweep_forever(conductor: Conductor, period_s: float) -> None:
 
 
 async def run(settings: ConductorSettings, context: ServiceContext) -> None:
-    """Serve until told to stop."""
+    """Serves until the context says that the process stops."""
     conductor = build(settings, context.registry, context.telemetry, security=context.security)
     address = await conductor.server.start()
     sweeper = asyncio.create_task(_sweep_forever(conductor, settings.lease_ms / 4e3))

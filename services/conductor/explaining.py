@@ -1,4 +1,4 @@
-"""Why requests run where they run, for who asks."""
+"""Explanations of past placements, looked up by request id."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from pinyon.placement.decision_log import DecisionLog, LoggedDecision
 from pinyon.placement.explanation import Explanation, explain
 
 ASKED_CHARS_MAX = 256
-"""A client's own id, and what follows it in ours."""
+"""The longest request id that is searched for: a client's own id and the suffix that pinyon adds."""
 DECISIONS_MAX = 64
 
 
 class Explainer:
-    """Asks the log. ``log``: None where nothing is kept."""
+    """A search of the decision log, which is None where no decisions are kept."""
 
     def __init__(self, log: DecisionLog | None, clock: Clock) -> None:
         self._log = log
         self._clock = clock
 
     async def explain(self, request_id: str) -> AsyncGenerator[tuple[LoggedDecision, Explanation, float], None]:
-        """Its decisions, why they are so, and how old. Part by part, one by one: others get the loop in between.
+        """Yields each decision about the request, its explanation and its age in seconds; other tasks run in between.
 
-        Raises :class:`InvalidArgument`, :class:`FailedPrecondition` if nothing is kept, and :class:`NotFound`.
+        Raises :class:`InvalidArgument` for a bad id, :class:`FailedPrecondition` if no decisions are kept, and
+        :class:`NotFound` if there is none for this id.
         """
         if not request_id:
             raise InvalidArgument("must name a request", field="request_id")

@@ -1,4 +1,4 @@
-"""What one report does to the fleet and the block index."""
+"""The intake of instances' reports into the fleet and the block index."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from services.conductor.turns import Steps
 
 Part = TypeVar("Part")
 
-# So many keys are indexed in one go (~2 ms, in Python ~20 ms); then others get the loop.
+# Keys that are indexed in one go (~2 ms, in Python ~20 ms) before other tasks get the event loop.
 STEP_KEYS = 2_048
 STEP_BYTES = STEP_KEYS * KEY_BYTES
-# The same of what brings few keys, or none.
+# The same limit for parts of a report that carry few keys, or none.
 STEP_PARTS = 1024
-# Of more measurements, the newest are learned from: they replace each other anyway.
+# Only this many measurements of a report, the newest, are learned from: they replace each other anyway.
 MEASUREMENTS_MAX = 256
-# A measurement beyond this is a broken clock.
+# A longer measurement comes from a broken clock.
 MEASURED_US_MAX = 3_600_000_000
-# Or this.
+# A larger fetch is ignored like a longer measurement.
 FETCHED_BYTES_MAX = 1 << 50
-# Of one prompt, the last ones are learned from.
+# Only the last fetches of one prompt are learned from.
 SPANS_MAX = 16
 
 
 class ReportIntake:
-    """Applies reports, each in this order: registration, load, snapshot, deltas, measurements, begins, endings. Of what
-    is measured, prefills are learned from, and first tokens are told of their placements."""
+    """The intake of reports, each in this order: registration, load, snapshot, deltas, measurements, begins, endings.
+
+    The cost model learns from measured prefills; the decision log is told the measured times to first token."""
 
     def __init__(
         self,
@@ -55,8 +56,9 @@ class ReportIntake:
         secret: bytes = b"",
         log: DecisionLog | None = None,
     ) -> None:
-        """``planned``: what placements had fetched. ``secret``: the cluster's, if this process knows it; workers with
-        another one are refused. ``log``: is told what came of placements."""
+        """Takes the fetches that placements ``planned``, and the ``log`` of decisions, which is told their results.
+
+        If this process knows the cluster's ``secret``, workers with another one are refused."""
         self._log = log
         self._planned = planned
         self._secret_id = secret_id(secret)
@@ -66,10 +68,10 @@ class ReportIntake:
         self._clock = clock
 
     def register(self, message: conductor_pb2.ReportSessionRequest) -> Reporter:
-        """The session's first message.
+        """Registers the instance that a session's first message names, and returns its reporter.
 
         Raises :class:`InvalidArgument` without a (good) registration, and :class:`FailedPrecondition` for a worker
-        whose block keys would never match the others'.
+        whose block keys would never match those of other workers.
         """
         if not message.HasField("registration"):
             raise InvalidArgument("the first message must register the instance", field="registration")
@@ -85,13 +87,13 @@ class ReportIntake:
     def apply(
         self, reporter: Reporter, message: conductor_pb2.ReportSessionRequest
     ) -> Steps[conductor_pb2.ReportSessionResponse | None]:
-        """Take one report; the answer if there is something to say.
+        """Applies one report in steps, and returns the answer, or None if there is nothing to say.
 
         Raises :class:`InvalidArgument` for malformed reports and :class:`FailedPrecondition` if the session is void.
         """
         self._membership.heard(reporter)
         state = reporter.state
-        # what is looked at is made each time, so each is looked at once
+        # protobuf makes a new object at each access of a field, so each field is read once
         if message.HasField("load"):
             self._membership.set_load(reporter, load_from_proto(message.load))
         resync = changed = False
@@ -121,7 +123,7 @@ class ReportIntake:
         if message.leaving:
             self._membership.leave(reporter)
             return None
-        # a store node, and a layout has come with longer blocks, or has gone; while there is none, nobody asks for keys
+        # a store node's sample changes as layouts of longer blocks come and go; without layouts no keys are asked for
         had, every = reporter.every, self._fleet.sample_for(state.info)
         another = self._fleet.has_layouts and reporter.wants(every, now_s)
         if not changed and not another:
@@ -129,17 +131,17 @@ class ReportIntake:
         response = conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
         if another:
             response.sample_every = every
-            # Of keys that are wanted no longer, it will not say that they go: a snapshot ends them.
+            # The instance will not report removals of keys outside a sparser sample: a snapshot drops them.
             response.resync |= every > had
         return response
 
     def _apply_deltas(self, reporter: Reporter, deltas: Sequence[conductor_pb2.CacheDelta]) -> Steps[bool]:
-        """Whether there was a gap: what follows it is told anew."""
+        """Returns whether there was a gap; later deltas are then ignored, as a snapshot will replace them."""
         for at in range(0, len(deltas), STEP_PARTS):
             if at:
                 yield from self._others_turn(reporter)
-            # A copy of some is a list; the field itself says by an error that it has come to its end. Not of all: an
-            # instance may send millions, and each is made when it is looked at.
+            # A slice is a list, while iteration over the field itself ends by an exception. Slices are short, since an
+            # instance may send millions of deltas, each of which becomes an object when it is read.
             for delta in deltas[at : at + STEP_PARTS]:
                 taken = yield from self._apply_delta(reporter, delta)
                 if taken is Intake.APPLIED:
@@ -164,8 +166,10 @@ class ReportIntake:
     def _fetches(
         self, state: InstanceState, prefills: Sequence[conductor_pb2.PrefillMeasurement], now_s: float
     ) -> list[tuple[int, float, InstanceState | None]]:
-        """Bytes, seconds and by source where the worker told them apart, else as sums, which tell of the worker alone.
-        What it says of a source is believed if a placement had it fetch as much from there."""
+        """Returns bytes, seconds and source of each credible fetch.
+
+        Without sources, a prompt's fetches are one sum, which describes the worker alone. A fetch from a named source
+        counts only if a placement had the worker fetch as much from there."""
         measured: list[tuple[int, int, str]] = []
         for prefill in prefills:
             if fetches := prefill.fetches:
@@ -230,7 +234,7 @@ class ReportIntake:
     def _in_turns(
         self, reporter: Reporter, parts: Sequence[Part], take: Callable[[Sequence[Part]], object]
     ) -> Steps[None]:
-        """Of a report that has many, others get the loop in between."""
+        """Takes the parts in portions, between which other tasks get the event loop."""
         take(parts[:STEP_PARTS])
         for at in range(STEP_PARTS, len(parts), STEP_PARTS):
             yield from self._others_turn(reporter)

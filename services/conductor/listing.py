@@ -1,4 +1,4 @@
-"""The list of instances, as load balancers and people get it."""
+"""The list of instances for load balancers and operators."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pinyon.placement.instances import InstanceState
 from services.conductor.membership import Membership
 
 GAP_S = 0.05
-"""Between two lists for one load balancer: changes close together travel together."""
+"""The least time between two lists for one load balancer, so that changes close together travel together."""
 FRESH_S = 0.5
-"""Loads in a list that a load balancer gets are at most this old."""
+"""The greatest age of the loads in a list that a load balancer gets."""
 
 
 class Listing:
-    """Builds each list once, however many load balancers get it."""
+    """The builder of instance lists; a list is built once, however many load balancers get it."""
 
     def __init__(
         self, fleet: Fleet, membership: Membership, clock: Clock, sleep: Callable[[float], Awaitable[None]]
@@ -31,11 +31,11 @@ class Listing:
         self._built_s = 0.0
 
     def instances(self) -> list[conductor_pb2.Instance]:
-        """All live ones as of now, by id."""
+        """Returns all live instances as of now, ordered by id."""
         return [self._instance(state) for state in self._fleet.instances()]
 
     async def lists(self) -> AsyncGenerator[conductor_pb2.ScheduleSessionResponse, None]:
-        """For one load balancer: the list, and again after changes."""
+        """Yields the list for one load balancer, and again after each change."""
         while True:
             message = self._latest()
             yield message
@@ -47,7 +47,7 @@ class Listing:
         if built is not None and built.instances.version == self._fleet.version and now_s - self._built_s < FRESH_S:
             return built
         settling = self._fleet.settling
-        # While it settles, one whose session broke is as good as not heard of: who knows it already should keep it.
+        # While the fleet settles, an instance without a session is left out: load balancers that know it shall keep it.
         states = [state for state in self._fleet.instances() if state.connected or not settling]
         self._built_s = now_s
         self._built = conductor_pb2.ScheduleSessionResponse(

@@ -1,4 +1,4 @@
-"""Who is alive: registrations, leases by the age of the last report, and whoever waits for a change of it."""
+"""Membership of instances: registrations, leases by the age of the last report, and those who wait for a change."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pinyon.runtime.logging import get_logger
 
 DISPLACED_MAX = 64
 SPARSER_S = 300.0
-"""Of a store node, fewer keys are wanted when fewer have been enough for so long: instances that restart come back, and
-each change of mind costs a snapshot."""
+"""Seconds for which a sparser sample must have been enough before a store node is asked for fewer keys.
+
+Instances that restart come back, and each change of mind costs a snapshot."""
 
 _log = get_logger("conductor")
 
@@ -26,18 +27,20 @@ class Reporter:
     state: InstanceState
     last_report_s: float
     every: int = 1
-    """Of its keys, one in so many is indexed (:mod:`pinyon.core.key_sample`)."""
+    """The sampling interval: one in ``every`` keys of the instance is indexed (:mod:`pinyon.core.key_sample`)."""
     displaced: dict[str, None] = field(default_factory=dict)
-    """Boot ids that this boot took the instance id from, the latest last."""
+    """The boot ids from which this boot took over the instance id, latest last."""
     sparser_since_s: float | None = None
-    """Since when fewer have been enough."""
+    """The time since when a sparser sample has been enough, or None."""
     sparser: int = 1
-    """One key in so many has been enough all that time."""
+    """The sampling interval that has been enough all that time."""
     left: bool = False
-    """It said that it leaves: its session is over."""
+    """True once the instance has said that it leaves; its session is over."""
 
     def wants(self, every: int, now_s: float) -> bool:
-        """One key in ``every`` is enough. Whether that is asked for from now on: more at once, fewer in a while."""
+        """Notes that one key in ``every`` is enough, and returns whether the instance must be told another interval.
+
+        A denser sample is asked for at once, a sparser one only after :data:`SPARSER_S`."""
         if every > self.every:
             if self.sparser_since_s is None:
                 self.sparser_since_s, self.sparser = now_s, every
@@ -55,13 +58,13 @@ class Reporter:
 class Membership:
     """Members of the fleet and their report sessions.
 
-    - A session that breaks leaves its instance in place until the lease ends, but not schedulable: a process that died
-      breaks its session at once, one that only lost its connection is back before the lease ends, with its blocks.
-    - The newest session of an instance is the valid one. The same boot id goes on with what is known; another boot id
-      replaces everything, and the one it replaced cannot come back as long as it lives. So of two processes with one
-      name the one that started last has it, and the other is told.
-    - In its first ``settle_s`` a conductor does not know who is there, and says so: the fleet is *settling*.
-    - Time in which this process itself stood still counts against nobody: it could not hear any report.
+    - A session that breaks leaves its instance in place until the lease ends, but not schedulable. A process that died
+      breaks its session at once; one that only lost its connection is back before the lease ends, with its blocks.
+    - The newest session of an instance is the valid one. A session with the same boot id goes on with what is known.
+      Another boot id replaces everything, and the boot it replaced cannot come back while the new one lives. So of two
+      processes with one instance id the one that started last has it, and the other is told.
+    - In its first ``settle_s`` seconds a conductor does not know all instances, and says so: the fleet is *settling*.
+    - Time in which this process itself stood still shortens no lease, as it could not receive any report.
     """
 
     def __init__(self, fleet: Fleet, clock: Clock, lease_s: float, settle_s: float) -> None:
@@ -81,14 +84,14 @@ class Membership:
 
     @property
     def sessions(self) -> int:
-        """Instances with a live report session."""
+        """The number of instances with a live report session."""
         return sum(reporter.state.connected for reporter in list(self._reporters.values()))
 
     def open(self, info: InstanceInfo) -> Reporter:
-        """A report session begins.
+        """Opens a report session and returns its reporter.
 
         Raises :class:`ResourceExhausted` at the limit of instances, :class:`FailedPrecondition` for a boot that lost
-        its id to another one.
+        its instance id to another one.
         """
         name = info.instance_id
         state = self._fleet.get(name)
@@ -111,7 +114,7 @@ class Membership:
         return reporter
 
     def heard(self, reporter: Reporter) -> None:
-        """A report came: the lease runs anew. Raises :class:`FailedPrecondition` if the session is void."""
+        """Renews the lease, as a report came. Raises :class:`FailedPrecondition` if the session is void."""
         if self._reporters.get(reporter.state.info.instance_id) is not reporter:
             raise FailedPrecondition("another session has taken this instance id, or the lease has ended")
         reporter.last_report_s = self._clock()
@@ -121,30 +124,30 @@ class Membership:
         self._notify()
 
     def close(self, reporter: Reporter) -> None:
-        """The session ended without a farewell."""
+        """Marks the instance as disconnected: its session ended, but it did not say that it leaves."""
         if self._reporters.get(reporter.state.info.instance_id) is reporter:
             self._fleet.set_connected(reporter.state, False)
             _log.info("instance lost its session", extra={"instance": reporter.state.info.instance_id})
             self._notify()
 
     def leave(self, reporter: Reporter) -> None:
-        """The instance wants to be forgotten."""
+        """Removes the instance, as it asked for."""
         reporter.left = True
         self._remove(reporter.state.info.instance_id, "left")
 
     def stood_still(self, seconds: float) -> None:
-        """This process did nothing for so long."""
+        """Extends all leases by the ``seconds`` in which this process did nothing."""
         now_s = self._clock()
         for reporter in self._reporters.values():
             reporter.last_report_s = min(now_s, reporter.last_report_s + seconds)
-        if seconds >= self.lease_s:  # by now, many have given up on us and are about to come back
+        if seconds >= self.lease_s:  # by now, many instances have given up on this conductor and will soon reconnect
             _log.warning("this process stood still for %.1f s", seconds)
             self._settled_s = now_s + self._settle_s
             self._fleet.settle(self._settle_s > 0)
             self._notify()
 
     def expire(self) -> list[str]:
-        """Forget instances whose lease has ended; returns their ids. Ends the settling when it is time."""
+        """Removes instances whose lease has ended, and returns their ids. Ends the settling when it is time."""
         now_s = self._clock()
         if self._fleet.settling and now_s >= self._settled_s:
             self._fleet.settle(False)
@@ -158,7 +161,7 @@ class Membership:
         return self._clock() - self._reporters[instance_id].last_report_s
 
     def _displaced(self, reporter: Reporter, info: InstanceInfo) -> dict[str, None]:
-        """What the newcomer's boot displaces. Raises :class:`FailedPrecondition` if that one has displaced it."""
+        """Returns the boot ids that a new boot displaces. Raises :class:`FailedPrecondition` if it was displaced."""
         known = reporter.state.info
         if info.boot_id in reporter.displaced:
             raise FailedPrecondition(
@@ -178,7 +181,7 @@ class Membership:
         return displaced
 
     async def wait_change(self, version: int) -> None:
-        """Return when the membership's version is another one than ``version``."""
+        """Waits until the membership's version differs from ``version``."""
         while self._fleet.version == version:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)

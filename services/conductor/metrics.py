@@ -1,4 +1,4 @@
-"""What the conductor shows to Prometheus."""
+"""The conductor's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TTFT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class ConductorMetrics:
-    """Counters to increment; the gauges read the state when they are scraped, so they are exact."""
+    """Counters to increment, and gauges that read the state when they are scraped, so that they are exact."""
 
     def __init__(self, registry: CollectorRegistry, fleet: Fleet, membership: Membership) -> None:
         count, tally = partial(Count, registry=registry), partial(Tally, registry=registry)
@@ -98,7 +98,7 @@ class ConductorMetrics:
         registry.register(Figures("pinyon_conductor", gauges))
 
     def first_token(self, model: str, predicted_s: float, measured_s: float) -> None:
-        """What came of one placement."""
+        """Records the predicted and the measured time to first token of one placement."""
         self.measured_ttft.observe(measured_s)
         self.ttft_error.observe(measured_s - predicted_s)
         if self._errors.add(model, predicted_s, measured_s):

@@ -1,4 +1,4 @@
-"""Requests in, answers out: what both the unary method and the sessions of load balancers call."""
+"""The placing of requests, for both the unary method and the sessions of load balancers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from services.conductor.sizing import Sizing
 _log = get_logger("conductor")
 
 MOVES_EVERY_S, MOVES_NONE_S = 1.0, 0.01
-"""After some were found, and after none were."""
+"""Seconds until moves are looked for again, after a search that found some and after one that found none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultSlos:
-    """Seconds to the first token and between tokens for requests that name none; 0: no limit."""
+    """Seconds to the first token and between tokens, for requests that name no SLO; 0 is no limit."""
 
     ttft_s: float = 0.0
     tbt_s: float = 0.0
@@ -40,8 +40,8 @@ class DefaultSlos:
 
 @dataclass(frozen=True, slots=True)
 class PlacerRecords:
-    """What keeps books of placements: ``sizing`` how many instances they want, ``log`` what was placed and refused,
-    ``planned`` what was to be fetched."""
+    """The records of placements: ``sizing`` counts the instances they need, ``log`` keeps placements and refusals,
+    ``planned`` the fetches they planned."""
 
     sizing: Sizing | None = None
     log: DecisionLog | None = None
@@ -49,7 +49,7 @@ class PlacerRecords:
 
 
 class Placer:
-    """Places requests, one after the other on the event loop: each sees what those before it added."""
+    """A placer of requests, one after the other on the event loop: each placement sees what those before it added."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Placer:
         self._moves_at_s = -math.inf
 
     def place(self, message: conductor_pb2.ScheduleRequest, response: conductor_pb2.ScheduleResponse) -> None:
-        """One placement, told in ``response``. Raises the :class:`PinyonError` that says why there is none."""
+        """Places a request and fills ``response``. Raises a :class:`PinyonError` that says why none is possible."""
         started = time.perf_counter()
         request_id = message.request_id or f"conductor-{secrets.token_hex(8)}"
         with self._telemetry.span("conductor.schedule", message.traceparent, request_id=request_id) as span:
@@ -86,7 +86,7 @@ class Placer:
                 if self._log is not None:
                     self._log.refused(request or _unread(request_id, message), error, now_s)
                 self._metrics.placements.add((error.grpc_code.lower(),))
-                # who names a time between tokens may ask for what no number of instances gives
+                # a request with its own time between tokens may ask for more than any number of instances gives
                 if self._sizing is not None and error.retry_after_s and not message.tbt_slo_ms:
                     self._sizing.refused(message.model)
                 _log.debug("not placed: %s", error.message, extra={"request_id": request_id})
@@ -114,8 +114,9 @@ class Placer:
         self._metrics.schedule_latency.observe(time.perf_counter() - started)
 
     def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision, now_s: float) -> None:
-        """What the policy would move: a running conductor says so, and moves nothing. Now and then: what nobody moves
-        is found again at each request, and a search that finds nothing has looked through two queues."""
+        """Counts and logs the waiting requests that the policy would move; a running conductor moves none.
+
+        This runs now and then only: unmade moves are found again each time, and a vain search reads two queues."""
         try:
             moves = self._scheduler.moves(request, decision, self._inflight.waiting, now_s)
         except Exception:
@@ -129,7 +130,7 @@ class Placer:
                 _log.debug("should wait at %s no more but at %s", *where, extra={"request_id": move.request.request_id})
 
     def answer(self, message: conductor_pb2.ScheduleRequest, response: conductor_pb2.ScheduleResponse) -> None:
-        """As :meth:`place`, with the error as a value: also a defect of ours is the answer to one request only."""
+        """Places a request as :meth:`place`, but puts errors into ``response``: even a bug fails one request only."""
         try:
             self.place(message, response)
             return
@@ -148,5 +149,5 @@ class Placer:
 
 
 def _unread(request_id: str, message: conductor_pb2.ScheduleRequest) -> PlacementRequest:
-    """What is logged of a request that is malformed."""
+    """Returns what the log keeps of a malformed request."""
     return PlacementRequest(request_id[:ID_CHARS_MAX], message.model[:ID_CHARS_MAX], message.prompt_tokens)

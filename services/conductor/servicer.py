@@ -24,7 +24,7 @@ from services.conductor.placing import Placer
 from services.conductor.sessions import LbStream, Placing, Reporting, ReportStream
 
 CONDUCTOR_CALLERS: Callers = {
-    # Placements are made in a tenant's name: only load balancers know tenants.
+    # Placements are made in a tenant's name, and only load balancers know tenants.
     "Schedule": frozenset((LB,)),
     "ScheduleSession": frozenset((LB,)),
     "Release": frozenset((LB,)),
@@ -35,14 +35,14 @@ CONDUCTOR_CALLERS: Callers = {
     "LookupBlocks": frozenset((LB, WORKER, ADMIN)),
 }
 WRITE_S = 5.0
-"""A session whose peer takes no message for this long has ended."""
+"""The seconds after which a session ends whose peer takes no message."""
 FIRST_S = 10.0
-"""A session whose peer says nothing at all for this long has ended: there is room for so many."""
+"""The seconds after which a session ends whose peer has sent nothing at all: the number of sessions is limited."""
 
 
 @dataclass(eq=False)
 class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
-    """Messages to values, ask, values to messages."""
+    """The methods, each of which converts messages to values, asks a part, and converts its answer to a message."""
 
     fleet: Fleet
     membership: Membership

@@ -1,4 +1,4 @@
-"""What a message of a session does: a load balancer's requests are placed, an instance's report is applied."""
+"""The two kinds of sessions: a load balancer's requests are placed, an instance's reports are applied."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ ReportStream = Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.Repor
 
 REQUESTS_PER_TURN = 64
 RELEASES_PER_TURN = 4096
-"""Of a message that brings more, others get the loop in between."""
+"""Limits of one turn; a message that brings more is worked off in turns, between which others get the event loop."""
 
 
 class Placing:
-    """A load balancer's: each message with requests is answered by one. Answers that could not be sent are taken
-    back."""
+    """A load balancer's session: each message with requests is answered by one message.
+
+    Placements whose answer could not be sent are released."""
 
     def __init__(self, stream: LbStream, placer: Placer) -> None:
         self._stream = stream
         self._placer = placer
 
     def take(self, message: conductor_pb2.ScheduleSessionRequest) -> Awaitable[None] | None:
-        """One message; what is to be awaited, if anything is."""
+        """Takes one message, and returns what the caller has to await, if anything."""
         released, requests = message.released_request_ids, message.requests
         if not self._stream.has_room or len(requests) > REQUESTS_PER_TURN or len(released) > RELEASES_PER_TURN:
             return self._take_in_turns(message)
@@ -78,15 +79,16 @@ class Placing:
         return message
 
     def _take_back(self, answers: conductor_pb2.ScheduleSessionResponse) -> None:
-        """Nobody will hear of these placements."""
+        """Releases the placements in answers that could not be sent."""
         for response in answers.responses:
             if response.HasField("placement"):
                 self._placer.release(response.request_id)
 
 
 class Reporting:
-    """An instance's: the first message registers it, and must be of whom the caller's certificate names. ``close`` when
-    the session is over."""
+    """An instance's session, which has to be closed at its end.
+
+    The first message registers the instance, and must be from the instance that the caller's certificate names."""
 
     def __init__(self, stream: ReportStream, context: object, intake: ReportIntake, membership: Membership) -> None:
         self._stream = stream
@@ -96,7 +98,7 @@ class Reporting:
         self._reporter: Reporter | None = None
 
     def take(self, message: conductor_pb2.ReportSessionRequest) -> Awaitable[None] | None:
-        """One message; what is to be awaited, if anything is."""
+        """Takes one message, and returns what the caller has to await, if anything."""
         reporter = self._reporter
         if reporter is not None:
             return now_or_in_turns(self._intake.apply(reporter, message), self._answer)

@@ -1,5 +1,6 @@
-"""How many instances each model should have, by :class:`pinyon.placement.scaling.Scaler`: told, for whoever starts and
-stops them."""
+"""The number of instances each model should have, by :class:`pinyon.placement.scaling.Scaler`.
+
+A gauge shows it to the system that starts and stops instances."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from pinyon.placement.scaling import Scaler, ScalingSettings
 
 MODELS_MAX = 64
 GONE_S = 600.0
-"""A model that nobody serves for so long is told of no more; before that, its instances may come back."""
+"""Seconds without any instance after which a model's gauge is removed; until then, its instances may come back."""
 
 
 @dataclass(slots=True)
 class _Size:
-    """Of one model."""
+    """One model's scaler, wanted number of instances, and when an instance was last seen."""
 
     scaler: Scaler
     wanted: int
@@ -28,9 +29,9 @@ class _Size:
 
 
 class Sizing:
-    """Those that compute prompts, of models that have any. ``look`` now and then.
+    """The wanted numbers of prompt-computing instances, of models that have any; ``look`` has to be called regularly.
 
-    How many are wanted changes by decisions alone: an instance that is lost is one that should come back.
+    Only decisions change a wanted number: an instance that is lost should come back.
     """
 
     def __init__(self, fleet: Fleet, settings: ScalingSettings, wanted: Gauge, clock: Clock) -> None:
@@ -38,7 +39,7 @@ class Sizing:
         self._sizes: dict[str, _Size] = {}
 
     def placed(self, request: PlacementRequest, decision: PlacementDecision) -> None:
-        """A request was."""
+        """Counts a placed request."""
         if request.model not in self._sizes:
             return
         limit_s = request.ttft_limit_s(decision.own_s)
@@ -47,12 +48,12 @@ class Sizing:
         scaler.placed(decision.ttft_s, decision.prefill_s, self._clock(), slo_s, decision.own_s)
 
     def refused(self, model: str) -> None:
-        """There was no place for a request of the model, and there may be one later."""
+        """Counts a request for the model that was refused for now, but may be placed later."""
         if model in self._sizes:
             self._sizes[model].scaler.placed(math.inf, 0.0, self._clock())
 
     def look(self) -> None:
-        """Decide, and tell what changes; nothing, as long as instances may be there that nobody heard of yet."""
+        """Decides about each model and updates the gauges; does nothing while the fleet is settling."""
         if self._fleet.settling:
             return
         now_s = self._clock()
@@ -83,7 +84,7 @@ class Sizing:
         change = size.scaler.decide(queues_s, now_s)
         if change > 0:
             wanted = max(size.wanted, len(queues_s) + change)
-        elif change < 0 and len(queues_s) >= size.wanted:  # else some that are wanted are not there
+        elif change < 0 and len(queues_s) >= size.wanted:  # else some of the wanted instances are missing
             wanted = len(queues_s) + change
         else:
             return

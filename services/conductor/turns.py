@@ -1,4 +1,4 @@
-"""Work in steps: small work is done at once, and in large work others get the loop between two steps."""
+"""Work in steps: small work is done at once; during large work, other tasks get the event loop between two steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 Steps = Generator[None, None, Value]
-"""Others may have the loop at each ``yield``."""
+"""A generator that lets other tasks have the event loop at each ``yield``."""
 
 
 def now_or_in_turns(steps: Steps[Value], then: Callable[[Value], Awaitable[None] | None]) -> Awaitable[None] | None:
-    """All of it, and ``then`` what comes of it; what is left to be awaited, if anything is. A task's turn costs as much
-    as what most messages ask for."""
+    """Does all steps and calls ``then`` with their value; returns what the caller has to await, if anything.
+
+    Most messages need one step, and a task's turn would cost as much as their work."""
     try:
         next(steps)
         return _rest(steps, then)
@@ -30,7 +31,7 @@ async def _rest(steps: Steps[Value], then: Callable[[Value], Awaitable[None] | N
 
 
 async def in_turns(steps: Steps[Value]) -> Value:
-    """All of it."""
+    """Does all steps, and returns their value."""
     while True:
         try:
             next(steps)

@@ -1,4 +1,4 @@
-"""``python -m services.kvstore``."""
+"""The program of a store node: ``python -m services.kvstore``."""
 
 from __future__ import annotations
 

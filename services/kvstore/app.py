@@ -1,4 +1,4 @@
-"""The store node's composition root."""
+"""The composition root of a store node."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _log = get_logger("kvstore")
 
 
 async def run(settings: KvStoreSettings, context: ServiceContext) -> None:
-    """Serve until told to stop, or until another process takes this node's id."""
+    """Serves until told to stop, or until another process takes this node's id."""
     async with serving(settings, context):
         await context.stopping.wait()
 
 
 @asynccontextmanager
 async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIterator[StoreNode]:
-    """A node that serves, is found, and has announced its endpoints; taken down in reverse order."""
+    """Yields a node that serves, can be found, and has announced its endpoints; takes it down in reverse order."""
     if not settings.redis_url:
         raise InvalidArgument("a store node needs --redis-url", field="redis_url")
     async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
 
 
 async def _drain(server: GrpcServer, node: StoreNode, seconds: float) -> None:
-    """Who reads or writes may finish; nobody finds the node any more."""
+    """Lets readers and writers finish for up to ``seconds``; nobody finds the node any more."""
     if not await node.wait_idle(seconds):
         _log.info("stopping with %d leases and %d puts open", node.table.leases, node.table.open_puts)
     await server.drain(min(seconds, 1.0))

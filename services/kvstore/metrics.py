@@ -1,4 +1,4 @@
-"""What a store node shows to Prometheus. Everything is read from the state when it is scraped, so it is exact."""
+"""The metrics of a store node for Prometheus, exact because they are read from its state at each scrape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.kvstore.publisher import MetadataPublisher
 def register_metrics(
     registry: CollectorRegistry, node: StoreNode, publisher: MetadataPublisher, sessions: Callable[[], float]
 ) -> None:
-    """``sessions``: whether the conductor knows this node now (0 or 1)."""
+    """Registers the metrics; ``sessions`` tells whether the conductor knows this node now (0 or 1)."""
     table, counters = node.table, node.table.counters
     registry.register(
         Figures(

@@ -27,15 +27,15 @@ from services.kvstore.settings import KvStoreSettings
 
 ALIGNMENT_BYTES = 64
 END_S = 30.0
-"""Bound on ending all puts when the node stops."""
+"""The seconds that ending all puts may take when the node stops."""
 SWEEP_PAUSE_S = 1.0
-"""After a sweep that failed: what was overdue still is."""
+"""The seconds of pause after a sweep that failed: what was overdue still is."""
 
 _log = get_logger("node")
 
 
 class StoreNode:
-    """Lives on one event loop; ``start`` and ``close`` on it. The engine is the caller's and is running."""
+    """A store node on one event loop, where ``start`` and ``close`` are called. The caller owns the running engine."""
 
     def __init__(
         self, node_id: str, settings: KvStoreSettings, engine: TransferEngine, *, clock: Clock = time.monotonic
@@ -46,7 +46,7 @@ class StoreNode:
         self._clock = clock
         self._pool = memoryview(mmap.mmap(-1, settings.pool_mib << 20))  # page-aligned, taken from the system on use
         self._refits = RefitThread()
-        # Ids start anywhere: what was meant for the process before a restart must not hit something of this one.
+        # Ids start at random: calls meant for the process before a restart must not hit a lease or put of this one.
         self.table = ObjectTable(
             OffsetAllocator(self._pool.nbytes, ALIGNMENT_BYTES),
             self.policy(settings.eviction),
@@ -55,7 +55,7 @@ class StoreNode:
             max_open_puts=settings.open_puts_max,
             refit=self._refits,
         )
-        # Peers reach what a lease or a put opens, and nothing else.
+        # Peers reach the memory that a lease or a put opens, and nothing else.
         self._region = engine.register_local_memory(self._pool, access=Access.NONE)
         self._readers = LeaseKeys(engine, self._region)
         self._writers: dict[int, Grant] = {}
@@ -68,33 +68,33 @@ class StoreNode:
 
     @property
     def boot_id(self) -> str:
-        """32 hex digits."""
+        """The id of this process life, 32 hex digits."""
         return self._engine.boot_id.hex()
 
     @property
     def segment(self) -> SegmentDescriptor:
-        """Where peers reach this process. Nothing of its memory: that comes with each lease and each put."""
+        """The addresses of this process for peers, without its memory, which comes with each lease and each put."""
         return self._engine.descriptor([])
 
     @property
     def reader_keys(self) -> int:
-        """Keys that open something to readers: one per lease."""
+        """The number of keys that open memory to readers: one per lease."""
         return len(self._readers)
 
     @property
     def writer_keys(self) -> int:
-        """Keys that open something to writers: one per put."""
+        """The number of keys that open memory to writers: one per put."""
         return len(self._writers)
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Call this after readable keys came or went."""
+        """Registers a callback for when readable keys came or went."""
         self._on_change.append(callback)
 
     def start(self) -> None:
         self._sweeper = asyncio.create_task(self._sweep(), name="store-sweeper")
 
     async def close(self) -> None:
-        """Shut all writers out. The memory goes when the engine is closed."""
+        """Shuts all writers out. The memory goes when the engine is closed."""
         self.draining = True
         await ended(self._sweeper)
         for put_id in list(self._writers):
@@ -114,17 +114,16 @@ class StoreNode:
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] = (),
     ) -> tuple[int, list[PutSlot], RegionDescriptor | None]:
-        """``(put id, one slot per key, where to write)``. ``timeout_s`` 0 is the default.
+        """Begins a put. Returns its id, one slot per key and where to write. ``timeout_s`` 0 means the default.
 
-        The put gets a key of its own, which opens its slots for writing alone until the put ends.
-        """
+        The put gets a key of its own, which opens its slots for writing alone until the put ends."""
         if self.draining:
             raise Unavailable("the store node is stopping")
         timeout_s = min(timeout_s or self._settings.put_timeout_s, self._settings.put_timeout_max_s)
         put_id, slots = self.table.put_start(
             keys, object_bytes, self._clock(), timeout_s, Traits.of(request_class), places
         )
-        self._changed()  # something may have been evicted
+        self._changed()  # an object may have been evicted
         if not put_id:
             return 0, slots, None
         try:
@@ -139,10 +138,12 @@ class StoreNode:
         return put_id, slots, grant.descriptor()
 
     async def put_end(self, put_id: int, *, commit: bool) -> int:
-        """How many objects became readable. Raises :class:`NotFound` for a put that ended, by its timeout perhaps."""
+        """Ends a put and returns how many objects became readable.
+
+        Raises :class:`NotFound` for a put that ended before, perhaps by its timeout."""
         if not self.table.close_put(put_id):
             raise NotFound("no such put; it may have timed out", field="put_id")
-        # Shielded: a caller that goes away now must not leave the put half ended.
+        # Shielded, so that a caller which goes away now does not leave the put half ended.
         return await asyncio.shield(self._duties.run(self._end(put_id, commit=commit), "put end"))
 
     async def _end(self, put_id: int, *, commit: bool) -> int:
@@ -169,10 +170,9 @@ class StoreNode:
         allow_gaps: bool,
         use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[Lease, float, RegionDescriptor | None]:
-        """The lease, its length in seconds and where to read. ``lease_s`` 0 is the default.
+        """Grants a lease. Returns it, its length in seconds and where to read. ``lease_s`` 0 means the default.
 
-        The lease gets a key of its own, which opens what is leased for reading until the lease ends.
-        """
+        The lease gets a key of its own, which opens the leased objects for reading until it ends."""
         lease_s = min(lease_s or self._settings.lease_s, self._settings.lease_max_s)
         lease = self.table.acquire(keys, self._clock(), lease_s, allow_gaps=allow_gaps, use=use)
         if not lease.lease_id:
@@ -187,7 +187,7 @@ class StoreNode:
         return lease, lease_s, opened
 
     def release(self, lease_id: int) -> bool:
-        """End a lease. False: it ended before. What it held may be evicted when nobody reads it any more."""
+        """Ends a lease. Returns False if it ended before. Its objects may be evicted once nobody reads them."""
         return self._readers.end(lease_id, lambda: self._over(lease_id))
 
     def _over(self, lease_id: int) -> None:
@@ -200,17 +200,17 @@ class StoreNode:
         return removed
 
     def policy(self, choice: str) -> EvictionPolicy[bytes]:
-        """A new one, as chosen. Raises ``ValueError``."""
+        """Makes the chosen eviction policy. Raises ``ValueError``."""
         return EVICTION_POLICIES.make(whole_choice(choice, self._clock))
 
     def switch(self, eviction: EvictionPolicy[bytes]) -> None:
-        """See :meth:`ObjectTable.switch`."""
+        """Does what :meth:`ObjectTable.switch` does."""
         self.table.switch(eviction, self._clock())
 
     # -- time
 
     def sweep(self) -> None:
-        """End what is overdue now."""
+        """Ends the leases and puts that are overdue now."""
         now = self._clock()
         for lease_id in self.table.overdue_leases(now):
             self.release(lease_id)
@@ -219,12 +219,12 @@ class StoreNode:
             self._duties.run(self._end(put_id, commit=False), "put end")
 
     def _sweep_by(self, after_s: float) -> None:
-        """Something will be overdue then."""
+        """Wakes the sweeper if it would sleep for longer than ``after_s`` seconds."""
         if self._clock() + after_s < self._sweep_at_s:
             self._sooner.set()
 
     async def _sweep(self) -> None:
-        """Sleep until the next lease or put is overdue, or a sooner one was made."""
+        """Sleeps until the next lease or put is overdue or a sooner one was made, and sweeps."""
         while True:
             self._sooner.clear()
             deadline = self.table.next_deadline_s()
@@ -236,12 +236,12 @@ class StoreNode:
             except TimeoutError:
                 try:
                     self.sweep()
-                except Exception:  # a defect; without sweeping the pool would fill with what is overdue
+                except Exception:  # a defect; without sweeping, overdue leases and puts would fill the pool
                     _log.exception("sweeping failed")
                     await asyncio.sleep(SWEEP_PAUSE_S)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nobody reads or writes here; whether that came in time. For a node that takes nothing new."""
+        """Waits until nobody reads or writes here; returns whether that came in time. Nothing new may begin."""
         deadline = self._clock() + timeout_s
         while self.table.leases or self.table.open_puts:
             if self._clock() >= deadline:

@@ -1,4 +1,4 @@
-"""Keeps the node's entries in Redis true: its record alive, its blocks listed, what the dead left cleaned up."""
+"""The upkeep of a node's entries in Redis: its record stays alive, its blocks are listed, dead lives are purged."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pinyon.store.records import Life, NodeRecord
 from services.kvstore.node import StoreNode
 
 GAP_S = 0.02
-"""Changes within this time travel together."""
+"""Changes within this time, in seconds, travel together."""
 MAX_PAUSE_S = 2.0
 CLEAN_PERIOD_S = 5.0
 DEAD_GRACE_S = 30.0
-"""A life without a record for this long is over; sooner, it may be one whose Redis was away for a moment."""
+"""The seconds without a record after which a life is over; before, Redis may just have been away for a moment."""
 AUDIT_BLOCKS = 1024
-"""Entries that are looked after at each renewal of the node's lease, in turn."""
+"""The number of entries that are checked at each renewal of the node's lease, in turn."""
 PURGE_BLOCKS = 8192
-"""Entries of the dead that are removed in one go."""
+"""The number of entries of dead lives that are removed in one go."""
 LEAVE_S = 3.0
 REGISTER_S = 10.0
 REGISTER_PAUSE_S = 0.25
@@ -32,7 +32,9 @@ _log = get_logger("metadata")
 
 
 class MetadataPublisher:
-    """``register`` → ``start`` → ``close``. Redis may be away at any time after ``register``; then all is told anew."""
+    """A publisher of metadata: ``register`` → ``start`` → ``close``.
+
+    Redis may be away at any time after ``register``; then everything is listed anew."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class MetadataPublisher:
         clock: Clock = time.monotonic,
         lost_name: asyncio.Event | None = None,
     ) -> None:
-        """``lost_name`` is set when another process has taken this node's id."""
+        """Takes the event ``lost_name``, which is set when another process has taken this node's id."""
         self._node = node
         self._record = record
         self._metadata = metadata
@@ -59,28 +61,27 @@ class MetadataPublisher:
         self._dead_since: dict[Life, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.failures = 0
-        """Times that Redis could not be told something."""
+        """The number of times that Redis could not be told a change."""
         self.losses = 0
-        """Times that Redis was found to have lost something."""
+        """The number of times that Redis was found to have lost entries or the record."""
         self.purged = 0
-        """Entries of dead lives that were removed."""
+        """The number of entries of dead lives that were removed."""
         node.on_change(self._wake.set)
 
     @property
     def listed(self) -> int:
-        """Blocks that are listed in Redis, as it has confirmed."""
+        """The number of blocks listed in Redis, as it has confirmed."""
         return len(self._listed)
 
     @property
     def malformed(self) -> int:
-        """Values in Redis that did not parse."""
+        """The number of values in Redis that did not parse."""
         return self._metadata.malformed
 
     async def register(self) -> None:
-        """Announce this life, as often as it takes for a while: Redis may just be starting, too.
+        """Announces this life, and tries again for a while, because Redis may just be starting, too.
 
-        Raises :class:`Unavailable` when Redis cannot be reached.
-        """
+        Raises :class:`Unavailable` if Redis cannot be reached."""
         give_up_s = self._clock() + REGISTER_S
         waits = False
         while True:
@@ -106,7 +107,7 @@ class MetadataPublisher:
         ]
 
     async def close(self) -> None:
-        """Leave: from now on nothing of this node is found. Bounded."""
+        """Signs off: from now on nothing of this node is found. Bounded."""
         await ended(*self._tasks)
         try:
             async with asyncio.timeout(LEAVE_S):
@@ -132,7 +133,7 @@ class MetadataPublisher:
             await asyncio.sleep(max(GAP_S, pauses.left_s("redis", self._clock())))
 
     async def publish(self) -> None:
-        """Bring Redis up to date. After a failure the next call tells everything."""
+        """Brings Redis up to date. After a failure the next call lists everything."""
         table, life = self._node.table, self._record.life
         stored, removed = self._changes.drain()
         tell_all, self._tell_all = self._tell_all, False
@@ -174,13 +175,13 @@ class MetadataPublisher:
                 _report("the node's lease and entries were not looked after", error)
 
     async def audit(self) -> None:
-        """Look after the next listed entries: single ones may be lost without any other sign."""
+        """Checks the next listed entries, because single ones may be lost without any other sign."""
         if not self._unaudited:
             self._unaudited = list(self._listed)
         part = self._unaudited[-AUDIT_BLOCKS:]
         del self._unaudited[-AUDIT_BLOCKS:]
         missing = await self._metadata.missing(self._record.life, [key for key in part if key in self._listed])
-        if any(key in self._listed for key in missing):  # and was not unlisted meanwhile
+        if any(key in self._listed for key in missing):  # and not unlisted meanwhile
             self._lost("entries were missing in Redis")
 
     def _lost(self, what: str) -> None:
@@ -201,7 +202,7 @@ class MetadataPublisher:
             await asyncio.sleep(CLEAN_PERIOD_S)
 
     async def clean(self) -> None:
-        """Purge this node's earlier lives, and other nodes' lives that have been over for a while."""
+        """Purges this node's earlier lives, and other nodes' lives that have been over for a while."""
         now = self._clock()
         live = {node.life for node in await self._metadata.nodes()}
         over = await self._metadata.lives() - live - {self._record.life}
@@ -217,7 +218,7 @@ class MetadataPublisher:
 
 
 def _report(what: str, error: Exception) -> None:
-    """What was not expected is a defect; the duty goes on all the same, or the node would be lost to all."""
+    """Logs an error. An unexpected one is a defect; the duty goes on, or the node would be lost to all."""
     if isinstance(error, PinyonError):
         _log.info("%s: %s", what, error.message)
     else:

@@ -1,4 +1,4 @@
-"""What a store node tells the conductor."""
+"""The reports of a store node to the conductor."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from services.kvstore.node import StoreNode
 
 
 class StoreReport:
-    """See :class:`pinyon.runtime.report_session.ReportSource`."""
+    """The :class:`pinyon.runtime.report_session.ReportSource` of a store node."""
 
     def __init__(self, node: StoreNode) -> None:
         self._node = node
         self._changes = node.table.listen()
 
     def info(self, address: str) -> InstanceInfo:
-        """How the node registers. Its capacity in blocks depends on their size, so it is left open."""
+        """Returns how the node registers. Its capacity in blocks depends on their size, so it is left open."""
         return InstanceInfo(self._node.node_id, self._node.boot_id, Role.STORE, address)
 
     def snapshot_keys(self) -> Sequence[bytes]:
@@ -35,7 +35,7 @@ class StoreReport:
         )
 
     def news(self) -> None:
-        """It computes nothing."""
+        """Reports nothing, because a store node computes nothing."""
 
     def decoding(self) -> Sequence[str]:
         return ()

@@ -1,4 +1,4 @@
-"""The node's two services: proto to values, ask the node, values to proto."""
+"""The two gRPC services of a store node: from protos to values, to the node, and back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KVSTORE_CALLERS: Callers = {
     "GetNodeStatus": frozenset((LB, WORKER, ADMIN)),
 }
 MAX_QUERY_KEYS = 65536
-"""Keys in one Exists or Remove."""
+"""The number of keys in one Exists or Remove at most."""
 _STATES: dict[SlotState, kvstore_pb2.PutSlotState] = {
     each: getattr(kvstore_pb2, f"PUT_SLOT_STATE_{each.name}") for each in SlotState
 }
 
 
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
-    """Puts, and questions about what is here."""
+    """The service for puts, and for questions about the node's objects."""
 
     def __init__(self, node: StoreNode) -> None:
         self._node = node
@@ -80,7 +80,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
 
 class StoredBlockServicer(kvstore_pb2_grpc.BlockReadServiceServicer):
-    """Leases."""
+    """The service for leases."""
 
     def __init__(self, node: StoreNode, telemetry: Telemetry) -> None:
         self._node = node

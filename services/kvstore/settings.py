@@ -1,4 +1,4 @@
-"""What a store node can be told."""
+"""The settings of a store node."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The regional front door process: OpenAI HTTP and gRPC, queue, pushing."""
+"""The front door process of a region: OpenAI HTTP and gRPC, queue, pushing."""

@@ -1,4 +1,4 @@
-"""``python -m services.lb``."""
+"""The command ``python -m services.lb``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     settings = load_settings(LbSettings, argv)
     if settings.processes > 1:
-        # The launcher starts us that many times. It is found by its name, as we are by it: no service imports it.
+        # The launcher starts this program that many times. Services do not import it, so it is looked up by name, as
+        # the launcher does with this program.
         import_module("launch.balancers.group").run(settings, sys.argv[1:] if argv is None else argv)
     else:
         from services.lb.app import run

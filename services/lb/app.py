@@ -41,14 +41,14 @@ from services.lb.upstream_app import UpstreamLb
 
 _log = get_logger("lb")
 TELL_S = 1.0
-"""For those who record a trace to be told the rest of it, at least."""
+"""The minimum time for telling clients that record a trace the rest of it."""
 
 
 class Lb(LoadBalancer):
-    """In front of instances of pinyon, on which a conductor places."""
+    """A load balancer in front of instances of pinyon, on which a conductor places requests."""
 
     def __init__(self, given: Given) -> None:
-        """Raises :class:`PinyonError` for a bad model folder or keys file, too."""
+        """Builds the parts. Raises :class:`PinyonError` for a bad model folder or keys file, among others."""
         settings, clock, security = given.settings, given.clock, given.security
         cards = load_cards(settings)
         super().__init__(given, cards)
@@ -126,7 +126,7 @@ class Lb(LoadBalancer):
         return InstanceView(layer, self.given.settings.instances_grace_s, self.given.security.secret)
 
     def end_records(self) -> None:
-        # Also when all of the time is used up: what an ended call had not sent yet would be lost.
+        # This time is granted even if the drain has used up its own: calls would lose what they have not sent yet.
         self._tell_s = TELL_S if self.recorder.recordings else 0.0
         self.recorder.close()
 
@@ -140,7 +140,7 @@ class Lb(LoadBalancer):
 
 
 def load_cards(settings: LbSettings) -> dict[str, ModelCard]:
-    """By name, the first for who names none. Raises :class:`PinyonError`."""
+    """Returns the models by name, first the default for requests that name none. Raises :class:`PinyonError`."""
     first = load_card(settings.model or None, settings.served_model_name or None, strftime_now)
     cards = {first.name: first}
     for name, folder in parse_more_models(settings.more_models).items():
@@ -154,7 +154,7 @@ def load_cards(settings: LbSettings) -> dict[str, ModelCard]:
 
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:
-    """Serve until told to stop."""
+    """Serves until told to stop."""
     given = Given(settings, context.instance_id, context.registry, context.telemetry, security=context.security)
     lb = UpstreamLb(given) if settings.upstream else Lb(given)
     if lb.https is not None:

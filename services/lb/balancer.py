@@ -1,4 +1,4 @@
-"""What every load balancer is composed of, whatever its requests go to."""
+"""The parts of every load balancer, whatever its requests go to."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ from services.lb.settings import LbSettings
 _log = get_logger("lb.regions")
 
 CHANGES_S = 0.002
-"""Targets say how they are many times a second; whoever waits for room hears of it together."""
+"""The time for which the targets' many reports are collected before waiting requests learn of them."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a load balancer is made with."""
+    """The inputs from which a load balancer is made."""
 
     settings: LbSettings
     instance_id: str
@@ -76,23 +76,26 @@ class Given:
 
 
 class LoadBalancer:
-    """The parts, wired; nothing is started. ``start`` → ``close``. A kind of load balancer adds what its requests go
-    to: its constructor calls :meth:`open_doors` and then :meth:`join`."""
+    """The parts of a load balancer, wired but not started; used as ``start`` → ``close``.
+
+    Each kind of load balancer adds the targets of its requests: its constructor calls :meth:`open_doors` and then
+    :meth:`join`.
+    """
 
     kind: ClassVar[peer_pb2.PeerKind] = peer_pb2.PEER_KIND_UNSPECIFIED
-    """What it stands in front of."""
+    """The kind of targets behind the load balancer."""
     app: HttpApp
     http: HttpServer
     grpc: GrpcServer
     https: Https | None
     clusters: Adopted[Any]
-    """What requests go to here."""
+    """The targets of requests in this region."""
     serving: Serving
-    """What serves requests of other regions."""
+    """The handler of requests from other regions."""
     membership: Membership
 
     def __init__(self, given: Given, own_models: Iterable[str] = ()) -> None:
-        """Raises :class:`PinyonError` for files that are not as they should be."""
+        """Builds the common parts. Raises :class:`PinyonError` for missing or invalid files."""
         settings, clock = given.settings, given.clock
         self.given = given
         self.keys = load_keys(settings)
@@ -111,7 +114,7 @@ class LoadBalancer:
         self.journal = settings.open_journal(JOURNAL_TYPES, header, clock)
         decisions = FrontDecisions(config, self.journal)
         self.line = Line(decisions.queue, clock, self.models.is_open, self.models.granted)
-        # While nobody waits there is nobody to hand room to: who comes later looks for it.
+        # While no request waits, free room need not be announced: later requests look for it themselves.
         self.changes = Coalesced(self.line.availability_changed, CHANGES_S, lambda: self.line.queued)
         self.models.changed, self.models.waiting = self.changes, lambda: self.line.waiting_demands
         self.line.on_put_back = self.changes.wanted_now
@@ -131,7 +134,7 @@ class LoadBalancer:
         return Admission(self.line, self._rates, default, metrics, self.given.clock)
 
     def links(self, unread_tokens: int) -> RegionLinks:
-        """To other regions."""
+        """Returns the links to load balancers of other regions."""
         given = self.given
         delays_s = parse_delays(given.settings.test_region_delays_ms)
 
@@ -141,7 +144,7 @@ class LoadBalancer:
         return RegionLinks(self.own, self.models, unread_tokens, given.clock, sessions_to)
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:
-        """Makes the HTTP and the gRPC server, which say whether ``watched`` serves."""
+        """Makes the HTTP and gRPC servers, which report whether ``watched`` serves."""
         given, settings = self.given, self.given.settings
         self.readiness = Readiness(watched)
         if settings.http_reuse_port:
@@ -179,7 +182,7 @@ class LoadBalancer:
         )
 
     def arrivals(self, metrics: DoorMetrics) -> Arrivals:
-        """What lets in requests of other regions."""
+        """Returns the admission of requests from other regions."""
         return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.readiness.draining)
 
     def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
@@ -200,11 +203,11 @@ class LoadBalancer:
         self.models.told = lambda: not controller or session.federation is not None
 
     def administer(self, record: Any = None, pushed: Callable[[], None] = lambda: None) -> None:
-        """Makes what an operator may change while it runs; ``pushed`` is called when there is another pushing rule."""
+        """Adds the settings that operators can change at run time; a new pushing rule calls ``pushed``."""
         settings = self.given.settings
         show = show_policies(self.given.registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
 
-        # Each model has a policy of its own, so the choice is what changes.
+        # Each model has its own policy object, so the change passes the policy's name, not an object.
         def use_routing(_: object, choice: str) -> None:
             self.models.use(routing=choice)
             show("routing", choice)
@@ -228,10 +231,10 @@ class LoadBalancer:
             record=record,
         )
 
-    # -- its life
+    # -- life
 
     async def start(self) -> dict[str, str]:
-        """Returns bound endpoints by name."""
+        """Starts all parts and returns the bound endpoints by name."""
         if self._peers:
             self.regions.know(self._peers)
         try:
@@ -246,7 +249,7 @@ class LoadBalancer:
             raise
 
     def _about(self, endpoints: dict[str, str]) -> LbInfo:
-        """What the controller is told of who this is; ``endpoints`` are those that it is bound at."""
+        """Returns what the controller learns about this load balancer, which is bound at ``endpoints``."""
         settings, scheme = self.given.settings, "http" if self.https is None else "https"
         urls = tuple([str(url) for url in parse_upstreams(settings.upstream)]) if settings.upstream else ()
         return LbInfo(
@@ -262,10 +265,14 @@ class LoadBalancer:
     async def close(
         self, drain_s: float, lame_duck_s: float = 0.0, wait: Callable[[float], Awaitable[bool | None]] = asyncio.sleep
     ) -> None:
-        """Say for ``lame_duck_s`` that it ends, and serve; then take nothing new, let what runs finish for ``drain_s``,
-        and end it; leaves nothing. ``wait`` may end sooner and say that somebody else wants its ports."""
+        """Drains and ends the load balancer.
+
+        For ``lame_duck_s`` it announces its end and still serves. Then it accepts nothing new, lets running requests
+        finish for ``drain_s`` and ends the rest. ``wait`` may return sooner, and true if another process wants its
+        ports.
+        """
         self.readiness.draining = True
-        self.membership.session.wake()  # somebody else is to serve its targets by the time it is gone
+        self.membership.session.wake()  # another load balancer must serve its targets by the time it has ended
         self.http.announce()
         await self.grpc.begin_drain()
         wanted = await wait(lame_duck_s)
@@ -288,25 +295,24 @@ class LoadBalancer:
             self.journal.close()
 
     def end_records(self) -> None:
-        """Ends what is recorded here."""
+        """Ends the recordings of this load balancer."""
 
     def calls_may_take_s(self, left_s: float) -> float:
-        """Returns how long gRPC's calls may take yet, of what is ``left_s`` of the drain."""
+        """Returns how long gRPC calls may still take when ``left_s`` of the drain is left."""
         return left_s if self.serving.running else 0.0
 
     async def close_targets(self) -> None:
-        """Ends what requests went to."""
+        """Closes the targets of requests."""
         await self.clusters.close()
 
 
 def load_keys(settings: LbSettings) -> ApiKeys:
-    """Raises :class:`InvalidArgument`."""
+    """Loads the API keys. Raises :class:`InvalidArgument`."""
     return load_api_keys(settings.api_keys_file, shared=settings.http_reuse_port)
 
 
 def check_region(settings: LbSettings, security: Security) -> None:
-    """Raises :class:`InvalidArgument`, with TLS, for a region that no certificate can name. One that does not name it
-    is told."""
+    """Raises :class:`InvalidArgument`, with TLS, for a region that no certificate can name; warns if ours does not."""
     if not settings.region or security.tls is None:
         return
     check_region_name(settings.region, "region")

@@ -1,4 +1,4 @@
-"""The gRPC front door: the same requests, the same path."""
+"""The gRPC front door, whose requests take the same path as those of HTTP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pinyon.runtime.callers import ANYBODY, Callers
 from pinyon.runtime.first_message import Doors
 
 LB_CALLERS: Callers = {
-    # People's programs: the servicer asks for their API keys.
+    # Callers are users' programs: the servicer checks their API keys.
     "Generate": ANYBODY,
     "ListModels": ANYBODY,
     "WhereTo": ANYBODY,
@@ -46,7 +46,7 @@ _SAMPLING = frozenset(each.name for each in SAMPLING_FIELDS)
 
 @dataclass(slots=True, eq=False)
 class LbServicer(lb_pb2_grpc.LbServiceServicer):
-    """Messages to values, dispatch, values to messages."""
+    """Converts messages to values, dispatches requests and converts values to messages."""
 
     admission: Admission
     dispatcher: Dispatcher
@@ -59,7 +59,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     @property
     def doors(self) -> Doors:
-        """Who has no key or no place is told before a message is read."""
+        """Checks that reject a caller without a key or a place before a message is read."""
         return {"Generate": self._enter, "ListModels": self._known, "WhereTo": self._known}
 
     def _known(self, context: Context) -> str:
@@ -95,7 +95,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         )
 
     async def Generate(self, request: lb_pb2.GenerateRequest, context: Context) -> None:
-        """Writes by itself: a cancel then always arrives in here, where everything is released at once."""
+        """Writes responses itself, so that a cancellation always arrives here, where everything is released at once."""
         arrived_s, arrived_unix_s = self.clock(), self.unix_clock()
         client, seen = self._client(context), grpc_call()
         left_s = context.time_remaining()
@@ -139,7 +139,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     async def _ask(
         self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str, log_id: str
     ) -> Ask:
-        """Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
+        """Returns the request. Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
         call = _call(request, self.models.default.model)
         try:
             request_class = classify(_labels(request.labels), call, client, arrived_unix_s)
@@ -169,7 +169,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
 
 def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
-    """The message as the values that HTTP bodies become too. ``temperature`` 0 is greedy here."""
+    """Returns the message as the values that HTTP bodies become too; ``temperature`` 0 means greedy here."""
     kind = request.WhichOneof("input")
     field, prompt = "prompt", cast("PromptInput", request.prompt)
     if kind is None:

@@ -1,4 +1,4 @@
-"""What the load balancer can be told."""
+"""The settings of the load balancer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_OWN = {
     "chars_per_token_max": "nothing is tokenized here",
     "unread_tokens": "a server is read no faster than its client reads",
 }
-"""Settings for our own instances, and why they mean nothing for other people's servers."""
+"""Settings for instances of pinyon, and why they mean nothing in front of other servers."""
 
 
 def _checked_pushing(choice: str) -> str:
@@ -263,7 +263,7 @@ class LbSettings(JournalSettings):
 
     @model_validator(mode="after")
     def _one_kind(self) -> LbSettings:
-        """What is for our own instances and what is for other people's servers do not go together."""
+        """Raises :class:`ValueError` if settings for instances of pinyon and for other servers are combined."""
         for name in sorted(self.model_fields_set):
             if name.startswith("upstream_") and not self.upstream:
                 raise ValueError(f"--{name.replace('_', '-')} is of use with --upstream only")
@@ -283,7 +283,7 @@ class LbSettings(JournalSettings):
 
     @property
     def pushing_choice(self) -> str:
-        """Without ``auto``."""
+        """The pushing rule, with ``auto`` resolved."""
         if self.pushing != "auto":
             return self.pushing
         return "pending" if self.peers or self.controller or self.upstream else "blind"

@@ -1,4 +1,4 @@
-"""The composition root of a load balancer in front of other people's servers."""
+"""The composition root of a load balancer in front of other makers' servers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _log = get_logger("lb.upstreams")
 
 
 class UpstreamLb(LoadBalancer):
-    """In front of OpenAI servers of other makers."""
+    """A load balancer in front of OpenAI servers of other makers."""
 
     kind = peer_pb2.PEER_KIND_UPSTREAM
 
     def __init__(self, given: Given) -> None:
-        """Raises :class:`PinyonError` for files that are not as they should be."""
+        """Builds the parts. Raises :class:`PinyonError` for missing or invalid files."""
         super().__init__(given)
         settings, clock, models = given.settings, given.clock, self.models
         self.servers = servers = _Servers(settings)
@@ -64,23 +64,23 @@ class UpstreamLb(LoadBalancer):
         self.administer()
 
     def use_keys(self, keys: UpstreamKeys) -> None:
-        """From now on servers are shown these."""
+        """Makes all servers use these API keys from now on."""
         self.servers.keys = keys
         for _, server in self.clusters.servers():
             server.use_key(self.servers.key_of(server.name))
 
 
 class _Servers:
-    """Makes those that settings name, and others as they are."""
+    """The factory of servers, both those that the settings name and others that are adopted."""
 
     def __init__(self, settings: LbSettings) -> None:
-        """Raises :class:`InvalidArgument`."""
+        """Checks the settings' servers and keys. Raises :class:`InvalidArgument`."""
         self.urls = parse_upstreams(settings.upstream)
         self._settings = settings
         self.keys = read_upstream_keys(settings.upstream_api_key_file)
         self._names = names = frozenset(map(str, self.urls))
         for named in self.keys.by_server:
-            # A controller may give it other servers, and those have keys, too.
+            # A controller may assign other servers to this load balancer, and those have keys, too.
             if named not in names and not settings.controller:
                 raise InvalidArgument(
                     f"the upstream API key file has a key for {named}, which is not in --upstream",
@@ -96,7 +96,7 @@ class _Servers:
         self._tls = _tls(settings.upstream_ca_file) if any(url.tls for url in self.urls) else None
 
     def key_of(self, server: str) -> str:
-        """Empty: it is shown none."""
+        """Returns the API key for a server; empty if there is none."""
         own = server in self._names
         key = self.keys.of(server, own=own)
         if not key and not own and self.keys.default:
@@ -120,7 +120,7 @@ class _Servers:
 def _tls(ca_file: str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:  # ssl's errors among them
+    except OSError as error:  # includes ssl's errors
         raise InvalidArgument(f"cannot be used: {error.strerror or error}", field="upstream_ca_file") from None
     context.set_alpn_protocols(["http/1.1"])
     return context

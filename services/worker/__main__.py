@@ -1,4 +1,4 @@
-"""``python -m services.worker``: see ``--help``."""
+"""The command ``python -m services.worker``: see ``--help``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pinyon.runtime.process import spare_collector
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    # Before NumPy is imported: one BLAS thread. More would split a product differently from call to call, and starve
-    # the other processes of the machine.
+    # BLAS gets one thread, before NumPy is imported. More threads would split a product differently from call to call,
+    # and starve the other processes of the machine.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     spare_collector()

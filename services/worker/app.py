@@ -1,4 +1,4 @@
-"""Composition root of a worker: which parts there are, in which order they come and go."""
+"""The composition root of a worker: its parts, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _log = get_logger("worker")
 class Worker:
     """One engine instance in this process, without signals and process life: ``start``, ``stop``.
 
-    ``card``, ``engine``, ``source`` (of fetched blocks) and ``store`` are where tests put other parts.
+    Tests replace the parts ``card``, ``engine``, ``source`` (of fetched blocks) and ``store``.
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class Worker:
         self._store: StoreClient | None = None
         self._journal: JournalFile | None = None
         self._batching = settings.batching
-        """The choice in force."""
+        """The name of the batching policy in force."""
         self._steps: StepScheduler | None = None
         self._announcing: asyncio.Task[None] | None = None
 
     # -- life
 
     async def start(self, *, source: BlockReader | None = None, store: StoreClient | None = None) -> str:
-        """Bind, serve, report to the conductor. Returns the gRPC address."""
+        """Binds, serves, and reports to the conductor. Returns the gRPC address."""
         settings, served, clock = self.settings, self.served, self._clock
         security = self._security
         self.transfer = start_transfer_engine(settings, security)
-        # Peers reach what a lease or a prefill's targets open, and nothing else.
+        # A peer reaches only the memory that a lease or a prefill's targets open.
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         self._refits = RefitThread(policies=1 if settings.dram_blocks == 0 else 2)
         decisions = self._decisions()
@@ -151,7 +151,7 @@ class Worker:
         engine_loop.on_hang = self._engine_changed
         self._channels = NodeChannels(security.channels)
         self._reader = BlockReader(self.transfer, self._channels)
-        # Waiting for a layer holds up the whole step: fine where nobody decodes.
+        # Waiting for a layer holds up the whole step, which is fine only where no request is decoded.
         layered = self.transfer if served.role is Role.PREFILL and source is None else None
         if store is None and settings.redis_url:
             metadata = StoreMetadata(settings.redis_url, tls=security.tls)
@@ -207,7 +207,7 @@ class Worker:
             return EVICTION_POLICIES.checked(whole_choice(choice, clock))
 
         def use(whole: str, choice: str) -> None:
-            decisions.eviction.switch(whole, clock())  # it makes one of its own: a journal holds no policies
+            decisions.eviction.switch(whole, clock())  # makes its own policy: a journal holds no policies
             show_policy("eviction", choice)
 
         def use_batching(choice: str, _: str) -> None:
@@ -247,30 +247,30 @@ class Worker:
         return self.address
 
     def switch_batching(self, choice: str) -> None:
-        """Another batching policy, with all that wait and run here. Raises ``ValueError`` for an unknown one."""
+        """Switches to another batching policy, for all requests here. Raises ``ValueError`` for an unknown one."""
         self.parts.cache.switch(choice)
         self.parts.members.switch(choice)
         self._batching = choice
         self.parts.engine_loop.wake()
 
     def _set_draining(self, draining: bool) -> None:
-        """Take nothing new, or take it again; what is here goes on. The conductor hears of it at once."""
+        """Stops or resumes taking requests; those here go on. The conductor is told at once."""
         self.parts.draining = draining
         if self.report is not None:
             self.report.wake()
 
     async def stop(self, drain_s: float) -> None:
-        """Take nothing new, finish what is here within ``drain_s``, then end everything and give all back."""
+        """Takes nothing new, finishes requests within ``drain_s``, then ends the rest and releases everything."""
         self.parts.draining = True
         await self.server.begin_drain()
         if self.report is not None:
             self.report.wake()
         if self.parts.engine_loop.hangs:
-            drain_s = 0.0  # nothing here ends by itself
+            drain_s = 0.0  # no request ends by itself
         deadline = self._clock() + drain_s
         await self.decodes.drained(drain_s)
         await self.prefills.drained(max(0.0, deadline - self._clock()))
-        await self.parts.engine_loop.close()  # first: the others wait for the end of its step
+        await self.parts.engine_loop.close()  # first: the other parts wait for the end of its step
         if self.settings.batching_table and self._steps is not None:
             save_learned(Path(self.settings.batching_table), self._steps.learned(), self._batching, self.served.kernel)
         await self.decodes.close()
@@ -317,11 +317,10 @@ class Worker:
         return InstanceDecisions(config, self._journal, self._refits)
 
     def load(self) -> InstanceLoad:
-        """How busy it is now."""
         return self._load.reported()
 
     def _engine_changed(self) -> None:
-        """It hangs, or does not hang any more: everybody who asks or is told learns it at once."""
+        """Announces at once that the engine hangs, or no longer does."""
         if self.parts.engine_loop.hangs:
             self.decodes.give_up("has an engine that hangs")
             self.prefills.give_up("has an engine that hangs")
@@ -332,7 +331,7 @@ class Worker:
 
 
 async def main(settings: WorkerSettings, context: ServiceContext) -> None:
-    """The service's life between the signals."""
+    """Runs the service between the signals."""
     # Loading weights takes seconds for a real model; signals are still heard meanwhile.
     make = functools.partial(
         Worker,

@@ -1,4 +1,4 @@
-"""How busy this worker is, as of now."""
+"""The present load of this worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.prefill.prefills import Prefills
 
 
 class WorkerLoad:
-    """What load balancers are told, the conductor, and whoever reads the metrics."""
+    """The load that load balancers, the conductor and the metrics are told."""
 
     def __init__(self, parts: Parts, prefills: Prefills, decodes: Decodes, room: BatchRoom) -> None:
         self._parts = parts
@@ -23,12 +23,12 @@ class WorkerLoad:
         self._room = room
 
     def batch(self) -> BatchLoad:
-        """Who waits for room, and how many more would not. O(requests). Any thread may ask."""
+        """Returns how many requests wait for room, and how many more would fit. O(requests); any thread may ask."""
         look = self._room.look(self._decodes.owned, self._decodes.elsewhere)
         return replace(look, room=0) if look.room and self._parts.refusing else look
 
     def told(self) -> ToldLoad:
-        """For a load balancer, without what is of its session."""
+        """Returns the load for a load balancer, without its session's own fields."""
         batch = self.batch()
         return ToldLoad(
             pending=batch.waiting,
@@ -40,7 +40,7 @@ class WorkerLoad:
         )
 
     def reported(self) -> InstanceLoad:
-        """For the conductor, without the time between tokens."""
+        """Returns the load for the conductor, without the time between tokens."""
         parts, batch = self._parts, self.batch()
         pool, members, reads_once = parts.cache.pool, parts.members, parts.members.scheduler.reads_once
         return InstanceLoad(

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics: what is counted where it happens, and figures of the parts themselves."""
+"""The worker's Prometheus metrics: counters that are increased where events happen, and gauges that read the parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREFILL_PARTS = ("queue", "fetch", "compute", "push")
 
 
 class WorkerMetrics:
-    """What happens, counted where it happens: once per step or request, never per token."""
+    """Counters of events: once per step or request, never per token."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         count, tally = partial(Count, registry=registry), partial(Tally, buckets=_SECONDS, registry=registry)
@@ -89,7 +89,7 @@ def register_gauges(
     sessions: LbSessions,
     load: WorkerLoad,
 ) -> None:
-    """Gauges of a running worker. All but the last eight are zero when it is idle."""
+    """Registers the gauges of a running worker. All but the last eight are zero when it is idle."""
     below, swaps = parts.cache.pool.below, parts.cache.swaps
     gauges: list[Figure] = [
         ("owned_requests", "Requests that hold anything here.", lambda: decodes.owned),

@@ -1,4 +1,4 @@
-"""What this worker tells the conductor: itself, its load, measured prefills, ended requests, changes of its cache."""
+"""The worker's report to the conductor: itself, its load, measured prefills, ended requests, changes of its cache."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from services.worker.orders.outcome import PrefillOutcome
 
 @dataclass(slots=True, eq=False)
 class WorkerReport:
-    """See :class:`pinyon.runtime.report_session.ReportSource`. ``reported`` knows all of the load but the time between
-    tokens and what it was measured at, and ``decoding`` the ids of the requests that have not ended."""
+    """The source of the worker's reports, see :class:`pinyon.runtime.report_session.ReportSource`.
+
+    The load comes from ``reported``, but for the time between tokens and the conditions it was measured under. The ids
+    of the requests that have not ended come from ``decoding``.
+    """
 
     pool: BlockPool
     ledger: Ledger
@@ -49,7 +52,7 @@ class WorkerReport:
 
 
 def instance_info(served: Served, boot_id: str, address: str, max_batch: int, short_first: bool) -> InstanceInfo:
-    """How this worker registers with the conductor."""
+    """Returns this worker's registration with the conductor."""
     return InstanceInfo(
         instance_id=served.instance_id,
         boot_id=boot_id,
@@ -67,7 +70,7 @@ def instance_info(served: Served, boot_id: str, address: str, max_batch: int, sh
 
 
 def _measured(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
-    """What the conductor's estimates learn from."""
+    """Returns the measurement that the conductor's estimates learn from."""
     report = outcome.first.report
     return conductor_pb2.PrefillMeasurement(
         computed_tokens=report.computed_tokens,

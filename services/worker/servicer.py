@@ -1,4 +1,4 @@
-"""The worker's gRPC methods: proto in, the parts that know do the work, proto out."""
+"""The worker's gRPC methods, which translate messages and leave the work to the parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.worker.prefill.prefills import Prefills
 from services.worker.prefill.session import PrefillSession
 
 WORKER_CALLERS: Callers = {
-    # Only a load balancer speaks in a tenant's name.
+    # Only a load balancer may act for a tenant.
     "Session": frozenset((LB,)),
     "Generate": frozenset((LB,)),
     # The session compares the hello's instance id with that of the certificate.
@@ -32,7 +32,7 @@ SESSIONS_MAX = 1024
 
 
 class WorkerServicer:
-    """``pinyon.api.worker.v1.WorkerService``."""
+    """The implementation of ``pinyon.api.worker.v1.WorkerService``."""
 
     def __init__(
         self, parts: Parts, prefills: Prefills, sessions: LbSessions, load: Callable[[], InstanceLoad]
@@ -56,7 +56,7 @@ class WorkerServicer:
             self._prefill_sessions -= 1
 
     async def Generate(self, request: worker_pb2.GenerateRequest, context: Any) -> None:
-        """Writes by itself: a cancel then always arrives in here, and a client that takes nothing is cut off."""
+        """Writes the responses itself: so cancels always arrive here, and clients that read nothing are cut off."""
         updates = OutgoingUpdates(self._parts.limits.outbox_tokens, Pace(lambda: 1, self._parts.clock))
         running = self._sessions.decodes.submit(request.submission, updates)
         running.ended.add_done_callback(lambda _: updates.close())

@@ -1,4 +1,4 @@
-"""What a step that is over tells others: metrics, policies, and the conductor's report."""
+"""The effects of a finished step on metrics, policies, and the conductor's report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.worker.orders.ledger import Ledger
 
 
 class StepObserver:
-    """Of one engine loop."""
+    """The observer of one engine loop."""
 
     def __init__(
         self, metrics: WorkerMetrics, cache: KvCache, members: StepMembers, ledger: Ledger, clock: Clock
@@ -22,7 +22,7 @@ class StepObserver:
         self._ledger = ledger
         self._clock = clock
         self._last_decode_s = 0.0
-        """When the last step ended, if it decoded anything and a request still waits for its next token."""
+        """The time of the last step's end, if it decoded anything and a request still waits for its next token."""
 
     def observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)
@@ -37,11 +37,11 @@ class StepObserver:
         if self._last_decode_s:
             running = self._members.running
             kv_tokens = self._members.kv_tokens
-            if decodes >= running:  # some may have ended with it
+            if decodes >= running:  # some may have ended with the step
                 kv_tokens = 0
                 for slot in step.slots:
                     kv_tokens += slot.position
             times = self._ledger.token_times
             times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=running)
-        # Where all have ended there is no step before the next request comes: what lies between is nobody's time.
+        # If all requests have ended, the time until the next one comes is not a time between tokens.
         self._last_decode_s = now_s if self._members.running else 0.0

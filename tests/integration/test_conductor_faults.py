@@ -1,4 +1,4 @@
-"""What one peer's fault, or the conductor's own, leaves to the others."""
+"""Faults of one peer, or of the conductor itself, and their effect on the others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_defect_in_one_placement_does_not_end_its_session(world, monkeyp
     assert world.metric("inflight_placements") == 3
 
 
-async def test_a_restarted_conductor_says_that_its_list_is_incomplete_and_stalls_nobody():
+async def test_a_restarted_conductor_says_that_its_list_is_incomplete():
     world = World(settle_ms=3000)
     await world.start()
     await world.connect()

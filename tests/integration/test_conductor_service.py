@@ -1,4 +1,4 @@
-"""What the conductor says and does on the wire."""
+"""The conductor's service on the wire."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_the_lease_ends_without_reports(world):
     assert list(await world.names()) == ["d0"]
     assert await world.holders(1) == {}
     assert world.metric("index_blocks") == world.metric("index_entries") == 0
-    # the frozen instance wakes up: it is told to register again, and may
+    # The frozen instance wakes up, is told to register again, and may.
     await members["p0"].call.write(conductor_pb2.ReportSessionRequest(load=conductor_pb2.InstanceLoad()))
     assert "lease" in str(await failure(members["p0"].call.read()))
     await members["p0"].connect()
@@ -70,7 +70,7 @@ async def test_the_lease_ends_without_reports(world):
     assert await world.holders(1, 2, 3) == {"p0": 2}
 
 
-async def test_a_broken_session_keeps_the_instance_but_takes_it_out_of_service(world):
+async def test_an_instance_with_a_broken_session_is_known_but_unused(world):
     members = await world.cluster()
     await members["p0"].report(stored=(0, 1, 2, 3))
     lb = LoadBalancer(world.stub)
@@ -116,7 +116,7 @@ async def test_draining_instances_take_nothing_new(world):
         assert reply.placement.prefill_instance_id == "p1"
 
 
-async def test_a_restarted_conductor_rebuilds_its_index_from_the_snapshots(world):
+async def test_a_restarted_conductor_rebuilds_its_index_from_snapshots(world):
     members = await world.cluster()
     await members["p0"].report(stored=(0, 1, 2, 3))
     await members["s0"].report(stored=(0, 1), removed=(1,))
@@ -200,7 +200,7 @@ async def test_bad_registrations_name_the_field(world, change, field):
 
 
 def shares(count: int, prefix_level_blocks: int = 4, block_key: bytes = b"k" * 16, blocks: int = 8):
-    """A load with so many prefixes."""
+    """Returns a load with ``count`` shared prefixes."""
     each = conductor_pb2.SharedPrefix(block_key=block_key, blocks=blocks, requests=2)
     return conductor_pb2.InstanceLoad(prefix_level_blocks=prefix_level_blocks, shared_prefixes=[each] * count)
 
@@ -239,7 +239,7 @@ async def test_the_first_report_must_register(world):
     assert (type(error), error.field) == (InvalidArgument, "registration")
 
 
-# -- placing, one by one
+# -- placing, request by request
 
 
 async def test_a_placement_names_addresses_and_sources(world):
@@ -309,8 +309,8 @@ async def test_statuses_of_what_cannot_be_placed(world):
     assert "x-pinyon-ttft-slo-ms" in error.message
 
 
-async def test_the_default_limit_is_against_load_and_not_against_length(world):
-    """What takes longer than the 30 s by itself is placed, but not behind others by more than a quarter of that."""
+async def test_the_default_limit_is_against_load_not_against_length(world):
+    """A prompt that alone needs more than the 30 s is placed, but waits behind others for at most a quarter of that."""
     members = await world.cluster()
     for name in ("p0", "p1"):
         slow = conductor_pb2.PrefillMeasurement(computed_tokens=1000, compute_us=8_000_000)
@@ -333,7 +333,7 @@ async def test_listing_refuses_roles_that_do_not_exist(world):
 # -- placing, by session
 
 
-async def test_a_session_begins_with_the_instances_and_hears_of_changes(world):
+async def test_a_session_begins_with_all_instances_then_hears_changes(world):
     lb = LoadBalancer(world.stub)
     first = await lb.open()
     assert not first.instances
@@ -348,7 +348,7 @@ async def test_a_session_begins_with_the_instances_and_hears_of_changes(world):
     assert not listed["p1"].schedulable
 
 
-async def test_a_batch_is_answered_in_one_message_with_errors_as_values(world):
+async def test_a_batch_is_answered_in_one_message_with_its_errors(world):
     await world.cluster()
     lb = LoadBalancer(world.stub)
     await lb.open()
@@ -390,7 +390,7 @@ async def test_placements_end_by_release_by_report_and_by_age(world):
     assert world.metric("inflight_expired") == 2
 
 
-async def test_placements_that_never_reach_their_instance_are_forgotten_soon(world):
+async def test_placements_that_no_instance_reports_are_soon_forgotten(world):
     members = await world.cluster()
     lb = LoadBalancer(world.stub)
     await lb.open()
@@ -464,6 +464,6 @@ async def test_a_drain_does_not_wait_for_sessions_that_never_end(world):
     assert await failure(lb.read())
     assert await failure(members["p0"].read())
     async with asyncio.timeout(WAIT_S):
-        # Its peer hears of the end before the handler is through.
+        # Its peer sees the end before the handler has finished.
         while world.metric("lb_sessions"):  # noqa: ASYNC110 - a metric has no event
             await asyncio.sleep(0)

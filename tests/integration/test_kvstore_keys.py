@@ -1,4 +1,4 @@
-"""What a store node's keys open: a put its own range, a reader what it leased, both until they are over."""
+"""The keys of a store node: a put may write its own range, a reader may read what it leased, both until their end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def release(node: Node, lease: Any) -> bool:
 
 
 async def move(client: Client, opcode: Opcode, reply: Any, offset: int, length: int = OBJECT) -> TransferResult:
-    """With the key that the node gave in this answer."""
+    """Transfers with the key that the node gave in this answer."""
     segment = segment_from_proto(reply.segment)
     (region,) = segment.regions
     request = TransferRequest(opcode, client.region.key, 0, segment, region.key, offset, length)
@@ -123,7 +123,7 @@ async def test_a_readers_key_is_for_its_lease_and_dies_with_it(redis_url: str, t
         assert node.nothing_is_left()
 
 
-async def test_a_key_whose_lease_has_run_out_never_reads_what_comes_next(redis_url: str) -> None:
+async def test_a_key_of_a_lease_that_ran_out_never_reads_later_content(redis_url: str) -> None:
     async with running_node(redis_url, lease_max_s=0.05) as node, client_of(redis_url) as client:
         await client.stored([0])
         stale = await acquire(node, 0)
@@ -144,12 +144,12 @@ async def test_a_nodes_own_segment_opens_nothing(redis_url: str) -> None:
         assert not (await acquire(node, 1)).HasField("segment")
 
 
-async def test_a_reader_whose_key_was_taken_back_has_a_miss_and_asks_again(redis_url: str) -> None:
+async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
         await client.stored([0, 1])
 
         class TooLate:
-            """Moves bytes when the lease is over already."""
+            """A transfer engine that moves bytes when the lease is over already."""
 
             results: Sequence[TransferResult] = ()
 
@@ -177,7 +177,7 @@ async def test_a_reader_whose_key_was_taken_back_has_a_miss_and_asks_again(redis
 
 
 def slow_reader(lease: Any) -> socket.socket:
-    """A link that has asked for the whole block and takes nothing of the answer."""
+    """Opens a link that has asked for the whole block and reads nothing of the answer."""
     segment = segment_from_proto(lease.segment)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -190,11 +190,11 @@ def slow_reader(lease: Any) -> socket.socket:
     (block,) = lease.blocks
     frame = wire.Frame(Opcode.READ, 1, 1, block.length_bytes)
     sock.sendall(wire.pack_frame(frame, [(segment.regions[0].key, block.offset_bytes, block.length_bytes)]))
-    sock.recv(1)  # it is being served
+    sock.recv(1)  # the server has begun its answer
     return sock
 
 
-async def test_what_is_still_being_sent_is_not_overwritten_when_its_lease_ends(redis_url: str) -> None:
+async def test_memory_being_sent_is_not_reused_when_its_lease_ends(redis_url: str) -> None:
     size = 8 << 20
     async with running_node(redis_url, pool_mib=8) as node, client_of(redis_url, slots=size // OBJECT) as client:
         client.memory[:] = b"\xaa" * size

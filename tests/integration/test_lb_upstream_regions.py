@@ -1,4 +1,4 @@
-"""Requests for other people's servers that go to another region, and come back as they were."""
+"""Requests for other makers' servers that go to another region, and come back unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wir
 from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
 
 
-async def test_what_the_region_has_no_room_for_goes_to_another_one_as_it_came():
+async def test_a_request_without_room_goes_unchanged_to_another_region():
     async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         assert (await us.chat()).status == 200
@@ -70,12 +70,12 @@ async def test_a_stream_crosses_as_it_comes_byte_by_byte():
                 assert status == 200
                 assert headers["content-type"] == "text/event-stream"
                 assert headers["x-odd"] == "no"
-                assert await connection.chunk() == b"data: one\n\n"  # while the server is not done
+                assert await connection.chunk() == b"data: one\n\n"  # while the server is still sending
                 go.set()
                 rest = b""
                 while piece := await connection.chunk():
                     rest += piece
-                go.clear()  # the connection is as good as before
+                go.clear()  # the connection still works
                 assert rest == b"data: two\n\n: a comment\r\n\r\ndata: three\n\n" + DONE
         await regions.idle()
 
@@ -101,14 +101,14 @@ async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int):
         await regions.idle()
 
 
-async def test_a_body_that_is_larger_than_the_other_region_takes_waits_for_this_one():
+async def test_a_body_too_large_for_the_other_region_waits_at_home():
     async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
         regions["eu"].lb.serving.limits = regions["eu"].lb.serving.limits.__class__(body_bytes=1024)
         large = asyncio.ensure_future(regions["us"].post("/v1/completions", {"model": MODEL, "prompt": "x" * 4096}))
         await spin(lambda: regions["us"].gauge("forwarded_total", region="eu") == 1)
         await spin(lambda: regions["us"].gauge("queue_requests") == 1)
-        assert (await regions["us"].chat()).status == 200  # that one is taken there
+        assert (await regions["us"].chat()).status == 200  # that request is taken there
         assert regions.asked() == {"us": 0, "eu": 1}
         await regions.full("us", full=False)
         assert (await large).status == 200
@@ -136,7 +136,7 @@ async def test_models_that_only_another_region_has():
         await other.stop()
 
 
-async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_model():
+async def test_models_of_other_regions_do_not_change_the_default_model():
     async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         eu.lb.fleet.listed(eu.lb.fleet.servers[eu.servers[0].url], {MODEL: {"id": MODEL}, "other": {"id": "other"}})
@@ -145,7 +145,7 @@ async def test_what_other_regions_serve_does_not_change_what_is_meant_by_no_mode
         assert (await us.post("/v1/completions", {"prompt": "x"})).status == 200
 
 
-async def test_requests_for_several_models_are_told_apart_until_they_have_arrived():
+async def test_requests_under_way_are_counted_for_each_model():
     async with running_upstream_regions("us", "eu", linked=False) as regions:
         us, eu = regions["us"], regions["eu"]
         eu.servers[0].models = (MODEL, "other")

@@ -1,4 +1,4 @@
-"""Requests for other people's servers in another region that end early: who leaves, what dies, what breaks off."""
+"""Requests for other makers' servers in another region that end early: clients leave, servers die, answers break."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_region_that_dies_in_mid_stream_is_an_error_event():
         await regions["us"].idle()
 
 
-async def test_a_server_there_that_breaks_off_is_an_error_event_of_one_kind():
+async def test_a_broken_stream_of_another_region_is_one_error_event():
     async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
 
@@ -128,7 +128,7 @@ async def test_a_server_there_that_breaks_off_is_an_error_event_of_one_kind():
         await regions.idle()
 
 
-async def test_what_a_servers_refuses_there_is_tried_elsewhere_and_then_passed_on():
+async def test_a_refusal_is_retried_elsewhere_and_then_passed_on():
     async with running_upstream_regions("us", "eu", "ap", attempts=2) as regions:
         await regions.full("us")
 
@@ -176,7 +176,7 @@ async def test_a_region_that_ends_in_good_order_ends_what_it_has():
         await us.idle()
 
 
-async def test_what_a_dying_region_gives_back_goes_before_what_came_later():
+async def test_requests_of_a_dying_region_go_before_later_ones():
     async with running_upstream_regions("us", "eu", placement_wait_s=600.0) as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")

@@ -1,4 +1,4 @@
-"""What a worker tells the conductor of prompts."""
+"""A worker's reports of prompts to the conductor."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def fleet():
 
 @pytest.mark.parametrize("chunk_tokens", [BLOCK_TOKENS, 512])
 @pytest.mark.parametrize("apart", [True, False])
-async def test_a_prompt_that_was_computed_has_begun_however_short_it_is(fleet, chunk_tokens, apart):
-    """Of one chunk or of many: the conductor takes what ends without having begun for cancelled or failed."""
+async def test_a_computed_prompt_has_begun_however_short_it_is(fleet, chunk_tokens, apart):
+    """One chunk or many: the conductor takes a prompt that ends without having begun for cancelled or failed."""
     if apart:
         p, d = await fleet.pair(prefill_chunk_tokens=chunk_tokens)
     else:
@@ -53,8 +53,8 @@ async def test_a_prompt_that_was_computed_has_begun_however_short_it_is(fleet, c
     assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["failing"])
 
 
-async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fleet, monkeypatch):
-    """Of one chunk: the time until its end says nothing of how fast the instance computes."""
+async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkeypatch):
+    """The prompt has one chunk; the time until its end says nothing of the instance's speed."""
 
     async def broken(self) -> None:
         raise Unavailable("the target is gone")
@@ -71,7 +71,7 @@ async def test_a_prompt_that_was_computed_and_did_not_get_there_has_not_begun(fl
     assert not happened.measured
 
 
-async def test_the_time_between_tokens_comes_with_the_load_it_was_measured_at(fleet):
+async def test_the_time_between_tokens_comes_with_its_load(fleet):
     p, d = await fleet.pair()
     client = await fleet.client(d)
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="alone"))
@@ -100,7 +100,7 @@ async def test_an_hour_without_requests_is_not_between_tokens(fleet):
 
 
 @pytest.mark.parametrize("apart", [True, False])
-async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet, apart):
+async def test_first_token_times_are_told_of_numbered_placements(fleet, apart):
     if apart:
         p, d = await fleet.pair()
     else:
@@ -123,16 +123,14 @@ async def test_what_a_first_token_took_is_told_of_placements_with_a_number(fleet
 
 @pytest.mark.parametrize("kernel", ["grouped", "whole", "plain"])
 @pytest.mark.parametrize("batching", ["feather:chunk_blocks=1", "fcfs"])
-async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_prompts(
-    fleet, monkeypatch, batching, kernel
-):
-    """Where steps read it once: by a kernel that does so for each group, or by batches that all share something."""
+async def test_the_shared_prefix_of_decoded_requests_is_reported(fleet, monkeypatch, batching, kernel):
+    """Steps read it once, by a kernel that does so for each group, or by batches that all share a prefix."""
     monkeypatch.setattr(step_members, "LOOK_S", 0.0)
     conductor = await fleet.start_conductor()
     mixed = await fleet.start("mixed", "m0", batching=batching, attention_kernel=kernel, conductor=conductor)
     gate = Gate(lambda decodes: len(decodes) == 2, mixed.engine)
     client = await fleet.client(mixed)
-    common = PROMPT[: 5 * BLOCK_TOKENS]  # 5 blocks, of which a whole level is 4
+    common = PROMPT[: 5 * BLOCK_TOKENS]  # 5 blocks, 4 of which are a whole level
     asked = [submission([*common, *range(own, own + 4 * BLOCK_TOKENS)], SamplingParams(max_tokens=32, ignore_eos=True),
                         prefill=mixed, decode=mixed, request_id=f"r{own}") for own in (120, 180)]  # fmt: skip
     answers = await client.submit(*asked)
@@ -143,7 +141,7 @@ async def test_what_decoded_requests_share_is_reported_by_the_key_of_their_promp
     once = kernel == "grouped" or (kernel == "whole" and batching != "fcfs")
     expected = (SharedPrefix(keys[3], LEVEL_BLOCKS, 2),) if once else ()
     assert (said.level_blocks, said.shared) == (LEVEL_BLOCKS * len(expected), expected)
-    # A report of before the step may say that two run, and not yet what they share.
+    # A report from before the step may have two running requests, but not yet their shared prefix.
     told = (2, LEVEL_BLOCKS * len(expected), expected)
     await fleet.known(
         "m0", lambda state: (state.load.running_requests, state.load.level_blocks, state.load.shared) == told

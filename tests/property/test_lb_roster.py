@@ -1,4 +1,4 @@
-"""What a load balancer keeps of what conductors listed, whatever they say after a restart."""
+"""The instances that a load balancer keeps, whatever conductors list after a restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LISTS = st.lists(
 
 
 @given(LISTS)
-def test_who_was_known_stays_until_this_conductor_s_word_or_the_grace_time(
+def test_a_known_instance_stays_until_the_list_or_grace_ends_it(
     lists: list[tuple[frozenset[str], bool, bool, float]],
 ) -> None:
     roster = Roster(GRACE_S)
@@ -90,7 +90,7 @@ def test_a_conductor_that_says_so_is_believed() -> None:
     assert not roster.unconfirmed
 
 
-def test_a_conductor_that_nobody_has_found_is_not_believed_that_nobody_is_there() -> None:
+def test_a_complete_but_empty_list_after_a_restart_erases_nobody() -> None:
     roster = Roster(GRACE_S)
     roster.listed("abcd", 0.0, first=True)
     roster.listed("", 1.0, first=True, incomplete=True)
@@ -103,7 +103,7 @@ def test_a_conductor_that_nobody_has_found_is_not_believed_that_nobody_is_there(
 
 
 def test_those_that_vanish_together_are_kept_for_a_while() -> None:
-    """A conductor that stood still for longer than the leases forgets everyone at once."""
+    """A conductor that was frozen for longer than the leases forgets all instances at once."""
     roster = Roster(GRACE_S)
     roster.listed("abcd", 0.0, first=True)
     roster.listed("ab", 1.0)

@@ -1,4 +1,4 @@
-"""The object table over a simulated memory: whatever happens, nobody's bytes change under him."""
+"""The object table over a simulated memory: no client's bytes change while it may use them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def write(self) -> None:
-        """Writers that are not shut out may write at any time."""
+        """Writes for all open puts, at any time."""
         for objects, _, closing in self.puts.values():
             if not closing:
                 for _, offset, size, version in objects:
@@ -91,7 +91,7 @@ class TableMachine(RuleBasedStateMachine):
             for _, offset, size, version in objects if commit else ():
                 self.memory[offset : offset + size] = bytes([version]) * size
         else:
-            commit = False  # it timed out: only giving up is left
+            commit = False  # it timed out, so it can only be given up
         assert self.table.close_put(put_id) == (not closing)
         assert self.table.end_put(put_id, commit=commit, now_s=self.now) == (len(objects) if commit else 0)
         assert not self.table.close_put(put_id)
@@ -195,7 +195,7 @@ for name in EVICTION_POLICIES.names:
     case = type(f"TableMachine_{name}", (TableMachine,), {"policy": name}).TestCase
     case.settings = settings(max_examples=usually(20, long=80), stateful_step_count=40)
     globals()[f"TestObjectTable_{name}"] = case
-del case  # else it would be collected twice
+del case  # otherwise it would be collected twice
 
 
 def store(objects: ObjectTable, *keys: bytes, size: int = 256) -> None:
@@ -204,7 +204,7 @@ def store(objects: ObjectTable, *keys: bytes, size: int = 256) -> None:
     assert objects.end_put(put_id, commit=True, now_s=0.0) == len(keys)
 
 
-def test_the_least_recently_used_goes_first_and_the_end_of_a_run_before_its_start() -> None:
+def test_the_least_recent_object_goes_first_and_a_runs_end_first() -> None:
     objects = table()
     store(objects, *KEYS[:2])
     store(objects, *KEYS[2:4])
@@ -238,7 +238,7 @@ def test_nothing_is_evicted_in_vain() -> None:
     assert objects.exists(KEYS[:3]) == [True] * 3
 
 
-def test_idle_objects_that_are_not_side_by_side_are_not_evicted_for_one_that_fits_nowhere() -> None:
+def test_idle_objects_are_not_evicted_for_one_that_fits_nowhere() -> None:
     objects = table()
     for key in KEYS[:4]:
         store(objects, key)
@@ -256,7 +256,7 @@ def test_idle_objects_that_are_not_side_by_side_are_not_evicted_for_one_that_fit
 
 
 @given(data=st.data(), policy=st.sampled_from(EVICTION_POLICIES.names))
-def test_one_object_finds_room_exactly_when_a_piece_is_free_or_idle(data: st.DataObject, policy: str) -> None:
+def test_an_object_finds_room_where_a_piece_is_free_or_idle(data: st.DataObject, policy: str) -> None:
     objects = table(eviction=policy)
     sizes = data.draw(st.lists(st.integers(1, 400), max_size=7))
     for key, size in zip(KEYS, sizes, strict=False):
@@ -282,7 +282,7 @@ def test_one_object_finds_room_exactly_when_a_piece_is_free_or_idle(data: st.Dat
         assert objects.eviction.evicted == evicted
 
 
-def test_a_removed_object_disappears_with_its_last_lease_and_may_come_again() -> None:
+def test_removed_objects_go_with_their_last_lease_and_may_return() -> None:
     objects = table()
     store(objects, KEYS[0])
     first, second = (objects.acquire(KEYS[:1], 0.0, 1.0) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Topologies from anywhere: what is published comes back, nonsense is refused, a built matrix partitions the NICs."""
+"""Topologies of any origin: published ones read back, invalid ones are refused, a built matrix partitions the NICs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def inventories(draw: st.DrawFn) -> Inventory:
 
 
 @given(inventories())
-def test_a_built_matrix_has_every_nic_once_per_location_and_none_is_nearer_than_the_preferred(host: Inventory) -> None:
+def test_a_matrix_has_each_nic_once_and_the_nearest_preferred(host: Inventory) -> None:
     topology = build_topology(host)
     up = {nic.name: nic for nic in host.nics if nic.up}
     locations = [f"cpu:{node.id}" for node in host.nodes] + [f"cuda:{gpu.index}" for gpu in host.gpus]

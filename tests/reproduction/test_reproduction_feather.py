@@ -23,7 +23,7 @@ FEATHER = [name for name in FIGURES if name.startswith("feather-")]
 
 
 def ticking() -> Clock:
-    """Each look at it takes a µs."""
+    """Returns a clock that advances by a µs with each reading."""
     ticks = count()
     return lambda: 1_000 * next(ticks)
 
@@ -174,7 +174,7 @@ def test_the_gain_is_with_long_prefixes_only() -> None:
     assert gain(10_000) > 0.25
 
 
-def test_batches_of_one_prefix_are_faster_than_one_of_many_unless_they_are_small_or_answers_short() -> None:
+def test_batches_of_one_prefix_are_faster_unless_small_or_short() -> None:
     def rate(groups: int, split: int, output_tokens: int) -> float:
         prompts = sorted(shared_by(groups, 160))
         size = len(prompts) // split
@@ -186,7 +186,7 @@ def test_batches_of_one_prefix_are_faster_than_one_of_many_unless_they_are_small
     assert rate(4, 4, 1) == pytest.approx(rate(4, 1, 1), rel=0.05), "prompts are all of it"
 
 
-def test_larger_batches_bring_less_and_less_and_later_where_a_prefix_is_shared() -> None:
+def test_larger_batches_gain_less_and_later_with_a_shared_prefix() -> None:
     def full_at(groups: int) -> int:
         rates = {n: one_batch(shared_by(groups, n), 10, Server()).decode_tokens_s for n in (5, 10, 20, 40, 80, 160)}
         return next(n for n in rates if rates[n] > 0.8 * rates[160])
@@ -206,7 +206,7 @@ def test_a_run_is_the_same_again() -> None:
 # -- what scheduling costs
 
 
-def test_what_measures_needs_a_clock_and_says_the_same_by_the_same_one(made: dict[str, Result]) -> None:
+def test_measuring_figures_need_a_clock_and_repeat_with_it(made: dict[str, Result]) -> None:
     measuring = [name for name in FEATHER if FIGURES[name].measures]
     assert len(measuring) == 6
     for name in measuring:
@@ -216,15 +216,15 @@ def test_what_measures_needs_a_clock_and_says_the_same_by_the_same_one(made: dic
     assert again.rows == made["feather-fig5.9"].rows
 
 
-def test_a_server_waits_for_its_scheduler_as_long_as_was_measured(small: None) -> None:
-    """Of all policies before each step, of an order of the line also for each that waits."""
+def test_a_server_waits_for_its_scheduler_as_long_as_measured(small: None) -> None:
+    """Every policy costs time before each step; one that orders the queue also costs time for each waiting request."""
     costs = feather.costs.waits(("fcfs", "bandit", "lpm", feather.costs.RADIX), 320, lambda _: None, ticking())
     assert all(each.step_s > 0 for each in costs.values())
     assert [name for name, each in costs.items() if each.waiting_s] == ["lpm", feather.costs.RADIX]
     assert costs[feather.costs.RADIX].step_s == costs["bandit"].step_s
 
 
-def test_waiting_for_a_scheduler_takes_throughput_and_makes_tokens_later() -> None:
+def test_a_schedulers_time_lowers_throughput_and_delays_tokens() -> None:
     load = Load(requests=60, output_tokens=20, prefix_tokens=640)
     free, slow = (
         served(load, Server(max_batch=20, scheduling=cost), lambda _: None)
@@ -238,7 +238,7 @@ def test_waiting_for_a_scheduler_takes_throughput_and_makes_tokens_later() -> No
     assert slow.computing < free.computing
 
 
-def test_a_kernel_that_reads_each_group_once_makes_mixed_batches_as_good() -> None:
+def test_a_kernel_that_reads_groups_once_speeds_up_mixed_batches() -> None:
     load = Load(requests=60, output_tokens=50)
     plain, grouped = (served(load, Server(kernel=kernel), lambda _: None) for kernel in ("whole", GROUPED))
     assert grouped.tokens_s > 1.1 * plain.tokens_s

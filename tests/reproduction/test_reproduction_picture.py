@@ -59,7 +59,7 @@ def test_the_same_label_has_the_same_colour_in_all_panels() -> None:
     assert fills[1] == fills[2] != fills[0]
 
 
-def test_numbers_stand_upright_where_they_would_run_into_each_other() -> None:
+def test_numbers_stand_upright_where_they_would_overlap() -> None:
     def upright(labels: int) -> bool:
         bars = Bars("bars", "y", ["a", "b", "c"], {str(number): [0.92] * 3 for number in range(labels)})
         numbers = [each for each in drawn(Picture("p", [bars])).iter(f"{SVG}text") if each.text == "92%"]

@@ -20,8 +20,10 @@ DAY_S, HOUR_S = 86_400.0, 3600.0
 
 
 def rows(days: int, slower: float = 1.0) -> list[TraceRow]:
-    """From 8 to 11 a.m.: chats of two turns and files of one; the answer to a chat takes ``slower`` times as long from
-    one day to the next."""
+    """Returns chats of two turns and files of one turn, from 8 to 11 a.m. of each day.
+
+    The second turn of a chat comes ``slower`` times as late from one day to the next.
+    """
     random_ = random.Random(29)
     found = []
     for day in range(days):
@@ -43,7 +45,7 @@ def make(given: list[TraceRow], *, generated: bool = True) -> Result:
     return FIGURES["wild-fig29"].make([Workload("qwen_a_5d", given, 16, generated)], lambda _: None)
 
 
-def test_what_is_used_again_within_a_time_is_that_of_a_plain_count() -> None:
+def test_reuse_within_a_time_equals_a_plain_count() -> None:
     random_ = random.Random(3)
     trace = [
         TraceRow(at, 1, 1, tuple(range(100 * chat, 100 * chat + random_.randrange(1, 9))))

@@ -18,7 +18,7 @@ ONE = {"us": 1, "eu": 1, "asia": 1}
 
 
 class Chain:
-    """Programs of so many requests, each after the last one's end; or all at once, with ``together``."""
+    """Programs of several requests, each after the end of the one before, or all at once with ``together``."""
 
     def __init__(self, count: int, tokens: int = 40, output_tokens: int = 10, *, together: bool = False) -> None:
         self._count, self._tokens, self._output, self._together = count, tokens, output_tokens, together
@@ -147,7 +147,7 @@ def test_a_region_that_is_cut_off_serves_its_own() -> None:
     assert {each.instance for each in world.served} == {"eu-0"}
 
 
-def test_without_its_only_load_balancer_nobody_is_served_until_it_is_back() -> None:
+def test_nobody_is_served_while_the_only_load_balancer_is_down() -> None:
     world = world_of("ll", {"us": 1, "eu": 1})
     world.time.at(6.0, lambda: world.kill_door("us"))
     world.time.at(12.0, lambda: world.restore_door("us"))
@@ -169,7 +169,7 @@ def test_clients_have_one_program_under_way() -> None:
     assert len(world.served) == 3 * source.made
 
 
-def test_siblings_are_sent_at_once_and_children_after_their_parent() -> None:
+def test_siblings_are_sent_at_once_children_after_their_parent() -> None:
     world = world_of("skywalker", {"us": 1})
     prompt = Text().extended(40, BLOCK, fresh_keys(random.Random(1)))
     steps = tuple(

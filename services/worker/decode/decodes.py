@@ -15,7 +15,7 @@ from services.worker.prefill.prefills import Prefills
 
 
 class Decodes:
-    """Owned by the event loop's thread."""
+    """The requests of this instance, owned by the event loop's thread."""
 
     def __init__(self, parts: Parts, prefills: Prefills, peers: PrefillPeers, observer: DecodeObserver) -> None:
         self.parts = parts
@@ -27,7 +27,7 @@ class Decodes:
 
     @property
     def owned(self) -> int:
-        """Requests that hold anything here, those being cleaned up included."""
+        """Requests that hold anything here, including those being cleaned up."""
         return len(self._tasks)
 
     @property
@@ -37,20 +37,18 @@ class Decodes:
 
     @property
     def elsewhere(self) -> int:
-        """Requests whose prompt another instance computes, those aside that wait for KV memory here. O(owned)."""
+        """Requests whose prompt another instance computes, except those that wait for KV memory here. O(owned)."""
         return sum([request.elsewhere for request in list(self._tasks)])
 
     def unfinished(self) -> list[str]:
-        """Ids of the requests whose last update was not given out yet."""
+        """Returns the ids of the requests whose last update was not given out yet."""
         return [request.order.prompt.request_id for request in self._tasks if not request.ended.done()]
 
     def submit(self, submission: worker_pb2.Submission, updates: OutgoingUpdates) -> DecodeRequest:
-        """Take a request in; its updates go to ``updates``.
+        """Takes a request in, with its updates to ``updates``.
 
-        Raises:
-            InvalidArgument, NotFound, FailedPrecondition: see ``parse_submission``.
-            ResourceExhausted: too many requests.
-            Unavailable: draining, or the engine hangs.
+        Raises :class:`InvalidArgument`, :class:`NotFound` or :class:`FailedPrecondition`, see ``parse_submission``;
+        :class:`ResourceExhausted` for too many requests; :class:`Unavailable` if it drains or the engine hangs.
         """
         parts = self.parts
         parts.check_serving("decode_instance")
@@ -85,19 +83,19 @@ class Decodes:
     # -- the end
 
     async def drained(self, timeout_s: float) -> bool:
-        """Whether all requests ended by themselves within the time."""
+        """Returns whether all requests ended by themselves within the time."""
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=timeout_s)
         return not self._tasks
 
     def give_up(self, why: str) -> None:
-        """End all requests with UNAVAILABLE: they go on elsewhere. Their blocks follow when nobody touches them."""
+        """Ends all requests with UNAVAILABLE: they go on elsewhere. Blocks are released when nothing touches them."""
         error = Unavailable(f"{self.parts.served.instance_id} {why}", field="decode_instance")
         for request in list(self._tasks):
             request.abort.fire(error)
 
     async def close(self) -> None:
-        """End what is left, and wait until nothing of it is here."""
+        """Ends the remaining requests, and waits until nothing of them is here."""
         self.give_up("is stopping")
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))

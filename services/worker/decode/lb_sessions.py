@@ -22,14 +22,14 @@ SESSIONS_MAX = 1024
 
 
 class LbSessions:
-    """All of them, for the figures. ``load`` is what those that ask are told, without what is of their session."""
+    """All sessions, for the metrics; ``load`` is what load balancers are told, without their session's own fields."""
 
     def __init__(self, decodes: Decodes, load: Callable[[], ToldLoad]) -> None:
         self.decodes = decodes
         self.load = load
         self._open: set[LbSession] = set()
         self.cut = 0
-        """Sessions ended because the load balancer read too slowly."""
+        """The number of sessions ended because the load balancer read too slowly."""
 
     @property
     def count(self) -> int:
@@ -37,7 +37,7 @@ class LbSessions:
 
     @property
     def told(self) -> int:
-        """Load balancers that have asked to be told of the load, and push by it."""
+        """Load balancers that have asked for the load, and push by it."""
         return sum([session.tells for session in self._open])
 
     @property
@@ -46,10 +46,7 @@ class LbSessions:
         return sum(session.updates.unsent for session in list(self._open))
 
     async def run(self, context: Any) -> None:
-        """
-        Raises:
-            ResourceExhausted: too many sessions, or the load balancer reads too slowly.
-        """
+        """Serves a session. Raises :class:`ResourceExhausted` for too many or a load balancer that reads too slowly."""
         if len(self._open) >= SESSIONS_MAX:
             raise ResourceExhausted(f"{SESSIONS_MAX} load balancers are connected", retry_after_s=1.0)
         session = LbSession(self)
@@ -64,7 +61,7 @@ class LbSessions:
 
 
 class LbSession:
-    """``run`` ends when the load balancer has closed its side and everything is answered, or when it is gone."""
+    """A session, which ends when the load balancer has closed its side and all is answered, or when it is gone."""
 
     def __init__(self, sessions: LbSessions) -> None:
         limits = sessions.decodes.parts.limits
@@ -74,16 +71,13 @@ class LbSession:
         self._sessions = sessions
         self._decodes = sessions.decodes
         self._news: LoadNews | None = None
-        """Once the load balancer has asked to be told of the load."""
+        """The news of the load, once the load balancer has asked for it."""
         self._received = 0
-        """Submissions."""
+        """The number of submissions received."""
         self._requests: dict[int, DecodeRequest] = {}
 
     async def run(self, context: Any) -> None:
-        """
-        Raises:
-            ResourceExhausted: the load balancer reads too slowly.
-        """
+        """Serves the stream. Raises :class:`ResourceExhausted` if the load balancer reads too slowly."""
         stream = LbStream(context, self._write_timeout_s)
         self.updates.overflow.add_done_callback(lambda overflow: stream.end(cast("PinyonError", overflow.exception())))
         self.updates.by(stream)
@@ -116,8 +110,8 @@ class LbSession:
 
     def _told(self) -> ToldLoad:
         load = self._sessions.load()
-        # Of several that each believed all the room, all would send as much. One place each they have, so that none of
-        # them waits for one that the others leave free.
+        # If each of several load balancers took all the room, all would send as much. Each gets one place at least, so
+        # that none waits for a place that the others leave free.
         room = max(1, load.room // max(1, self._sessions.told)) if load.room else 0
         return load._replace(received=self._received, room=room)
 
@@ -125,7 +119,7 @@ class LbSession:
         return None if self._news is None else self._news.take()
 
     async def _drain(self) -> None:
-        """Nothing more comes in; what was asked is still answered."""
+        """Answers the requests that are here, as no more come in."""
         if self._requests:
             await asyncio.wait([request.ended for request in self._requests.values()])
         self.updates.close()

@@ -1,6 +1,6 @@
-"""When one load balancer is told of the load: when it has changed, not too often, and in any case now and then.
+"""The times at which a load balancer is told of the load: on changes, not too often, and regularly in any case.
 
-What never changes is told as well, so that silence means that the instance is frozen or gone.
+An unchanged load is told as well, so that silence means that the instance is frozen or gone.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from pinyon.core.clock import Clock
 
 HEARTBEAT_S = 0.5
-"""Between two that say the same, at most; or the session's interval, if that is longer."""
+"""The longest time in s between equal messages, unless the session's interval is longer."""
 EARLY_S = 0.001
-"""The event loop's timers have millisecond steps, and may be early by one."""
+"""The precision of the event loop's timers, which may be early by a millisecond."""
 
 
 class ToldLoad(NamedTuple):
-    """Field by field the ``Load`` of ``worker.proto``."""
+    """The load as told, field by field the ``Load`` of ``worker.proto``."""
 
     pending: int = 0
     running: int = 0
@@ -31,10 +31,10 @@ class ToldLoad(NamedTuple):
 
 
 class LoadNews:
-    """Of one session. ``read`` says the load; it is not asked twice within ``interval_s``, unless something is told.
+    """The news of one session; ``read`` returns the load, at most once per ``interval_s`` unless something is told.
 
-    ``start`` → ``close``: a timer calls ``wake`` when something is to be told and no message is on its way. Whoever
-    puts a message together asks :meth:`take`.
+    ``start`` → ``close``: a timer calls ``wake`` when something is to be told and no message is on its way. The code
+    that composes a message calls :meth:`take`.
     """
 
     def __init__(self, read: Callable[[], ToldLoad], interval_s: float, wake: Callable[[], None], clock: Clock) -> None:
@@ -47,15 +47,15 @@ class LoadNews:
         self._told: ToldLoad | None = None
         self._seq = 0
         self._beat_s = 0.0
-        """Something is told then at the latest."""
+        """The latest time of the next message."""
         self._timer: asyncio.TimerHandle | None = None
         self.next_s = 0.0
-        """Before this nothing new is looked for."""
+        """The earliest time at which the load is read again."""
         self.due = True
-        """Something is to be told."""
+        """True if something is to be told."""
 
     def start(self) -> None:
-        """And again when there may be something to tell, until it is closed."""
+        """Looks for news now and by a timer, until it is closed."""
         now_s = self._clock()
         if self.look(now_s):
             self._wake()
@@ -68,7 +68,7 @@ class LoadNews:
             self._timer = None
 
     def look(self, now_s: float, *, going: bool = False) -> bool:
-        """Whether something is to be told now. ``going``: a message goes, and takes what would need its own soon."""
+        """Returns whether to tell the load now. With ``going``, a message goes anyway, and takes a load due soon."""
         if going and now_s >= self._beat_s - self._early_s:
             self.due = True
         if now_s >= self.next_s - EARLY_S:
@@ -80,7 +80,7 @@ class LoadNews:
         return self.due
 
     def tell(self, now_s: float) -> ToldLoad:
-        """As of now. It is told to the session."""
+        """Returns the present load and counts it as told."""
         self._told = load = self._read()
         self._beat_s = now_s + self._heartbeat_s
         self.next_s = now_s + self._interval_s
@@ -89,6 +89,6 @@ class LoadNews:
         return load._replace(seq=self._seq)
 
     def take(self) -> ToldLoad | None:
-        """What goes with the message that is sent now; None: nothing."""
+        """Returns the load to go with the message that is sent now; None: no load."""
         now_s = self._clock()
         return self.tell(now_s) if self.look(now_s, going=True) else None

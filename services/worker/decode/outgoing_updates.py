@@ -1,4 +1,4 @@
-"""What a load balancer's streams have to say to it, merged until it goes, with the load."""
+"""The updates of a load balancer's streams, merged until they are sent, with the load."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
 
 def no_load() -> ToldLoad | None:
-    """Nobody has asked for it."""
+    """Returns None: nobody has asked for the load."""
     return None
 
 
 class OutgoingUpdates:
-    """The messages that a session's stream runs with: at most one update per stream in each. They go at the
-    :class:`TurnEnd`, as those of :class:`pinyon.runtime.outgoing.Outgoing` do, or the stream's writer has them, and
-    what waits meanwhile is merged.
+    """The messages of one session's stream, with at most one update per request in each.
 
-    ``limit`` bounds the changes that wait (about one per token, and per log-probability): a reader that is slower is
-    cut off. ``load`` is what goes with a message that is sent now; None: nothing. The iterator ends when the updates
-    are closed and all of them have gone.
+    They go at the :class:`TurnEnd`, as those of :class:`pinyon.runtime.outgoing.Outgoing` do, or by the stream's
+    writer; meanwhile waiting updates are merged. Waiting changes (about one per token, and per log-probability) are
+    bounded by ``limit``: a slower reader is cut off. The load that goes with a message comes from ``load``; None: no
+    load. The iterator ends when the updates are closed and all of them have gone.
     """
 
     def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = no_load) -> None:
@@ -38,26 +37,26 @@ class OutgoingUpdates:
         self._pace = pace
         self._load = load
         self._message = worker_pb2.SessionResponse()
-        """What waits."""
+        """The updates that wait."""
         self._by_stream: dict[int, worker_pb2.StreamUpdate] = {}
         self._made: deque[worker_pb2.SessionResponse] = deque()
-        """Put together and not sent: more than one if there was too much for one."""
+        """Messages composed and not sent; more than one, if there was too much for one."""
         self._end = TurnEnd(pace, self._send)
         self._nudged = False
         self._told = False
-        """Of what is there now."""
+        """True if the turn's end knows of what is there now."""
         self.closed = False
         self.overflow: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with :class:`ResourceExhausted` when the limit is reached; what waited is lost then."""
+        """Fails with :class:`ResourceExhausted` when the limit is reached; waiting updates are lost then."""
         self.unsent = 0
         """Changes not taken yet."""
 
     def by(self, stream: LbStream) -> None:
-        """They may go past the writer, by this stream."""
+        """Lets the updates go past the writer, by this stream."""
         self._end.by(stream)
 
     def update(self, stream_id: int, changes: int = 1) -> worker_pb2.StreamUpdate:
-        """The stream's next update, to be filled in before control returns to the event loop."""
+        """Returns the stream's next update, to be filled in before control returns to the event loop."""
         if self.closed:
             return worker_pb2.StreamUpdate()
         if self.unsent >= self._limit:
@@ -77,7 +76,7 @@ class OutgoingUpdates:
         return update
 
     def nudge(self) -> None:
-        """The reader gets a message soon, even if there is no update for it."""
+        """Sends the reader a message soon, even if there is no update for it."""
         if not self.closed:
             self._nudged = True
             if not self._told:
@@ -85,7 +84,7 @@ class OutgoingUpdates:
                 self._end.come()
 
     def close(self, *, discard: bool = False) -> None:
-        """No more updates; the reader gets what is left unless ``discard``."""
+        """Takes no more updates; the reader gets the rest unless ``discard``."""
         self.closed = True
         if discard:
             self._forget()
@@ -93,7 +92,7 @@ class OutgoingUpdates:
 
     @property
     def _ready(self) -> bool:
-        """There is something to put together."""
+        """True if an update or a nudge waits."""
         return self._nudged or bool(self._by_stream)
 
     def _forget(self) -> None:
@@ -103,7 +102,7 @@ class OutgoingUpdates:
         self._nudged = self._told = False
 
     def _send(self, stream: Duplex[Any, Any]) -> bool:
-        """See :class:`TurnEnd`."""
+        """Assembles and sends messages, see :class:`TurnEnd`."""
         made = self._made
         self._make()
         while made and stream.push(made[0]):
@@ -111,7 +110,7 @@ class OutgoingUpdates:
         return bool(made) or self._ready
 
     def _make(self) -> None:
-        """Put together what waits."""
+        """Assembles messages of what waits."""
         message, made = self._message, self._made
         self._forget()
         told = self._load()
@@ -120,15 +119,15 @@ class OutgoingUpdates:
             if load is not None:
                 message.load.CopyFrom(load)
             elif not message.updates:
-                return  # somebody else's message was on its way, and had it
+                return  # an earlier message was on its way, and took the load
             made.append(message)
             return
-        # many resumed requests replay their texts at once
+        # Many resumed requests may replay their texts at once.
         made.extend([worker_pb2.SessionResponse(updates=updates) for updates in in_messages(message.updates)])
         if load is not None:
             made.append(worker_pb2.SessionResponse(load=load))
 
-    # -- what the writer asks for
+    # -- for the writer
 
     def __aiter__(self) -> OutgoingUpdates:
         return self
@@ -147,6 +146,6 @@ class OutgoingUpdates:
         return self._made.popleft()
 
     async def aclose(self) -> None:
-        """Nothing more goes. Closing twice is fine."""
+        """Ends the sending. Closing twice is fine."""
         self._end.by(None)
         self._end.to_writer()

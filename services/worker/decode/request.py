@@ -1,4 +1,4 @@
-"""One request owned by this instance, from the reservation of its blocks to its last token."""
+"""A request owned by this instance, from the reservation of its blocks to its last token."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = get_logger("decode")
 
 
 class DecodeObserver(Protocol):
-    """Told of what metrics count."""
+    """The receiver of what metrics count."""
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -51,8 +51,10 @@ class DecodeObserver(Protocol):
 
 
 class DecodeRequest:
-    """``abort.fire`` stops it in any phase. Its last update goes out at once; its blocks follow when nobody writes to
-    them any more."""
+    """A request, which ``abort.fire`` stops in any phase.
+
+    Its last update goes out at once, and ``on_end`` is called; its blocks follow when nothing writes to them any more.
+    """
 
     def __init__(
         self,
@@ -65,13 +67,12 @@ class DecodeRequest:
         updates: OutgoingUpdates,
         on_end: Callable[[], None],
     ) -> None:
-        """``on_end`` is called when its last update was given out; it may still hold blocks then."""
         self.number = parts.cache.number()
         self.order = order
         self.stream_id = stream_id
         self.abort = Abort()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Its last update was given out."""
+        """Done when its last update was given out."""
         self._parts = parts
         self._prefills = prefills
         self._peers = peers
@@ -79,19 +80,19 @@ class DecodeRequest:
         self._on_end = on_end
         self._updates = updates
         self._prompt = prompt = order.prompt
-        """What has to be computed before the next token: the prompt, and all that was generated when it gave way."""
+        """The tokens to compute before the next one: the prompt, and those generated before it gave way."""
         self._transcript = Transcript(parts.card, prompt.sampling)
         self._token_changes = 2 + prompt.sampling.logprobs
-        """What a token adds to an update: itself, and its log-probabilities."""
+        """The changes that a token adds to an update: itself, and its log-probabilities."""
         self._replayed = ""
         self._keys = list(prompt.keys)
-        """Of the full blocks of all tokens so far."""
+        """The keys of the full blocks of all tokens so far."""
         self._made = array("I")
-        """Generated here since ``_prompt``."""
+        """The tokens generated here since ``_prompt``."""
         self._reservation: Reservation | None = None
         self._waiting: asyncio.Future[Reservation] | None = None
         self._turn: asyncio.Future[None] | None = None
-        """Done when it has given way, or ended."""
+        """Done when the request has given way, or ended."""
         self._decode_local = 0
         self._job: PrefillJob | None = None
         self._remote: RemotePrefill | None = None
@@ -101,7 +102,7 @@ class DecodeRequest:
         self._started = False
         self._traits = Traits.of(prompt.request_class)
         self._runs = parts.storage.new_runs()
-        # The last full block's key and the tokens after it: what the next block's key follows from.
+        # The last full block's key and the tokens after it, from which the next block's key follows.
         asked = prompt.request_class
         start = parts.served.namespace(asked.tenant, asked.cache_salt)
         self._last_key = prompt.keys[-1] if prompt.keys else start
@@ -109,7 +110,7 @@ class DecodeRequest:
         self._tail = bytearray(tokens_to_bytes(prompt.tokens[covered:]))
 
     async def run(self) -> None:
-        """Its whole life. Never raises."""
+        """Runs all phases. Never raises."""
         parts, prompt = self._parts, self.order.prompt
         deadlines = deadlines_of(asyncio.get_running_loop())
         slot = deadlines.add(self, deadlines.loop.time() + self.order.timeout_s)
@@ -135,7 +136,7 @@ class DecodeRequest:
                 await self._clean_up()
 
     def is_over(self) -> None:
-        """Its time is."""
+        """Ends the request, as its time is up."""
         self.abort.fire(DeadlineExceeded(f"not finished within {self.order.timeout_s:g} s"))
 
     # -- phases
@@ -167,7 +168,7 @@ class DecodeRequest:
             )
 
     def _replay(self) -> None:
-        """Tokens generated elsewhere before give their text again; the caller drops what it sent already."""
+        """Replays the text of tokens generated elsewhere; the caller drops the part that it sent already."""
         prompt = self._prompt
         for token in prompt.tokens[len(prompt.tokens) - prompt.sample_index :].tolist():
             self._replayed += self._transcript.push(token)
@@ -178,11 +179,11 @@ class DecodeRequest:
                 return
 
     def _ask(self, *, at_once: bool = True) -> None:
-        """Wait for the blocks of what has to be computed, and of the token after that if one follows."""
+        """Asks for the blocks of the tokens to compute, and of the next token if one follows."""
         parts, prompt, asked = self._parts, self._prompt, self.order.prompt
         layout, tokens = parts.served.layout, len(prompt.tokens)
         more = self._transcript.count + 1 < prompt.sampling.max_tokens
-        # Computed here, the last token needs its logits; computed elsewhere, all whole blocks may be kept.
+        # If the prompt is computed here, the last token's logits are needed; elsewhere, all whole blocks may be kept.
         usable = tokens if self._goes_elsewhere else tokens - 1
         reusable = 0 if prompt.no_reuse or prompt.tells_prompt else min(len(self._keys), usable // layout.block_tokens)
         request = BatchRequest(
@@ -203,35 +204,35 @@ class DecodeRequest:
     @property
     def elsewhere(self) -> bool:
         """Another instance computes its prompt now, or is about to: it takes no place in the batch here yet."""
-        if self._started or self._job is not None or not self._goes_elsewhere:  # asked often, of all that are here
+        if self._started or self._job is not None or not self._goes_elsewhere:  # asked often, of all requests here
             return False
         return self._waiting is None or self._waiting.done()
 
     @property
     def _goes_elsewhere(self) -> bool:
-        """Another instance computes the prompt. What was generated here is computed here, if it has to be again."""
+        """Another instance computes the prompt. Tokens that were generated here are recomputed here, if need be."""
         return bool(self.order.prefill_instance_id) and self._prompt is self.order.prompt
 
     async def _room(self) -> Reservation:
         if self._waiting is None:
             raise RuntimeError("no blocks were asked for")
         full = ResourceExhausted("no KV memory free", field="decode_instance", retry_after_s=1.0)
-        # Who has tokens already comes before all others, and waits for as long as he has.
+        # A request with tokens comes before all others, and waits as long as its time allows.
         limit_s = self.order.timeout_s if self._started else self._parts.limits.room_timeout_s
         return await self.abort.wait(self._waiting, full, limit_s)
 
     def _preempted(self) -> None:
-        """From the engine's loop, between steps: there was no room for all. What was generated is computed again with
-        the prompt when there is, and most of it is cached still."""
+        """Gives way between steps, for lack of room: its tokens, mostly cached, are recomputed with the prompt."""
         self._reservation = self._member = self._job = self._remote = None
         layout = self._parts.served.layout
         tokens = np.concatenate([self._prompt.tokens, np.asarray(self._made, np.uint32)])
         del self._made[:]
-        if len(self._tail) == 4 * layout.block_tokens:  # full with the token that is fed next
+        if len(self._tail) == 4 * layout.block_tokens:  # the token that is fed next fills the block
             (self._last_key,) = chain_block_keys(self._last_key, bytes(self._tail), layout.block_tokens)
             self._keys.append(self._last_key)
             self._tail.clear()
-        # Who gave way has its blocks again and a client that sees nothing come: it goes before all others.
+        # A request that gave way gets blocks from the cache, and its client sees nothing come: it goes before all
+        # others.
         self._prompt = replace(
             self._prompt,
             tokens=tokens,
@@ -255,7 +256,8 @@ class DecodeRequest:
             except ResourceExhausted as error:
                 if not self._computes_instead(reservation, error):
                     raise
-            # Two instances may wait for each other's room, each in requests that hold their own: here room is reserved.
+            # Two instances could wait for each other's room, each in requests that hold their own; here room is
+            # reserved.
             if self._remote is not None:
                 await self._peers.settle(self._remote)
                 self._remote = None
@@ -267,7 +269,7 @@ class DecodeRequest:
         return (await self.abort.wait(self._job.done)).first
 
     def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
-        """Whether this instance computes the prompt that another one, which was asked to, has no room for."""
+        """Returns whether this instance computes a prompt for which the prefill instance has no room."""
         served = self._parts.served
         left = len(self._prompt.tokens) - reservation.held * served.layout.block_tokens
         return error.field == "prefill_instance" and served.role.prefills and left > 0
@@ -310,7 +312,7 @@ class DecodeRequest:
     # -- tokens
 
     def _take(self, token: int, logprob: TokenLogprob | None, prompt_logprobs: SentLogprobs | None = None) -> bool:
-        """Pass a token on. False when it is the last one."""
+        """Passes a token on. Returns False for the last one."""
         self._tail += token.to_bytes(4, "little")
         self._made.append(token)
         text = self._transcript.push(token)
@@ -335,14 +337,14 @@ class DecodeRequest:
         return False
 
     def _advanced(self, token: int) -> bool:
-        """From the engine's loop: the KV of all tokens before this one is in the pool."""
+        """Takes a token from the engine's loop: the KV of all tokens before it is in the pool."""
         member = self._member
         if member is not None and member.position % self._parts.served.layout.block_tokens == 0:
             self._publish_block(member.position // self._parts.served.layout.block_tokens - 1)
         return self._take(token, None if member is None else member.logprob)
 
     def _publish_block(self, index: int) -> None:
-        """The block with this index in the table is full of tokens, generated ones at its end."""
+        """Publishes the block at this index of the table, which is full of tokens, generated ones at its end."""
         prompt, layout = self._prompt, self._parts.served.layout
         (self._last_key,) = chain_block_keys(self._last_key, bytes(self._tail), layout.block_tokens)
         self._tail.clear()
@@ -353,7 +355,7 @@ class DecodeRequest:
             self._parts.storage.offer(made, self._runs, prompt.request_class, index)
 
     def _publish(self, table: list[int], keys: list[BlockKey], first: int) -> None:
-        """Between steps, or before it is in any: nobody reads the blocks whose places others take."""
+        """Publishes between steps, or before the first: nothing reads the blocks whose places others take."""
         after = self._keys[first - 1] if first else None
         self._parts.cache.release(self._parts.cache.publish(table, keys, self._traits, first, after))
 
@@ -382,7 +384,7 @@ class DecodeRequest:
             usage.cached_local_tokens = report.local_tokens
             usage.cached_peer_tokens = report.peer_tokens
             usage.cached_store_tokens = report.store_tokens
-            # A resumed request reuses generated tokens too; they are not of the prompt that the client sent.
+            # A resumed request reuses generated tokens, too, which are not part of the client's prompt.
             usage.cached_tokens = min(prompt, report.reused_tokens)
         self.ended.set_result(None)
         self._turn_over()

@@ -1,4 +1,4 @@
-"""A request's tokens as text, and when they end it."""
+"""The text of a request's tokens, and the rules by which it ends."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pinyon.model import IncrementalDetokenizer, ModelCard, StopMatcher
 
 
 class Transcript:
-    """Takes generated tokens one by one. ``count`` of them so far; ``finish`` is set by the one that ends it.
+    """The text of one request, fed token by token; ``count`` tokens so far. ``finish`` is set by the last one.
 
-    As in vLLM: a token that ends the text has no text itself, and the first ``min_tokens`` tokens do not end it,
-    whatever they are.
+    As in vLLM, a token that ends the text has no text itself, and the first ``min_tokens`` tokens never end it.
     """
 
     def __init__(self, card: ModelCard, sampling: SamplingParams) -> None:
@@ -24,7 +23,7 @@ class Transcript:
         self.finish: FinishReason | None = None
 
     def push(self, token: int) -> str:
-        """The text that became certain."""
+        """Takes a token and returns the text that became certain."""
         self.count += 1
         if token in self._ends and self.count > self._min_tokens:
             self.finish = FinishReason.STOP
@@ -41,7 +40,7 @@ class Transcript:
         return text + self._rest()
 
     def _rest(self) -> str:
-        """What was held back until the end; a stop string may still show up in it."""
+        """Returns the text that was held back until the end; a stop string may still show up in it."""
         text = self._detokenizer.flush()
         if self._stop is None:
             return text

@@ -1,4 +1,4 @@
-"""Engines: what computes tokens. The worker knows :mod:`protocol` only; :func:`create_engine` picks one by name."""
+"""Engines, which compute tokens. The worker knows :mod:`protocol` only; :func:`create_engine` picks one by name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def create_engine(
     profile: str = "tiny",
     kernel: str = KERNEL_DEFAULT,
 ) -> Engine:
-    """``kind`` is one of :data:`ENGINES`. ``profile``: what a paced engine imitates, see :func:`load_profile`.
-    ``kernel``: who reads KV together in decode, see :data:`KERNEL_DEFAULT`; engines that read none do not heed it.
+    """Returns the engine of a ``kind`` of :data:`ENGINES`.
 
-    Raises :class:`InvalidArgument` naming what is wrong with the checkpoint.
+    A paced engine imitates ``profile``, see :func:`load_profile`. The requests that read KV together in decode are
+    chosen by ``kernel``, see :data:`KERNEL_DEFAULT`; engines that read no KV ignore it. Raises :class:`InvalidArgument`
+    that names what is wrong with the checkpoint.
     """
     if kind == "numpy":
         return NumpyLlamaEngine(card.config, load_weights(card), num_blocks, block_tokens, kernel=kernel)

@@ -1,9 +1,9 @@
-"""Causal attention over the paged pool, in products whose shapes depend on nothing but a query's absolute position.
+"""Causal attention over the paged pool, in products whose shapes depend only on a query's absolute position.
 
 Keys are taken in segments (``segments.py``). Queries lie in the lanes of tiles: ``(L, head_dim) @ (head_dim, TILE)``
 gives the scores of a segment, ``(head_dim, L) @ (L, TILE)`` its part of the output, where ``L`` follows from the
-query's position. What the other lanes hold (other query heads of the same KV head, other positions of the chunk, other
-requests that share the segment, zeros) does not change a lane's bits. Keys after a query weigh exactly zero.
+query's position. Other lanes hold other query heads of the same KV head, other positions of the chunk, other requests
+that share the segment, or zeros. They do not change a lane's bits. Keys after a query weigh exactly zero.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from services.worker.engines.segments import (
 _F32 = npt.NDArray[np.float32]
 _I64 = npt.NDArray[np.int64]
 _Queries = npt.NDArray[np.void]
-"""Elements of as many float32 as a KV head has query heads: what one query has in a row of a tile."""
+"""Elements of as many float32 as a KV head has query heads: one query's part of a tile's row."""
 
 _KEYS = np.arange(LENGTH_STEP)
 
 _CALL_TILES = 8
-"""Tiles of queries over one segment that go through a call at once: their scores stay in the second-level cache."""
+"""The tiles of queries over one segment that one call takes: their scores stay in the second-level cache."""
 
 
 class PagedAttention:
-    """Reads and writes the pool; its workspaces grow to the longest context met.
+    """Attention that reads and writes the pool; its workspaces grow to the longest context met.
 
-    ``kernel``, one of :data:`services.worker.engines.decode_plan.KERNELS`, says who reads KV together in decode. It
-    changes the time, never the bits.
+    The requests that read KV together in decode are chosen by ``kernel``, one of
+    :data:`services.worker.engines.decode_plan.KERNELS`. It changes the time, never the bits.
     """
 
     def __init__(self, config: ModelConfig, layout: KvLayout, pool: _F32, kernel: str) -> None:
@@ -64,7 +64,7 @@ class PagedAttention:
         self._kv_heads = config.num_kv_heads
         self._dim = config.head_dim
         self._slots = TILE // self._groups
-        """Queries per tile, positions of a chunk or requests: as many as fit with all query heads of a KV head."""
+        """The queries per tile, positions of a chunk or requests: as many as fit with all query heads of a KV head."""
         self._kv_space = np.empty(0, np.float32)
         self._score_space = np.empty(0, np.float32)
         self._part_space = np.empty(0, np.float32)
@@ -75,9 +75,9 @@ class PagedAttention:
         self._pool[blocks, layer, 1, offsets] = values
 
     def attend(self, layer: int, queries: _F32, start: int, table: _I64, out: _F32) -> None:
-        """A chunk: ``queries`` (scaled) ``(n, heads, head_dim)`` at positions ``[start, start + n)``; ``out`` likewise.
+        """Computes a chunk at positions ``[start, start + n)``, whose K and V, and all before, must be in the pool.
 
-        The pool must hold K and V of ``[0, start + n)`` already.
+        The ``queries`` (scaled) and ``out`` are ``(n, heads, head_dim)``.
         """
         n = queries.shape[0]
         end = start + n
@@ -94,7 +94,7 @@ class PagedAttention:
             done += count
 
     def plan(self, rows: Sequence[int], positions: Sequence[int], tables: Sequence[_I64]) -> DecodePlan:
-        """Decoded tokens, one per request, for :meth:`decode`."""
+        """Returns the plan of decoded tokens, one per request, for :meth:`decode`."""
         known = [
             self._pieces(table[: self._layout.blocks_for(position + 1)])
             for table, position in zip(tables, positions, strict=True)
@@ -102,7 +102,7 @@ class PagedAttention:
         return plan_decodes(rows, positions, known, self._kernel, self._piece)
 
     def decode(self, layer: int, queries: _F32, plan: DecodePlan, out: _F32) -> None:
-        """``queries`` (scaled) and ``out``: ``(all rows, heads, head_dim)``, of which the plan has some."""
+        """Computes the plan's rows of ``queries`` (scaled) and ``out``, ``(all rows, heads, head_dim)``."""
         heads = self._to_queries(queries[plan.rows])
         parts = self._parts(plan.parts, self._groups)
         kept = blocks_of_lanes(parts, self._groups)[..., 0]
@@ -122,8 +122,7 @@ class PagedAttention:
             out[plan.rows[each.requests]] = self._from_queries(merged)
 
     def self_check(self) -> None:
-        """Raises :class:`FailedPrecondition` if a query's bits depend on its lane, at every length that a segment of a
-        query may have."""
+        """Raises :class:`FailedPrecondition` if a query's bits depend on its lane, at any length of its segment."""
         rng = np.random.default_rng(LENGTH_STEP)
         for length in range(LENGTH_STEP, SEGMENT_TOKENS + 1, LENGTH_STEP):
             shape = (1, length, self._kv_heads, self._dim)
@@ -131,7 +130,7 @@ class PagedAttention:
             values = rng.standard_normal(shape, dtype=np.float32)
 
             def one_tile(lanes: _F32, keys: _F32 = keys, values: _F32 = values) -> _F32:
-                # As the only tile and between others, whose lanes then lie abreast of its own: each lane by turns.
+                # Test the tile alone and between others, whose lanes then lie abreast of its own: each lane by turns.
                 tiled = np.zeros((1, self._kv_heads, self._dim, 3, TILE), np.float32)
                 tiled[0, :, :, 1] = lanes
                 only = np.ascontiguousarray(tiled[:, :, :, 1:2])
@@ -143,15 +142,14 @@ class PagedAttention:
             check_lanes_alike(one_tile, self._dim, f"attention over {length} keys")
 
     def _pieces(self, blocks: _I64) -> _I64:
-        """Pieces of the pool that the blocks are made of, in order: ``block * pieces of a block + number in it``."""
+        """Returns the blocks' pieces of the pool, in order: ``block * pieces of a block + number in it``."""
         if self._pieces_of_block == 1:
             return blocks
         each = blocks[:, None] * self._pieces_of_block + np.arange(self._pieces_of_block)
         return each.reshape(-1)
 
     def _gather(self, layer: int, pieces: _I64, ends: Sequence[int] | None) -> tuple[_F32, _F32]:
-        """K and V of pieces ``(n, pieces of each)``, of each what is before its ``end`` and zeros from there:
-        ``(n, tokens, kv_heads, head_dim)`` twice."""
+        """Returns K and V of pieces ``(n, pieces)`` as ``(n, tokens, kv_heads, head_dim)``; zeros after each end."""
         layout, per_block = self._layout, self._pieces_of_block
         n, count = pieces.shape
         tokens, width = count * self._piece, layout.kv_heads * layout.head_dim
@@ -170,13 +168,13 @@ class PagedAttention:
         self._planes.take(rows.reshape(-1), axis=0, out=space.reshape(2 * n * count, -1), mode="clip")
         if ends is not None:
             for number, end in enumerate(ends):
-                # Never what the pool or the workspace held before: it may be NaN, and 0 * NaN is not 0.
+                # Old contents of the pool or the workspace may be NaN, and 0 * NaN is not 0.
                 space[:, number, end:] = 0.0
         shape = (n, tokens, layout.kv_heads, layout.head_dim)
         return space[0].reshape(shape), space[1].reshape(shape)
 
     def _parts(self, count: int, lanes: int) -> _F32:
-        """Workspace for what queries have of each segment: ``(count, kv_heads, head_dim + 2, lanes)``."""
+        """Returns a workspace for the queries' parts of each segment: ``(count, kv_heads, head_dim + 2, lanes)``."""
         shape = (count, self._kv_heads, self._dim + 2, lanes)
         size = math.prod(shape)
         if self._part_space.shape[0] < size:
@@ -184,7 +182,7 @@ class PagedAttention:
         return self._part_space[:size].reshape(shape)
 
     def _attend_panel(self, queries: _F32, start: int, keys: _F32, values: _F32, out: _F32) -> None:
-        """Neighbouring positions of one request between two multiples of ``LENGTH_STEP``."""
+        """Computes attention of neighbouring positions of one request between two multiples of ``LENGTH_STEP``."""
         n = queries.shape[0]
         tiled = self._to_tiles(self._to_queries(queries))
         tiles = tiled.shape[2]
@@ -202,7 +200,7 @@ class PagedAttention:
         out[...] = self._from_queries(lanes[..., None].view(np.float32))
 
     def _decode_shared(self, layer: int, heads: _Queries, run: SharedRun, kept: _Queries) -> None:
-        """``heads``: queries of the run's requests. ``kept``: the plan's parts."""
+        """Computes attention to a run for ``heads``, the queries of its requests, into ``kept``, the plan's parts."""
         tiled = self._to_tiles(heads)
         tiles, slots = tiled.shape[2], self._slots
         used = TILE if tiles > 1 else self._lanes_of(run.count)
@@ -216,16 +214,16 @@ class PagedAttention:
                 kept[places] = self._from_tiles(blocks_of_lanes(result, self._groups), places.shape[1])
 
     def _lanes_of(self, queries: int) -> int:
-        """Lanes whose softmax is computed for so many queries of a tile: the others are not worth its time. More than
-        half of a tile is faster as a whole.
+        """Returns the lanes whose softmax is computed for so many queries of a tile.
 
-        Never one: NumPy would drop that axis and add along the keys in another order.
+        The other lanes are not worth the time, but more than half of a tile is faster as a whole. Never one: NumPy
+        would drop that axis and add along the keys in another order.
         """
         lanes = max(2, queries * self._groups)
         return lanes if lanes <= TILE // 2 else TILE
 
     def _to_queries(self, queries: _F32) -> _Queries:
-        """``(n, heads, head_dim)`` to ``(n, kv_heads, head_dim)``."""
+        """Turns ``(n, heads, head_dim)`` into ``(n, kv_heads, head_dim)``."""
         n, groups = queries.shape[0], self._groups
         lanes = np.empty((n, self._kv_heads, self._dim, groups), np.float32)
         by_head = queries.reshape(n, self._kv_heads, groups, self._dim)
@@ -234,7 +232,7 @@ class PagedAttention:
         return blocks_of_lanes(lanes, groups)[..., 0]
 
     def _from_queries(self, lanes: _F32) -> _F32:
-        """``(n, kv_heads, head_dim, query heads)`` to ``(n, heads, head_dim)``."""
+        """Turns ``(n, kv_heads, head_dim, query heads)`` into ``(n, heads, head_dim)``."""
         n, groups = lanes.shape[0], self._groups
         by_head = np.empty((n, self._kv_heads, groups, self._dim), np.float32)
         for head in range(groups):
@@ -242,8 +240,10 @@ class PagedAttention:
         return by_head.reshape(n, self._kv_heads * groups, self._dim)
 
     def _to_tiles(self, heads: _Queries) -> _F32:
-        """``(n, kv_heads, head_dim)`` to ``(kv_heads, head_dim, tiles, TILE)``: lane = query's place in its tile *
-        query heads + query head. Zeros in the lanes that are left over."""
+        """Turns ``(n, kv_heads, head_dim)`` into ``(kv_heads, head_dim, tiles, TILE)``.
+
+        Lane = query's place in its tile * query heads + query head. Lanes left over are zero.
+        """
         n, kv_heads, dim = heads.shape
         slots = self._slots
         whole, rest = divmod(n, slots)
@@ -255,7 +255,7 @@ class PagedAttention:
         return tiled
 
     def _from_tiles(self, lanes: _Queries, n: int) -> _Queries:
-        """``(..., kv_heads, features, tiles, queries of a tile)`` to ``(..., n, kv_heads, features)``."""
+        """Turns ``(..., kv_heads, features, tiles, queries of a tile)`` into ``(..., n, kv_heads, features)``."""
         *outer, kv_heads, features, tiles, slots = lanes.shape
         return np.moveaxis(lanes.reshape(*outer, kv_heads, features, tiles * slots)[..., :n], -1, -3)
 
@@ -270,13 +270,14 @@ class PagedAttention:
         ends: Sequence[int] | None = None,
         out: _F32 | None = None,
     ) -> _F32:
-        """What queries have of segments, see :func:`merge`: ``(segments, kv_heads, head_dim + 2, tiles, TILE)``, also
-        ``out``. Sum and highest score are those of the first ``used`` lanes only, see :meth:`_lanes_of`; more than one
-        tile needs all.
+        """Returns the queries' parts of segments, see :func:`merge`, in ``out`` if that is given.
 
-        ``tiled``: queries ``(1 or segments, kv_heads, head_dim, tiles, TILE)``. ``keys`` and ``values``: ``(segments,
-        length, kv_heads, head_dim)``. All tiles see all keys of their segment; with ``ends`` those before each one's
-        end; with ``start`` the lanes are positions from there on, and see those up to themselves.
+        The result is ``(segments, kv_heads, head_dim + 2, tiles, TILE)``. Sum and highest score are those of the first
+        ``used`` lanes only, see :meth:`_lanes_of`; more than one tile needs all lanes.
+
+        The queries ``tiled`` are ``(1 or segments, kv_heads, head_dim, tiles, TILE)``; ``keys`` and ``values`` are
+        ``(segments, length, kv_heads, head_dim)``. All tiles see all keys of their segment, with ``ends`` those before
+        each one's end. With ``start`` the lanes are positions from there on, and see the keys up to themselves.
         """
         segments, length, kv_heads, dim = keys.shape
         tiles = tiled.shape[3]
@@ -296,7 +297,7 @@ class PagedAttention:
                 scores[number, :, end:] = -np.inf
             highest, totals = exp_of_softmax(scores.reshape(segments, kv_heads, length, tiles * TILE))
         else:
-            # Keys first and all the rest abreast of them, for the same reason.
+            # Keys first and all else abreast of them, for the same reason.
             few = blocks_of_lanes(scores, used)[..., 0, 0]
             lanes = np.ascontiguousarray(few.transpose(2, 0, 1))[..., None].view(np.float32)
             for number, end in enumerate(ends or ()):
@@ -313,10 +314,13 @@ class PagedAttention:
 
 @functools.lru_cache(maxsize=LENGTH_STEP)
 def _seen(first: int, tiles: int, groups: int) -> _F32:
-    """Infinity where a query sees one of the ``LENGTH_STEP`` keys of its own panel, -infinity where the key lies after
-    it: ``(LENGTH_STEP, tiles, TILE)``. The panel's positions begin at ``first`` of these keys."""
+    """Returns the mask of a panel, ``(LENGTH_STEP, tiles, TILE)``; its positions begin at ``first``.
+
+    It is infinity where a query sees one of the ``LENGTH_STEP`` keys of its own panel, and -infinity where the key lies
+    after the query.
+    """
     slots = TILE // groups
-    # Lanes that are left over count as their tile's last query; those beyond the panel's last position see every key.
+    # Lanes left over count as their tile's last query; those beyond the panel's last position see every key.
     slot = np.minimum(np.arange(TILE) // groups, slots - 1)
     position = first + np.arange(tiles)[:, None] * slots + slot
     seen = _KEYS[:, None, None] <= np.minimum(position, LENGTH_STEP - 1)

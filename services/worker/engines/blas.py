@@ -1,8 +1,8 @@
-"""Makes NumPy's BLAS single-threaded, and checks that its arithmetic treats every lane alike.
+"""The set-up of NumPy's BLAS: it must be single-threaded, and its arithmetic must treat every lane alike.
 
-With several threads OpenBLAS may split one product differently from call to call; one thread per engine process is
-also what keeps the other processes of the machine alive. Set ``OPENBLAS_NUM_THREADS=1`` before NumPy is imported if
-you can (it saves the idle threads too); :func:`pin_blas_threads` does it afterwards by the library's own function.
+With several threads OpenBLAS may split one product differently from call to call; one thread per engine process also
+keeps the other processes of the machine alive. Set ``OPENBLAS_NUM_THREADS=1`` before NumPy is imported if you can,
+which saves the idle threads too; :func:`pin_blas_threads` does it afterwards by the library's own function.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy.typing as npt
 from pinyon.core.errors import FailedPrecondition
 
 TILE = 16
-"""Columns (lanes) of every matrix product: what a step computes side by side, tokens or query heads.
+"""The columns (lanes) of every matrix product, which a step computes side by side: tokens or query heads.
 
-Not more: with 32, OpenBLAS's Haswell kernels give the middle 16 lanes other bits than the outer ones."""
+Not more: with 32, OpenBLAS's Haswell kernels give the middle 16 lanes other bits than the outer ones.
+"""
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SUFFIXES = ("64_", "")
@@ -27,8 +28,11 @@ _PREFIXES = ("scipy_openblas", "openblas")
 
 
 def pin_blas_threads() -> None:
-    """One BLAS thread in this process. Raises :class:`FailedPrecondition` if neither the loaded OpenBLAS could be told
-    nor the environment asks for one thread."""
+    """Limits BLAS to one thread in this process.
+
+    Raises :class:`FailedPrecondition` if neither the loaded OpenBLAS can be set nor the environment asks for one
+    thread.
+    """
     pinned = False
     for path in _loaded_openblas():
         try:
@@ -61,8 +65,11 @@ def _loaded_openblas() -> list[str]:
 def check_lanes_alike(
     product: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]], depth: int, what: str
 ) -> None:
-    """``product`` maps ``(depth, TILE)`` to ``(n, TILE)``. A lane's result must be bitwise the same in every lane of
-    the tile and beside any others. Raises :class:`FailedPrecondition` if not."""
+    """Checks that ``product``, which maps ``(depth, TILE)`` to ``(n, TILE)``, treats every lane alike.
+
+    A lane's result must be bitwise the same in every lane of the tile and beside any others. Raises
+    :class:`FailedPrecondition` if not.
+    """
     rng = np.random.default_rng(depth)
     tile = rng.standard_normal((depth, TILE), dtype=np.float32)
     expected = product(tile)
@@ -85,5 +92,5 @@ def _uneven(what: str) -> FailedPrecondition:
 
 
 def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
-    """Equal shape and equal bytes: -0.0 and 0.0 differ, equal NaNs do not."""
+    """Returns whether shapes and bytes are equal: -0.0 and 0.0 differ, equal NaNs do not."""
     return a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -1,4 +1,4 @@
-"""Input checks that every engine shares, which run before anything is written; and what engines without a model are."""
+"""The input checks that all engines share and run before they write, and a base for engines without a model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pinyon.core.request import SAMPLING_FIELDS
 from pinyon.model.config import ModelConfig
 
 STEP_TOKENS_MAX = 65_536
-"""Rows of one step: bounds the activations' workspace."""
+"""A limit on the rows of one step, which bounds the activations' workspace."""
 
 _OF_LOGITS = frozenset(each.name for each in SAMPLING_FIELDS if each.of_logits)
-"""Fields of the sampling parameters that an engine without logits cannot heed."""
+"""The fields of the sampling parameters that an engine without logits cannot heed."""
 
 
 class Hollow:
-    """An engine that computes nothing: it has a pool, whose bytes never change."""
+    """A base for engines that compute nothing: it has a pool whose bytes never change."""
 
     def __init__(self, config: ModelConfig, layout: KvLayout, num_blocks: int) -> None:
         self.config = config
@@ -31,7 +31,6 @@ class Hollow:
         self.pool = np.zeros((num_blocks, *layout.shape), np.float32)
 
     def check(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> None:
-        """See :func:`check_step`."""
         check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
 
 
@@ -42,7 +41,7 @@ def check_step(
     prefills: Sequence[PrefillChunk],
     decodes: Sequence[DecodeSlot],
 ) -> None:
-    """Raises :class:`InvalidArgument` naming the field: token ids, positions, block tables, sizes."""
+    """Raises :class:`InvalidArgument`, with the field, for bad token ids, positions, block tables or sizes."""
     rows = len(decodes)
     for chunk in prefills:
         if not isinstance(chunk.tokens, np.ndarray):
@@ -88,7 +87,7 @@ def _check_positions(
     if need > num_blocks:
         raise InvalidArgument(f"{end} tokens need {need} blocks, the pool has {num_blocks}", field="block_table")
     inside = True
-    if isinstance(table, list):  # of each that is decoded, in every step
+    if isinstance(table, list):  # the case of each decoded token, in every step
         for place in range(need):
             block: int = table[place]
             if block < 0 or block >= num_blocks:

@@ -1,7 +1,7 @@
-"""What the decoded tokens of a step read, and who reads it together: planned once, followed in every layer.
+"""The plan of a step's decoding: which KV is read, and by which requests together. It holds for all layers.
 
 A segment of KV is shared by requests whose tables name the same blocks for all of it. It must lie wholly before each
-one's next position. As tables that share a segment share what is before it, groups only ever split: a tree.
+one's next position. Tables that share a segment share all before it, so groups only ever split: they form a tree.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from services.worker.engines.segments import SEGMENT_TOKENS, last_length
 _I64 = npt.NDArray[np.int64]
 
 KERNELS = ("plain", "whole", "grouped")
-"""``plain``: each request reads its own. ``whole``: what all requests of the batch share is read once. ``grouped``:
-what two or more share is read once for them."""
+"""``plain`` reads KV per request, ``whole`` once what the batch shares, ``grouped`` once what two or more share."""
 
 KERNEL_DEFAULT = "grouped"
 
 STACK_TOKENS = 2048
-"""Keys of one call: its fixed cost is shared by several segments, its K, V and scores stay in a cache."""
+"""The keys of one call: several segments share its fixed cost, and its K, V and scores stay in a cache."""
 
 
 def check_kernel(kernel: str) -> str:
@@ -38,7 +37,7 @@ def check_kernel(kernel: str) -> str:
 class SharedRun:
     """Neighbouring segments that the requests ``[first, first + count)`` of the plan share.
 
-    ``pieces``: ``(segments, pieces of each)``. ``places``: ``(segments, count)``, where the plan keeps the parts.
+    ``pieces``: ``(segments, pieces of each)``. ``places``: ``(segments, count)``, the plan's places for the parts.
     """
 
     first: int
@@ -52,7 +51,7 @@ class Stack:
     """Segments of one length, each of one request of the plan, that one call takes.
 
     ``pieces``: ``(segments, pieces of each)``; a request's last segment may need fewer and then names piece 0.
-    ``ends``: keys of each that count; None: all.
+    ``ends``: the number of keys of each that count; None: all.
     """
 
     requests: _I64
@@ -64,7 +63,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Requests with so many segments each; their parts lie from ``place`` on, ``(segments, requests)``."""
+    """Requests with ``segments`` segments each; their parts lie from ``place`` on, ``(segments, requests)``."""
 
     place: int
     segments: int
@@ -73,8 +72,11 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """``rows``: rows of the step in the plan's order of requests. ``parts``: places for what is computed of each
-    segment of each request. ``tokens_read``: of KV, per layer; shared ones count once."""
+    """The plan of a step; ``rows`` are the step's rows in the plan's order of requests.
+
+    ``parts``: the number of places for the results of each segment of each request. ``tokens_read``: KV tokens per
+    layer; shared ones count once.
+    """
 
     rows: _I64
     shared: list[SharedRun]
@@ -87,8 +89,11 @@ class DecodePlan:
 def plan_decodes(
     rows: Sequence[int], positions: Sequence[int], tables: Sequence[_I64], kernel: str, piece_tokens: int
 ) -> DecodePlan:
-    """Decoded tokens, one per request, at ``rows`` of the step. ``tables``: the pieces of the pool, of ``piece_tokens``
-    tokens, which divide :data:`LENGTH_STEP`, that hold each request's KV up to its position."""
+    """Plans decoded tokens, one per request, at ``rows`` of the step.
+
+    The pieces of the pool that hold each request's KV up to its position are in ``tables``; a piece has
+    ``piece_tokens`` tokens, which divide :data:`LENGTH_STEP`.
+    """
     wholes = [(position + 1) // SEGMENT_TOKENS for position in positions]
     per_segment = SEGMENT_TOKENS // piece_tokens
     segments = [
@@ -141,8 +146,11 @@ def plan_decodes(
 
 
 def _share(segments: Sequence[_I64], kernel: str) -> tuple[list[int], list[tuple[int, int, int, int]], list[int]]:
-    """An order of the requests in which those of every group are neighbours; (first, requests, segment, end of
-    segments) of each run; and per request, the first segment that it reads alone."""
+    """Returns the order, the shared runs, and per request the first segment that it reads alone.
+
+    In the order, the requests of every group are neighbours. Each run is (first request, number of requests, first
+    segment, end of segments).
+    """
     own_from = [0] * len(segments)
     everyone = list(range(len(segments)))
     spans: list[tuple[int, int, int, int]] = []
@@ -167,7 +175,7 @@ def _share(segments: Sequence[_I64], kernel: str) -> tuple[list[int], list[tuple
 
 
 def _split(segments: Sequence[_I64], members: Sequence[int], at: int) -> tuple[list[int], list[list[int]]]:
-    """Those who read segment ``at`` alone or do not have it, and the groups of two or more that share it."""
+    """Returns the members that read segment ``at`` alone or lack it, and the groups of two or more that share it."""
     by_pieces: dict[bytes, list[int]] = {}
     apart: list[int] = []
     for member in members:
@@ -185,7 +193,7 @@ def _split(segments: Sequence[_I64], members: Sequence[int], at: int) -> tuple[l
 
 
 def _common(segments: Sequence[_I64], members: Sequence[int], start: int) -> int:
-    """The end of the segments from ``start`` on that all of them share."""
+    """Returns the end of the segments from ``start`` on that all members share."""
     stop = min(len(segments[member]) for member in members)
     reference = segments[members[0]]
     told = reference[start:stop].tobytes()
@@ -201,8 +209,10 @@ def _common(segments: Sequence[_I64], members: Sequence[int], start: int) -> int
 
 
 def _places(order: Sequence[int], counts: Sequence[int]) -> tuple[list[Merge], _I64, _I64]:
-    """Requests with equally many segments lie together. Place of segment ``s`` of request ``i`` of the plan:
-    ``base[i] + s * stride[i]``."""
+    """Returns the merges, ``base`` and ``stride``: segment ``s`` of request ``i`` is at ``base[i] + s * stride[i]``.
+
+    Requests with equally many segments lie together.
+    """
     by_count: dict[int, list[int]] = {}
     for number, request in enumerate(order):
         by_count.setdefault(counts[request], []).append(number)

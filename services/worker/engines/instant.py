@@ -14,7 +14,7 @@ from services.worker.engines.protocol import StepResult
 
 
 class InstantEngine(Hollow):
-    """The generated token depends on its index only: ``a`` to ``z`` around, or what the vocabulary has."""
+    """An engine whose generated token depends on its index only: ``a`` to ``z`` around, within the vocabulary."""
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_tokens: int) -> None:
         super().__init__(config, config.kv_layout(block_tokens), num_blocks)

@@ -1,6 +1,6 @@
-"""How likely the model alone takes tokens to be, from rows of logits.
+"""The model's own log-probabilities of tokens, from rows of logits.
 
-A row's log-softmax is computed in float64, each row by itself: what is beside it changes no bit.
+A row's log-softmax is computed in float64, each row by itself: other rows change none of its bits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _I64 = npt.NDArray[np.int64]
 
 
 def token_logprob(logits: _F32, token: int, top: int) -> TokenLogprob:
-    """Of ``token``, and of the ``top`` likeliest ones. ``logits``: ``(vocab_size,)``, finite."""
+    """Returns those of ``token`` and of the ``top`` likeliest tokens; ``logits`` is ``(vocab_size,)``, finite."""
     own, ids, likeliest = _row(logits, token, top)
     return TokenLogprob(own, tuple(zip(ids.tolist(), likeliest.tolist(), strict=True)))
 
 
 def logprob_rows(logits: _F32, tokens: npt.NDArray[np.uint32], top: int) -> LogprobRows:
-    """Of each token by its row. ``logits``: ``(n, vocab_size)``; ``tokens``: ``(n,)``.
+    """Returns those of each token by its row, for ``logits`` ``(n, vocab_size)`` and ``tokens`` ``(n,)``.
 
     Raises :class:`Internal` if a logit is not finite.
     """

@@ -1,7 +1,7 @@
 """A Llama-architecture transformer in NumPy over a paged KV pool: the default engine, and the reference for others.
 
-Batch invariance, bit for bit (docs/batch-invariance.md): every token is computed by operations whose shape depends on
-nothing but the model and the token's own absolute position. Tokens lie in *lanes*, ``TILE`` of them to a tile, the
+It is batch-invariant, bit for bit (docs/batch-invariance.md): every token is computed by operations whose shape depends
+on nothing but the model and the token's own absolute position. Tokens lie in *lanes*, ``TILE`` of them to a tile, the
 last one padded with zeros; activations are ``(tiles, features, TILE)``.
 
 - A linear layer is one BLAS product ``(outputs, inputs) @ (inputs, TILE)`` per tile. Lanes are the elements of BLAS's
@@ -10,8 +10,8 @@ last one padded with zeros; activations are ``(tiles, features, TILE)``.
   (``attention.py``). Requests that share a segment may read it together.
 - Norms, rotary embeddings and activations work lane by lane.
 
-It rests on BLAS treating lanes alike, which :meth:`NumpyLlamaEngine.self_check` tests on the machine at hand with the
-model's own shapes.
+This relies on BLAS treating lanes alike, which :meth:`NumpyLlamaEngine.self_check` tests on the machine at hand with
+the model's own shapes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _F32 = npt.NDArray[np.float32]
 _I64 = npt.NDArray[np.int64]
 
 _PANEL_TILES = 8
-"""Tiles that go through the feed-forward layer at once: its wide activations stay in the second-level cache."""
+"""The tiles that go through the feed-forward layer at once: its wide activations stay in the second-level cache."""
 
 _LOGIT_BYTES = 64 << 20
-"""Of the logits that are held at once where those of a whole prompt are needed."""
+"""The bytes of logits held at once where those of a whole prompt are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,11 @@ class _Plan:
 
 
 class _Parts:
-    """What a step's time went into. Decoded tokens and those of prompts are in the same products, and have their part
-    of those by the tiles that they would need alone; what prompts wait for while their KV arrives, and what is
-    told of their tokens, is theirs."""
+    """The division of a step's time between decoded tokens and prompts.
+
+    Both are in the same products, whose time is divided by the tiles that each would need alone. Waiting for KV to
+    arrive and computing the log-probabilities of prompts count for the prompts.
+    """
 
     def __init__(self, decodes: int, tokens: int) -> None:
         self._began_s = time.perf_counter()
@@ -82,24 +84,25 @@ class _Parts:
         self._chunks_s += seconds
 
     def layers_done(self) -> None:
-        """What follows is of tokens that are sampled alone."""
+        """Divides the time of the layers; the rest of the step is spent on sampled tokens only."""
         now_s = time.perf_counter()
         common_s = max(0.0, now_s - self._began_s - self._decodes_s - self._chunks_s)
         self._decodes_s += self._of_layers * common_s
         self._chunks_s += (1.0 - self._of_layers) * common_s
 
     def decode_share(self, sampled: int, decodes: int) -> float:
-        """Of the time so far, ``sampled`` tokens of which so many were decoded."""
+        """Returns decoding's share of the time so far; ``decodes`` of the ``sampled`` tokens were decoded."""
         seconds = time.perf_counter() - self._began_s
         common_s = max(0.0, seconds - self._decodes_s - self._chunks_s)
         return (self._decodes_s + common_s * _tiles(decodes) / _tiles(sampled)) / seconds if seconds > 0.0 else 0.0
 
 
 class NumpyLlamaEngine:
-    """See :class:`services.worker.engines.protocol.Engine`. ``kernel``: who reads KV together in decode, one of
-    :data:`services.worker.engines.decode_plan.KERNELS`; it changes the time only.
+    """The engine of :class:`services.worker.engines.protocol.Engine` in NumPy.
 
-    ``pool``, if given, must be C-contiguous float32 of ``(num_blocks, *layout.shape)``, for instance shared memory.
+    The requests that read KV together in decode are chosen by ``kernel``, one of
+    :data:`services.worker.engines.decode_plan.KERNELS`; it changes the time only. A given ``pool`` must be C-contiguous
+    float32 of ``(num_blocks, *layout.shape)``, for instance shared memory.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class NumpyLlamaEngine:
             raise InvalidArgument(f"pool must be C-contiguous float32 of shape {shape}", field="pool")
         self.pool: _F32 = pool
         self._weights = weights
-        # No position beyond what the pool could hold is ever computed.
+        # The pool holds no more positions than these.
         self._rope = RopeTable(config, min(config.max_context, num_blocks * block_tokens))
         self._attention = PagedAttention(config, self.layout, pool, kernel)
         self._sampler = Sampler(config.vocab_size, config.suppress_tokens, config.eos_token_ids)
@@ -137,7 +140,7 @@ class NumpyLlamaEngine:
             self.self_check()
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
-        """See :meth:`services.worker.engines.protocol.Engine.step`."""
+        """Computes a step, see :meth:`services.worker.engines.protocol.Engine.step`."""
         check_step(self.config, self.layout, self.num_blocks, prefills, decodes)
         if not prefills and not decodes:
             return StepResult([], [])
@@ -174,12 +177,12 @@ class NumpyLlamaEngine:
         return StepResult(first, tokens, told if asked else None, read, decode_share)
 
     def prompt_logits(self, chunk: PrefillChunk) -> _F32:
-        """Logits after every token of the chunk, ``(len(tokens), vocab)``: for tests and tools. Writes its KV."""
+        """Returns logits after every token of the chunk, ``(len(tokens), vocab)``, for tests. Writes its KV."""
         check_step(self.config, self.layout, self.num_blocks, [chunk], [])
         return self._logits(_to_rows(self._forward(self._plan([chunk], [])))[: len(chunk.tokens)])
 
     def _prompt_logprobs(self, hidden: _F32, plan: _Plan) -> dict[int, LogprobRows]:
-        """By place of the chunk. A panel of logits at a time: a vocabulary is large and a chunk may be long."""
+        """Returns log-probabilities by place of the chunk, from a panel of logits at a time: all may be too large."""
         size = max(1, _LOGIT_BYTES // (4 * self.config.vocab_size * TILE)) * TILE
         told: dict[int, LogprobRows] = {}
         for number, (chunk, rows, _) in enumerate(plan.chunks):
@@ -200,7 +203,7 @@ class NumpyLlamaEngine:
     def self_check(self) -> None:
         """Raises :class:`FailedPrecondition` if BLAS gives a token other bits in another lane of its tile.
 
-        Covers every matrix shape of the model, and attention at a few lengths.
+        It covers every matrix shape of the model, and attention at a few lengths.
         """
         layer = self._weights.layers[0]
         matrices = {"output head": self._weights.head}
@@ -210,8 +213,7 @@ class NumpyLlamaEngine:
         self._attention.self_check()
 
     def _forward(self, plan: _Plan, parts: _Parts | None = None) -> _F32:
-        """Hidden states after the last layer, ``(tiles, hidden, TILE)``, before the final norm. ``parts``, if given,
-        learn how long which part took."""
+        """Returns hidden states ``(tiles, hidden, TILE)`` before the final norm; adds the parts' times to ``parts``."""
         config, count = self.config, len(plan.tokens)
         hidden = _to_lanes(self._weights.embedding[plan.tokens])
         padded = np.zeros(hidden.shape[0] * TILE, np.int64)
@@ -271,7 +273,7 @@ class NumpyLlamaEngine:
     def _project(
         self, layer: LayerWeights, hidden: _F32, turn: tuple[_F32, _F32], count: int
     ) -> tuple[_F32, _F32, _F32]:
-        """Q (rotated, scaled), K (rotated) and V of the ``count`` real rows: ``(count, heads, head_dim)`` each."""
+        """Returns Q (rotated, scaled), K (rotated) and V of the ``count`` real rows, ``(count, heads, head_dim)``."""
         config = self.config
         heads, kv, dim, eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps
         flat = np.matmul(layer.qkv, _rms_norm(hidden, layer.input_norm, eps))
@@ -302,8 +304,8 @@ class NumpyLlamaEngine:
             panel += np.matmul(layer.down, up)
 
     def _logits(self, rows: _F32) -> _F32:
-        """``(n, vocab)`` of hidden rows ``(n, hidden)``."""
-        # What is not finite is the sampler's to find.
+        """Returns the logits ``(n, vocab)`` of hidden rows ``(n, hidden)``."""
+        # The sampler finds values that are not finite.
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             normed = _rms_norm(_to_lanes(rows), self._weights.final_norm, self.config.rms_eps)
             return _to_rows(np.matmul(self._weights.head, normed))[: rows.shape[0]]
@@ -314,12 +316,12 @@ def _tiles(tokens: int) -> int:
 
 
 def _lanes(hidden: _F32, lanes: _I64) -> _F32:
-    """Some rows of ``(tiles, features, TILE)``: ``(n, features)``."""
+    """Returns rows ``(n, features)`` of ``(tiles, features, TILE)``."""
     return hidden[lanes // TILE, :, lanes % TILE]
 
 
 def _to_lanes(rows: _F32) -> _F32:
-    """``(n, features)`` to ``(tiles, features, TILE)``, zeros in the lanes that are left over."""
+    """Turns ``(n, features)`` into ``(tiles, features, TILE)``, with zeros in the lanes left over."""
     n, features = rows.shape
     tiles = -(-n // TILE)
     if n < tiles * TILE:
@@ -330,13 +332,13 @@ def _to_lanes(rows: _F32) -> _F32:
 
 
 def _to_rows(lanes: _F32) -> _F32:
-    """``(tiles, features, TILE)`` to ``(tiles * TILE, features)``."""
+    """Turns ``(tiles, features, TILE)`` into ``(tiles * TILE, features)``."""
     tiles, features, _ = lanes.shape
     return np.ascontiguousarray(lanes.transpose(0, 2, 1)).reshape(tiles * TILE, features)
 
 
 def _rms_norm(lanes: _F32, weight: _F32, eps: float) -> _F32:
-    """Over the features, the axis before the lanes: NumPy adds them one by one, in order, all lanes abreast."""
+    """Normalizes over the features, the axis before the lanes: NumPy adds them in order, all lanes abreast."""
     scale = np.add.reduce(lanes * lanes, axis=-2, keepdims=True)
     scale *= np.float32(1.0 / lanes.shape[-2])
     scale += np.float32(eps)

@@ -1,10 +1,10 @@
 """An engine whose steps take as long as a profile says, and that computes nothing: it sleeps.
 
-For trying scheduling live: many instances share two cores and yet each is as busy or idle as the machine it stands for.
-Tokens are printable by the built-in byte tokenizer and a pure function of the request's seed and the token's place, so
-they do not depend on where and how a request runs. KV has no content: one number per token and plane, so that the
-bookkeeping of blocks, leases, fetches and pushes is real and the bytes are few. The time that KV would take on a
-network is therefore not paced.
+It serves to try scheduling live: many instances share two cores, and yet each is as busy or idle as the machine it
+stands for. Tokens are printable by the built-in byte tokenizer. They are a pure function of the request's seed and the
+token's place, so they do not depend on where and how a request runs. KV has no content, but one number per token and
+plane. So the bookkeeping of blocks, leases, fetches and pushes is real and the bytes are few; KV's time on a network is
+not paced.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from services.worker.engines.protocol import StepResult
 from services.worker.engines.uniform import uniform
 
 CATCH_UP_S = 0.005
-"""A step that begins within this time of the last one's end counts from there: what sleeping overshoots and what the
-engine loop needs between two steps then does not add up over many steps."""
+"""The time in s after the last step's end within which a step counts as following it directly.
+
+Otherwise the excess of sleeps and the engine loop's time between steps would add up over many steps.
+"""
 
 
 class PacedEngine(Hollow):
-    """``clock`` and ``sleep`` are in seconds; ``sleep`` may overshoot."""
+    """An engine that sleeps; ``clock`` and ``sleep`` are in seconds, and ``sleep`` may overshoot."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class PacedEngine(Hollow):
                 if chunk.wait_layer is not None:
                     waiting_s = self._clock()
                     chunk.wait_layer(layer)
-                    end_s += self._clock() - waiting_s  # a GPU would stand still, too
+                    end_s += self._clock() - waiting_s  # a GPU would wait, too
                 if chunk.on_layer is not None:
                     chunk.on_layer(layer)
         self._sleep_until(end_s)
@@ -87,6 +89,6 @@ class PacedEngine(Hollow):
             self._sleep(left_s)
 
     def _token(self, sampling: SamplingParams, index: int, position: int) -> int:
-        """A letter; the token before it stands at ``position``."""
+        """Returns a letter; the token before it stands at ``position``."""
         letter = int(26 * uniform(sampling.seed, (index << 32) + position))
         return (ord("a") + letter) % self.config.vocab_size

@@ -1,4 +1,4 @@
-"""What the worker asks of an engine, whatever computes it: NumPy here, a GPU or vLLM elsewhere.
+"""The interface between the worker and an engine, whatever computes: NumPy here, a GPU or vLLM elsewhere.
 
 An engine owns the model and the pool; the worker owns which block belongs to whom. One ``step`` computes any mix of
 prompt chunks and single decoded tokens. It blocks; the worker calls it off its event loop, from one thread at a time.
@@ -21,14 +21,14 @@ from pinyon.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Log-probabilities by place in the step's arguments, of those that ask."""
+    """Log-probabilities by place in the step's arguments, for the requests that ask for them."""
 
     prefills: dict[int, TokenLogprob] = field(default_factory=dict)
-    """Of the sampled token, where a chunk's ``sampling.logprobs`` is not negative."""
+    """Log-probabilities of the sampled tokens, where a chunk's ``sampling.logprobs`` is not negative."""
     decodes: dict[int, TokenLogprob] = field(default_factory=dict)
-    """The same of decoded tokens."""
+    """Log-probabilities of decoded tokens, likewise."""
     prompts: dict[int, LogprobRows] = field(default_factory=dict)
-    """Of a chunk's ``next_tokens``, where it has them."""
+    """Log-probabilities of a chunk's ``next_tokens``, where it has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,22 @@ class StepResult:
     prefill_tokens: list[int | None]
     decode_tokens: list[int]
     logprobs: StepLogprobs | None = None
-    """None: nobody asks."""
+    """The log-probabilities; None: no request asks for them."""
     kv_tokens_read: int = 0
-    """Tokens of KV that the decoded tokens read, per layer; what several requests read together counts once."""
+    """Tokens of KV that decoding reads, per layer; KV that several requests read together counts once."""
     decode_share: float = 0.0
-    """Of the time of a step with both, what the decoded tokens took; 0: that cannot be said."""
+    """The share of decoding in the time of a step that does both; 0: unknown."""
 
 
 class Engine(Protocol):
-    """``pool`` is the registered memory: shape ``(num_blocks, *layout.shape)``, C-contiguous, dtype of the layout, so
-    block ``b`` is the KV object's bytes as they travel.
+    """An engine with its ``pool``, the registered memory.
 
-    A request's tokens and KV bytes depend on its own tokens and sampling only: not on what shares the step, on how the
-    prompt is chunked, or on whether the KV it reads was computed by prefill, by decode, or elsewhere. The same holds
-    for log-probabilities.
+    The pool has shape ``(num_blocks, *layout.shape)``, C-contiguous, with the layout's dtype, so that block ``b`` is
+    the KV object's bytes as they travel.
+
+    A request's tokens, log-probabilities and KV bytes depend on its own tokens and sampling only. They do not depend on
+    what shares the step, on how the prompt is chunked, or on whether its KV was computed by prefill, by decode, or
+    elsewhere.
     """
 
     @property
@@ -65,20 +67,21 @@ class Engine(Protocol):
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """Fields of :class:`pinyon.core.request.SamplingParams` that it would not heed: requests that set one are
-        refused before they get here."""
+        """Fields of :class:`pinyon.core.request.SamplingParams` that it ignores; requests that set them are refused."""
         ...
 
     @property
     def kernel(self) -> str:
-        """Who reads KV together in decode, one of :data:`services.worker.engines.decode_plan.KERNELS`; "" if that is
-        not known."""
+        """The decode kernel, of :data:`services.worker.engines.decode_plan.KERNELS`: who shares reads; "": unknown."""
         ...
 
     @property
     def pool(self) -> npt.NDArray[np.float32]: ...
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
-        """Raises :class:`pinyon.core.errors.InvalidArgument` before anything is computed or written if an input is out
-        of range, :class:`pinyon.core.errors.Internal` if the model computes a non-finite logit."""
+        """Computes a step.
+
+        Raises :class:`pinyon.core.errors.InvalidArgument` before anything is computed or written if an input is out of
+        range, :class:`pinyon.core.errors.Internal` if the model computes a non-finite logit.
+        """
         ...

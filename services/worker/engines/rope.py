@@ -13,24 +13,24 @@ _F32 = npt.NDArray[np.float32]
 
 
 class RopeTable:
-    """Cosines and sines of positions ``[0, positions)``."""
+    """The cosines and sines of positions ``[0, positions)``."""
 
     def __init__(self, config: ModelConfig, positions: int) -> None:
         frequencies = _frequencies(config)
-        # float32 like the reference implementation: its angles carry float32's rounding too.
+        # In float32 like the reference implementation, whose angles carry float32's rounding, too.
         angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies[None, :]
         self._cos: _F32 = np.cos(angles)
         self._sin: _F32 = np.sin(angles)
 
     def at(self, positions: npt.NDArray[np.int64]) -> tuple[_F32, _F32]:
-        """``positions``: ``(tiles, lanes)``. Cosines and sines, ``(tiles, 1, head_dim // 2, lanes)`` each."""
+        """Maps positions ``(tiles, lanes)`` to cosines and sines, ``(tiles, 1, head_dim // 2, lanes)`` each."""
         cos = np.ascontiguousarray(self._cos[positions].transpose(0, 2, 1))
         sin = np.ascontiguousarray(self._sin[positions].transpose(0, 2, 1))
         return cos[:, None], sin[:, None]
 
 
 def rotate(x: _F32, turn: tuple[_F32, _F32]) -> None:
-    """Rotates ``x``, ``(tiles, heads, head_dim, lanes)``, in place by :meth:`RopeTable.at`'s answer."""
+    """Rotates ``x``, ``(tiles, heads, head_dim, lanes)``, in place by the result of :meth:`RopeTable.at`."""
     cos, sin = turn
     half = x.shape[2] // 2
     low, high = x[:, :, :half], x[:, :, half:]

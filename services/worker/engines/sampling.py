@@ -1,10 +1,11 @@
-"""The next token from one row of logits: a pure function of (logits, parameters, index of the generated token), and of
-the tokens so far where there are penalties.
+"""The choice of the next token from one row of logits.
 
-Order, as in vLLM: logit bias, no end before ``min_tokens``, penalties (repetition, frequency, presence), suppressed
-tokens out, temperature, min-p, top-k, top-p, then one draw by inverse distribution function over tokens in order of
-falling probability (equal ones by rising id). The uniform number is a hash of (seed, index), so a request that goes on
-elsewhere draws the same numbers without carrying a generator along.
+It is a pure function of logits, parameters, index of the generated token, and, with penalties, the tokens so far.
+
+The order is vLLM's: logit bias, no end before ``min_tokens``, penalties (repetition, frequency, presence), suppressed
+tokens out, temperature, min-p, top-k, top-p. Then follows one draw by inverse distribution function over tokens in
+order of falling probability (ties by rising id). The uniform number is a hash of (seed, index), so a request that goes
+on elsewhere draws the same numbers without carrying a generator along.
 
 Repetition penalty: Keskar et al.: CTRL (2019), section 4.1. min-p: Nguyen et al.: Turning Up the Heat (ICLR 2025).
 """
@@ -23,27 +24,26 @@ _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
 
 SCORE_MAX = 1e300
-"""A tiny repetition penalty makes more of a logit than numbers hold; of two infinities there is no difference."""
+"""A bound on penalised scores: a tiny repetition penalty overflows to infinity, and two infinities compare equal."""
 
 
 class Sampler:
-    """Holds the model's suppressed tokens and those that end a text; otherwise without state."""
+    """A sampler without state, but for the model's suppressed tokens and its tokens that end a text."""
 
     def __init__(
         self, vocab_size: int, suppress_tokens: tuple[int, ...] = (), eos_tokens: tuple[int, ...] = ()
     ) -> None:
         allowed = np.ones(vocab_size, dtype=np.bool_)
         allowed[list(suppress_tokens)] = False
-        # Indices of what may be sampled, rising; None when that is everything.
+        # Indices of the tokens that may be sampled, rising; None if that is all.
         self._allowed: npt.NDArray[np.int64] | None = None if allowed.all() else np.flatnonzero(allowed)
         self._eos = list(eos_tokens)
 
     def sample(self, logits: _F32, params: SamplingParams, index: int, counts: TokenCounts | None = None) -> int:
-        """``logits``: ``(vocab_size,)``; ``counts``: of the tokens so far, if ``params.penalised``.
+        """Returns a token for ``logits`` of shape ``(vocab_size,)``.
 
-        Raises:
-            Internal: a logit is not finite.
-            InvalidArgument: ``params`` leave no token at all, or need ``counts``.
+        The tokens so far are counted in ``counts``, if ``params.penalised``. Raises :class:`Internal` if a logit is not
+        finite, :class:`InvalidArgument` if ``params`` leave no token at all or need ``counts``.
         """
         if not np.isfinite(logits).all():
             raise Internal("the model computed a logit that is not finite")
@@ -57,19 +57,19 @@ class Sampler:
         if adjusts and scores.max() == -np.inf:
             raise InvalidArgument("before min_tokens there is no token but those that end the text", field="min_tokens")
         if params.temperature == 0.0 or params.top_k == 1:
-            choice = int(np.argmax(scores))  # the first of equals
+            choice = int(np.argmax(scores))  # the first one on ties
         else:
             choice = _draw(scores, params, uniform(params.seed, index))
         return choice if allowed is None else int(allowed[choice])
 
     def _adjusted(self, logits: _F32, params: SamplingParams, index: int, counts: TokenCounts | None) -> _F64:
-        """-inf for what may not be sampled."""
+        """Returns adjusted scores, with -inf for tokens that may not be sampled."""
         scores = logits.astype(np.float64)
         if params.logit_bias:
             tokens, biases = zip(*params.logit_bias, strict=True)
             scores[list(tokens)] += biases
         if index < params.min_tokens:
-            scores[[*params.stop_token_ids, *self._eos]] = -np.inf  # EOS also where it is to be ignored
+            scores[[*params.stop_token_ids, *self._eos]] = -np.inf  # EOS even where it is to be ignored
         if params.penalised:
             if counts is None:
                 raise InvalidArgument("penalties need the tokens so far", field="counts")
@@ -92,10 +92,10 @@ def _penalise(scores: _F64, params: SamplingParams, counts: TokenCounts) -> None
 def _draw(scores: _F32 | _F64, params: SamplingParams, u: float) -> int:
     scaled = scores.astype(np.float64)
     scaled -= scaled.max()
-    # A tiny temperature sends all but the best to -inf, which exp makes an exact zero.
+    # A tiny temperature sends all but the best score to -inf, which exp makes an exact zero.
     with np.errstate(over="ignore", under="ignore"):
         scaled /= params.temperature
-        # The likeliest has weight 1: min_p is a share of it.
+        # The likeliest token has weight 1: min_p is a share of it.
         likely = np.flatnonzero(np.exp(scaled) >= params.min_p) if params.min_p > 0.0 else None
         order = by_falling_score(scaled if likely is None else scaled[likely], params.top_k)
         if likely is not None:
@@ -103,19 +103,19 @@ def _draw(scores: _F32 | _F64, params: SamplingParams, u: float) -> int:
         weights = np.exp(scaled[order])
     cumulative = np.cumsum(weights)
     if params.top_p < 1.0:
-        # The smallest set whose probability reaches top_p; it always has its first member.
+        # The smallest set whose probability reaches top_p; it is never empty.
         keep = int(np.searchsorted(cumulative, params.top_p * cumulative[-1], side="left")) + 1
         cumulative = cumulative[:keep]
-    # u < 1, but the product may round up to the total: the last candidate with weight is meant then.
+    # As u < 1, the product can equal the total by rounding only: then the last candidate with weight is meant.
     at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(order[min(at, int(np.searchsorted(cumulative, cumulative[-1], side="left")))])
 
 
 def by_falling_score(scores: _F32 | _F64, top_k: int) -> npt.NDArray[np.int64]:
-    """Ids by falling score, equal ones by rising id; the first ``top_k`` of them if ``top_k`` is on."""
+    """Returns ids by falling score, ties by rising id; only the first ``top_k``, if that is positive."""
     size = scores.shape[0]
     if 0 < top_k < size:
-        # Everything at or above the k-th score, so that ties are cut by id and not by partition's whim.
+        # All ids from the k-th score up, so that ties are cut by id and not at partition's discretion.
         kth = np.partition(scores, size - top_k)[size - top_k]
         ids = np.flatnonzero(scores >= kth)
         return ids[np.argsort(-scores[ids], kind="stable")][:top_k]

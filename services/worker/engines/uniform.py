@@ -13,7 +13,7 @@ _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _NATIVE_MAX: Final = 1 << 62
 
-# The same as signed numbers of 64 bits, where what is shifted in from the left has to be cut off.
+# The same as signed 64-bit numbers; the masks cut off the sign bits that a right shift brings in.
 _SIGNED_GOLDEN: Final = _GOLDEN - (1 << 64)
 _FIRST: Final = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND: Final = 0x94D049BB133111EB - (1 << 64)
@@ -24,7 +24,7 @@ _LOW_53: Final = (1 << 53) - 1
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in ``[0, 1)`` with 53 random bits: SplitMix64's finaliser over the seed, then over seed and index.
+    """Returns a number in ``[0, 1)`` with 53 random bits: SplitMix64's finaliser over seed, then seed and index.
 
     Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014). Neighbouring seeds are mixed
     before the index is added, so ``(seed, index + 1)`` and ``(seed + golden, index)`` do not collide.
@@ -44,13 +44,13 @@ def _mix(value: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _mixed(seed: int) -> int:
-    """Of a seed, as a signed number: a request has the same one for all its tokens."""
+    """Returns the mixed seed as a signed number, cached because a request has the same seed for all its tokens."""
     mixed = _mix(seed)
     return mixed - (1 << 64) if mixed >> 63 else mixed
 
 
 def _native(mixed: i64, index: i64) -> float:
-    """Compiled arithmetic wraps, Python's does not."""
+    """Returns the same as :func:`uniform`, by compiled arithmetic, which wraps where Python's does not."""
     value = mixed + (index + 1) * i64(_SIGNED_GOLDEN) + i64(_SIGNED_GOLDEN)
     value = (value ^ ((value >> 30) & i64(_LOW_34))) * i64(_FIRST)
     value = (value ^ ((value >> 27) & i64(_LOW_37))) * i64(_SECOND)

@@ -1,8 +1,8 @@
 """Model weights as float32 matrices, ready for ``matrix @ columns``.
 
-From a Hugging Face checkpoint folder (one or several safetensors files; float32, float16, bfloat16), or the built-in
-model's from its seed. Everything about a checkpoint is checked before it is used: a missing tensor, a wrong shape or
-type, or a truncated file is an :class:`InvalidArgument` naming the tensor.
+They come from a Hugging Face checkpoint folder (one or several safetensors files; float32, float16, bfloat16), or from
+the built-in model's seed. A checkpoint is checked before it is used: a missing tensor, a wrong shape or type, or a
+truncated file is an :class:`InvalidArgument` that names the tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER_BYTES_MAX = 100 << 20
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices are ``(outputs, inputs)``, C-contiguous. ``qkv``'s outputs are Q, then K, then V heads.
+    """The weights of a layer, as C-contiguous matrices ``(outputs, inputs)``; ``qkv``'s outputs are Q, K, then V heads.
 
     Biases and head norms are None where the architecture has none.
     """
@@ -47,7 +47,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """``embedding`` and ``head``: ``(vocab, hidden)``; the same array when they are tied."""
+    """The weights of a model; ``embedding`` and ``head``, ``(vocab, hidden)``, are the same array when tied."""
 
     embedding: _F32
     layers: tuple[LayerWeights, ...]
@@ -56,17 +56,16 @@ class ModelWeights:
 
 
 def load_weights(card: ModelCard) -> ModelWeights:
-    """The weights of a card's model."""
     if card.path is None:
         return builtin_weights(card.config)
     return _assemble(card.config, _Checkpoint(card.path))
 
 
 def builtin_weights(config: ModelConfig, seed: int = BUILTIN_SEED) -> ModelWeights:
-    """Random weights, bit for bit the same everywhere: Philox's raw stream scaled to uniform numbers.
+    """Returns random weights, bit for bit the same everywhere: Philox's raw stream scaled to uniform numbers.
 
-    The output head is scaled so that greedy decoding wanders instead of repeating one token, and keys attend sharply
-    enough that the text depends on all of the prompt. Only for architectures without biases and head norms.
+    The output head is scaled so that greedy decoding wanders instead of repeating one token. Keys attend sharply enough
+    that the text depends on all of the prompt. Raises ``ValueError`` for architectures with biases or head norms.
     """
     if config.qkv_bias or config.qk_norm:
         raise ValueError("the built-in weights are plain Llama")
@@ -98,8 +97,11 @@ def _builtin_layer(config: ModelConfig, source: _UniformSource) -> LayerWeights:
 
 
 class _UniformSource:
-    """Uniform numbers of a wanted standard deviation. ``random_raw`` is Philox itself: unlike NumPy's distributions,
-    its stream is fixed by the algorithm and not by the NumPy version."""
+    """A source of uniform numbers with a given standard deviation.
+
+    It uses ``random_raw``, which is Philox itself: unlike NumPy's distributions, its stream is fixed by the algorithm
+    and not by the NumPy version.
+    """
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.Philox(key=seed)
@@ -117,7 +119,7 @@ class _UniformSource:
 
 
 class _Checkpoint:
-    """Tensors by name over all files of a folder; a tensor is read when asked for."""
+    """The tensors of all files of a folder by name; each is read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, tuple[Path, _TensorInfo]] = {}
@@ -131,7 +133,7 @@ class _Checkpoint:
         return name in self._files
 
     def read(self, name: str, shape: tuple[int, ...]) -> _F32:
-        """As float32, C-contiguous, of exactly ``shape``."""
+        """Returns a tensor as float32, C-contiguous, of exactly ``shape``."""
         if name not in self._files:
             raise _bad(f"tensor {name} is missing")
         path, info = self._files[name]
@@ -142,7 +144,7 @@ class _Checkpoint:
             return np.array(raw.view("<f4").reshape(shape), dtype=np.float32)
         if info.dtype == "F16":
             return raw.view("<f2").reshape(shape).astype(np.float32)
-        # bfloat16 is float32's upper half
+        # A bfloat16 is the upper half of a float32.
         return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(shape)
 
 
@@ -158,7 +160,7 @@ _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def _read_header(path: Path) -> dict[str, _TensorInfo]:
-    """The safetensors header, every offset checked against the file's size (format: huggingface/safetensors README)."""
+    """Returns the safetensors header (format: huggingface/safetensors README), every offset checked by file size."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         prefix = stream.read(8)

@@ -1,1 +1,1 @@
-"""The instance at work: its engine step by step, and what prompts and requests share."""
+"""The instance at work: its engine step by step, and the parts that prompts and requests share."""

@@ -1,7 +1,7 @@
-"""Decide, act, fold: the engine computes in a thread of its own, everything else happens on the event loop.
+"""The engine loop: decide, act, fold. The engine computes in its own thread, all else happens on the event loop.
 
-The loop sleeps when there is nothing to do: whoever adds work calls :meth:`EngineLoop.wake`. All that becomes known in
-one turn of the event loop enters the same step.
+The loop sleeps when there is nothing to do: code that adds work calls :meth:`EngineLoop.wake`. All work that becomes
+known in one turn of the event loop enters the same step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Observer = Callable[[EngineStep, StepOutcome, int], None]
 
 
 def _nothing() -> None:
-    """Nobody listens."""
+    """Does nothing: nobody listens."""
 
 
 class EngineLoop:
-    """``start`` on a running event loop; ``close`` waits for the step in flight.
+    """The loop of one engine: ``start`` it on a running event loop; ``close`` waits for the step in flight.
 
     A step that takes longer than ``step_timeout_s`` seconds *hangs* until it ends after all.
     """
@@ -61,11 +61,11 @@ class EngineLoop:
         self._computations = 0
         self._watchdog = Watchdog(lambda: self._computations if self._stepping else None, step_timeout_s, self._late)
         self.hangs = False
-        """The present step takes too long: nobody knows whether it ever ends."""
+        """True while the present step takes too long: nobody knows whether it ever ends."""
         self.on_hang: Callable[[], None] = _nothing
-        """Called when ``hangs`` has changed."""
+        """The callback for changes of ``hangs``."""
         self.after_fold: Callable[[], None] | None = None
-        """Called when all results of a step are folded: the time to send them, in one message."""
+        """The callback after all results of a step are folded: the time to send them, in one message."""
 
     @property
     def stepping(self) -> bool:
@@ -77,21 +77,24 @@ class EngineLoop:
         self._watchdog.start()
 
     def wake(self) -> None:
-        """There may be something to compute."""
+        """Schedules a step, as there may be something to compute."""
         if self._loop is not None and not (self._stepping or self._scheduled or self._closed):
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     def after_step(self, callback: Callable[[], None]) -> None:
-        """Call when the engine does not touch the pool for what was removed before: now, or after the present step."""
+        """Calls back when the engine no longer touches what was removed before: now, or after the present step."""
         if self._stepping:
             self._after.append(callback)
         else:
             callback()
 
     async def close(self) -> None:
-        """No more steps. Waits for the present one unless that hangs: it is given up then, and whoever waits for its
-        end goes on, though the engine may still touch the pool. So this is for the end of the process."""
+        """Ends the steps, and waits for the present one unless it hangs. This is for the end of the process.
+
+        A step that hangs is given up, and those that wait for its end go on, though the engine may still touch the
+        pool.
+        """
         self._closed = True
         if self._stepping and not self.hangs:
             self._idle = asyncio.get_running_loop().create_future()
@@ -117,14 +120,14 @@ class EngineLoop:
             self._steps.put(step)
 
     def _hang(self, computation: int) -> None:
-        """From the watchdog: the step may have ended since."""
+        """Announces a hang found by the watchdog, unless the step has ended since."""
         if self._stepping and self._computations == computation and not self._closed:
             self.hangs = True
             self.on_hang()
 
     def _done(self, step: EngineStep, outcome: StepOutcome) -> None:
         if not self._stepping:
-            return  # it was given up
+            return  # this step was given up
         self._stepping = False
         if self.hangs:
             self.hangs = False
@@ -140,7 +143,7 @@ class EngineLoop:
             _log.exception("folding a step failed")
         finally:
             self._step_over()
-        # Not at once: what this step's results set off (a finished prefill enters the batch) belongs into the next.
+        # Not at once: effects of this step's results (a finished prefill enters the batch) belong to the next step.
         self.wake()
 
     def _step_over(self) -> None:
@@ -180,7 +183,7 @@ class EngineLoop:
                 _report(error)
                 one: list[int | Exception | None] = [error]
                 return StepOutcome(one if step.chunks else [], [error] if step.slots else [], 0.0)
-        # A step that failed has advanced nobody and can be repeated: each member alone, so that only the guilty pay.
+        # A failed step has advanced no request and can be repeated: each member alone, so that only faulty ones fail.
         told = StepLogprobs()
         prefills = [self._prefill_alone(chunk, place, told) for place, chunk in enumerate(step.chunks)]
         decodes = [self._decode_alone(step, place, told) for place in range(len(step.slots))]
@@ -214,7 +217,7 @@ class EngineLoop:
 
 
 def _settle(step: EngineStep) -> None:
-    """What is decoded is where it belongs: all layers of it."""
+    """Waits until the blocks of decoded requests are in place, in all layers."""
     if step.swapping is not None:
         step.swapping.wait_all()
 

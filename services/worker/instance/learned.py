@@ -1,6 +1,6 @@
-"""What a batching policy has learned, kept in a file from one life of a worker to the next.
+"""A batching policy's learned table, kept in a file from one life of a worker to the next.
 
-It is true for one kind of policy and one attention kernel: a table of others is left alone, and said so.
+It holds for one kind of policy and one attention kernel: a table of others is not used, and a log line says so.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _log = get_logger("batching")
 
 
 def restore_learned(path: Path, steps: StepScheduler, batching: str, kernel: str) -> None:
-    """What the file has, if it is of this policy and kernel. A file that is missing is made later; one that cannot be
-    used is told of, and written over when the worker ends."""
+    """Restores the table of the file, if it is of this policy and kernel.
+
+    A missing file is made later. A file that cannot be used is logged, and overwritten when the worker ends.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -40,7 +42,7 @@ def restore_learned(path: Path, steps: StepScheduler, batching: str, kernel: str
 
 
 def save_learned(path: Path, table: Mapping[str, Sequence[float]], batching: str, kernel: str) -> None:
-    """Whole or not at all. What cannot be written is told of: it costs a worker that ends nothing."""
+    """Saves the table whole or not at all. A failure is only logged: a worker that ends needs no table."""
     if not table:
         return
     text = json.dumps({"batching": batching, "kernel": kernel, "table": table}, indent=1)

@@ -1,4 +1,4 @@
-"""What the parts of a worker share: made once by ``app.py``, or by a test with other parts."""
+"""The objects that all parts of a worker share: made once by ``app.py``, or by a test with other parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.worker.orders.limits import Limits
 
 @dataclass(eq=False)
 class Parts:
-    """Everything here lives on one event loop, except the engine's thread and the transfer engine's."""
+    """The shared parts, which live on one event loop, except the engine's thread and the transfer engine's."""
 
     limits: Limits
     served: Served
@@ -44,17 +44,17 @@ class Parts:
 
     @property
     def refusing(self) -> bool:
-        """Nothing new is taken in: draining, or the engine hangs."""
+        """The instance takes in nothing new: it is draining, or the engine hangs."""
         return self.draining or self.engine_loop.hangs
 
     def check_serving(self, field: str) -> None:
-        """Raises :class:`Unavailable`, naming this instance's part in the request by ``field``."""
+        """Raises :class:`Unavailable` if nothing is taken in; ``field`` names this instance's part in the request."""
         if self.refusing:
             why = "is draining" if self.draining else "has an engine that hangs"
             raise Unavailable(f"{self.served.instance_id} {why}", field=field)
 
     async def step_over(self) -> None:
-        """Until the engine's thread does not touch anything that was removed from the members before."""
+        """Waits until the engine's thread does not touch anything that was removed from the members before."""
         if self.engine_loop.stepping:
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.engine_loop.after_step(lambda: None if over.done() else over.set_result(None))

@@ -1,7 +1,7 @@
-"""Who takes part in engine steps: what their numbers stand for in the scheduler's plans, and who gets which result.
+"""The members of engine steps: the prompts and requests behind the numbers in the scheduler's plans.
 
-``decide`` turns a plan into what the engine is given; ``fold`` gives each member its result. Between the two, members
-may be removed: their result is dropped.
+``decide`` turns a plan into the engine's input; ``fold`` gives each member its result. Members may be removed between
+the two: their results are dropped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from services.worker.engines.protocol import StepLogprobs
 from services.worker.kv.swaps import Swapping
 
 LOOK_S = 1.0
-"""Between two looks at what all share that are decoded, where no policy makes batches of them."""
+"""The time in s between looks at what all decoded requests share, where no policy forms batches of them."""
 ChunkHooks = Callable[[int, int], tuple[LayerHook | None, LayerHook | None]]
-"""``(start, end)`` of a chunk to its ``(wait_layer, on_layer)``."""
+"""Maps ``(start, end)`` of a chunk to its ``(wait_layer, on_layer)``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,22 +41,23 @@ class PrefillMember:
     """A prompt being computed."""
 
     work: PromptWork
-    """Its position: tokens whose KV is in the pool when it is added (or arrives through ``wait_layer``)."""
+    """The work; its position counts tokens whose KV is in the pool at first, or arrives through ``wait_layer``."""
     order: PrefillOrder
     table: list[int]
     advanced: Callable[[int, int, int | None, float], None]
-    """``(start, end, token, seconds)``; the token comes with the last chunk; the seconds are its share of the step.
+    """The callback ``(start, end, token, seconds)``; the token comes with the last chunk.
 
-    The step's prompts have all of it among themselves: beside a batch a prompt takes longer, and so long others wait.
+    The seconds are the prompt's share of the step, all of whose time is charged to its prompts: beside a batch a prompt
+    takes longer, and others wait so long.
     """
     failed: Callable[[Exception], None]
     hooks: ChunkHooks | None = None
     counts: TokenCounts | None = None
-    """Of the order's tokens, if its sampling is penalised."""
+    """The counts of the order's tokens, if its sampling is penalised."""
     logprob: TokenLogprob | None = None
-    """Of the sampled token, when it comes, if the order asks for it."""
+    """The log-probability of the sampled token, once there is one, if the order asks for it."""
     prompt_logprobs: LogprobRows | None = None
-    """Of the tokens that follow those of the last chunk."""
+    """The log-probabilities of the tokens that follow those of the last chunk."""
     alive: bool = True
 
 
@@ -68,80 +69,82 @@ class DecodeMember:
     token: int
     position: int
     table: list[int]
-    """Covers ``[0, position)`` and mostly more; it grows here."""
+    """The blocks of ``[0, position)`` and mostly more; it grows here."""
     sampling: SamplingParams
     sample_index: int
     advanced: Callable[[int], bool]
-    """Takes the new token; False when the request is finished."""
+    """The callback for the new token; it returns False when the request is finished."""
     failed: Callable[[Exception], None]
     preempted: Callable[[], None]
-    """It is out of the batch and has no blocks any more: there was no room for all."""
+    """The callback when it has left the batch and lost its blocks, because there was no room for all."""
     counts: TokenCounts | None = None
-    """Of the tokens up to ``token``, if ``sampling`` is penalised; it grows here."""
+    """The counts of the tokens up to ``token``, if ``sampling`` is penalised; it grows here."""
     logprob: TokenLogprob | None = None
-    """Of ``token``, if ``sampling`` asks for it and it was sampled here."""
+    """The log-probability of ``token``, if ``sampling`` asks for it and it was sampled here."""
     alive: bool = True
 
 
 @dataclass(slots=True)
 class EngineStep:
-    """A plan: its members and what the engine is given for each, in the plan's order."""
+    """A plan: its members and the engine's input for each, in the plan's order."""
 
     plan: StepPlan
     tokens: int
-    """Computed in it: ``plan.tokens``."""
+    """The number of tokens computed: ``plan.tokens``."""
     prefills: list[PrefillMember]
     chunks: list[PrefillChunk]
     decodes: list[DecodeMember]
     slots: list[DecodeSlot]
     swapping: Swapping | None = None
-    """Copies between the tiers to be waited for before anything is decoded; chunks wait for theirs layer by layer."""
+    """Copies between the tiers that must end before decoding; chunks wait for theirs layer by layer."""
 
 
 @dataclass(slots=True)
 class StepOutcome:
-    """Per member: what the engine sampled, or why it failed."""
+    """The token that the engine sampled for each member, or the member's error."""
 
     prefills: Sequence[int | Exception | None]
     decodes: Sequence[int | Exception]
     elapsed_s: float
     whole: bool = False
-    """Surely none failed."""
+    """True if certainly none failed."""
     logprobs: StepLogprobs | None = None
     decode_s: float = 0.0
-    """See :class:`pinyon.batching.StepSeen`."""
+    """The time of decoding, see :class:`pinyon.batching.StepSeen`."""
 
 
 class StepRoom(Room, Protocol):
-    """Where the blocks come from: :class:`services.worker.kv.cache.KvCache`."""
+    """The source of blocks: :class:`services.worker.kv.cache.KvCache`."""
 
     def settle(self) -> None:
-        """Admit whoever has his turn."""
+        """Admits the requests whose turn it is."""
         ...
 
     def swapping(self, tables: Iterable[Sequence[int]]) -> Swapping | None:
-        """Copies that touch these blocks and are not over."""
+        """Returns the copies that touch these blocks and are not over."""
         ...
 
 
 class StepMembers:
-    """Owned by the event loop's thread."""
+    """The members of steps, owned by the event loop's thread."""
 
     def __init__(self, scheduler: StepScheduler, admission: Admission, room: StepRoom) -> None:
         self.scheduler = scheduler
-        """To look at: whatever changes its members goes through here."""
+        """The scheduler, for reading: changes of its members go through this object."""
         self._admission = admission
         self._room = room
         self._prefills: dict[int, PrefillMember] = {}
         self._decodes: dict[int, DecodeMember] = {}
         self.preemptions = 0
         self.scheduling_s = 0.0
-        """Time that choosing what steps compute has taken."""
+        """The time taken to choose what steps compute."""
         self._looked_s = -math.inf
-        """When :attr:`formed` was looked up."""
+        """The time at which :attr:`formed` was looked up."""
         self.formed = Formed()
-        """Of the last step; where steps decode all that run, of all that are admitted for it. Replaced, never changed:
-        the metrics' thread reads it."""
+        """The batch of the last step; where steps decode all running requests, all that are admitted for it.
+
+        It is replaced, never changed: the metrics' thread reads it.
+        """
 
     @property
     def running(self) -> int:
@@ -150,7 +153,7 @@ class StepMembers:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose KV the batch, and what waits to enter it, reads."""
+        """The tokens whose KV is read by the batch and by requests that wait to enter it."""
         return sum(member.position for member in self._decodes.values())
 
     def add_prefill(self, member: PrefillMember) -> None:
@@ -177,8 +180,8 @@ class StepMembers:
                 self.formed = Formed()
 
     def decide(self, now_s: float) -> EngineStep | None:
-        """The next step, or None when there is nothing to do. Some may be preempted by it."""
-        # Who waits may have waited long enough by now for others to give way, even if nothing was released since.
+        """Returns the next step, or None when there is nothing to do. It may preempt requests."""
+        # Waiting requests may have waited long enough for others to give way, even if nothing was released since.
         began_s = time.perf_counter()
         self._room.settle()
         self.scheduler.fill()
@@ -192,7 +195,7 @@ class StepMembers:
         self.scheduling_s += time.perf_counter() - began_s
         if plan is None:
             return None
-        # Every call here is one per step, and short steps are frequent.
+        # Each call here happens once per step, and short steps are frequent.
         prefills: list[PrefillMember] = []
         chunks: list[PrefillChunk] = []
         decodes: list[DecodeMember] = []
@@ -212,7 +215,7 @@ class StepMembers:
         return EngineStep(plan, tokens, prefills, chunks, decodes, slots, swapping)
 
     def switch(self, choice: str) -> None:
-        """See :meth:`pinyon.batching.StepScheduler.switch`."""
+        """Switches the batching policy, see :meth:`pinyon.batching.StepScheduler.switch`."""
         tables = {number: (list(member.table), member.position) for number, member in self._decodes.items()}
         self.scheduler.switch(choice, tables)
         self.formed = Formed()
@@ -232,11 +235,11 @@ class StepMembers:
         self.preemptions += 1
         try:
             member.preempted()
-        except Exception as error:  # as for a token: a defect in one member is not the others'
+        except Exception as error:  # a defect in one member must not harm the others
             member.failed(error)
 
     def fold(self, step: EngineStep, outcome: StepOutcome) -> int:
-        """Give every member that is still there its result. Returns the number of tokens sampled."""
+        """Gives its result to every member that is still there. Returns the number of tokens sampled."""
         plan = step.plan
         if len(outcome.prefills) != len(step.prefills) or len(outcome.decodes) != len(step.decodes):
             outcome = _none_good(step, outcome)
@@ -267,7 +270,7 @@ class StepMembers:
             if not decode.alive:
                 continue
             token = tokens[place]
-            if not isinstance(token, int) and isinstance(token, Exception):  # the first is the quicker one to ask
+            if not isinstance(token, int) and isinstance(token, Exception):  # the first check is the faster one
                 self.remove_decode(decode)
                 decode.failed(token)
                 continue
@@ -295,7 +298,7 @@ def _tell(step: EngineStep, logprobs: StepLogprobs) -> None:
 
 
 def _none_good(step: EngineStep, outcome: StepOutcome) -> StepOutcome:
-    """Nobody knows whose results they are."""
+    """Returns errors for all members, as the results cannot be assigned."""
     error = Internal(
         f"{len(outcome.prefills)} and {len(outcome.decodes)} results of {len(step.prefills)} prompts and "
         f"{len(step.decodes)} decoded requests"
@@ -304,7 +307,7 @@ def _none_good(step: EngineStep, outcome: StepOutcome) -> StepOutcome:
 
 
 def _failed(step: EngineStep, outcome: StepOutcome) -> tuple[list[int], list[int]]:
-    """Numbers of the prompts and of the decoded requests."""
+    """Returns the numbers of the prompts and of the decoded requests that failed."""
     return (
         [
             member.work.number

@@ -1,4 +1,4 @@
-"""Notices that an engine step does not end. It has a thread of its own: the engine's hangs, and the event loop may."""
+"""The watchdog for engine steps that do not end. It has its own thread: the engine's hangs, and the event loop may."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pinyon.runtime.logging import get_logger
 
 LOOKS = 10
-"""How often it looks while the time runs: it notices that much later at most, as a part of the time."""
+"""The number of looks within the limit: a hang is noticed at most one such part of the limit too late."""
 LONGEST_PAUSE_S = 1.0
 
 _log = get_logger("watchdog")
 
 
 class Watchdog:
-    """Calls ``hangs(step)`` in its thread when ``step()`` has been the same for ``limit_s`` seconds; once a step.
+    """A thread that calls ``hangs(step)`` when ``step()`` has been the same for ``limit_s`` seconds, once a step.
 
-    ``step`` gives the number of the computation that goes on, or None. Time is counted in looks: while the whole
-    process was frozen nobody looked, so it does not count.
+    ``step`` returns the number of the present computation, or None. Time is counted in looks: while the whole process
+    was frozen there were none, so that time does not count.
     """
 
     def __init__(self, step: Callable[[], int | None], limit_s: float, hangs: Callable[[int], None]) -> None:
@@ -37,7 +37,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more. Blocks no longer than a look takes."""
+        """Ends the looks. Blocks no longer than a look takes."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -47,7 +47,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """One look, every pause."""
+        """Takes one look, once per pause."""
         step = self._step()
         if step is None or step != self._seen:
             self._seen, self._count = step, 0
@@ -59,7 +59,7 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """Where every thread is now."""
+    """Returns the stack of every thread."""
     with tempfile.TemporaryFile() as file:  # faulthandler writes to a descriptor
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

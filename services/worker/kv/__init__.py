@@ -1,1 +1,1 @@
-"""The KV pool: what is held, lent, fetched, pushed and stored."""
+"""The KV pool: blocks held, lent, fetched, pushed and stored."""

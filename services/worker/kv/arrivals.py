@@ -1,9 +1,8 @@
-"""Fetched KV layer by layer: computing begins when the first layer is here, while those above still arrive
-(Mooncake §5.4.3).
+"""Fetched KV layer by layer: computing begins with the first layer, while the others still arrive (Mooncake §5.4.3).
 
-The block reader asks for whole blocks and gets them; between it and the transfer engine the read is cut into one
-batch per layer, each of which can be waited for. What was read counts only when the reader says so at the end: it knows
-whether the lease covered all of it.
+The block reader asks for whole blocks and gets them. Between it and the transfer engine the read is cut into one batch
+per layer, each of which can be waited for. The layers count only when the reader says so at the end: it knows whether
+the lease covered all of the read.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from pinyon.core.layout import KvLayout
 from pinyon.transfer import TransferEngine, TransferHandle, TransferRequest, TransferResult
 
 MAX_REQUESTS = 8192
-"""Blocks × layers above which a read stays whole: each request costs microseconds."""
+"""The number of blocks × layers above which a read stays whole: each request costs microseconds."""
 LAYER_WAIT_S = 0.5
-"""How long the engine's thread waits for one layer: everybody else in the step waits with it."""
+"""The engine thread's longest wait for one layer, in s: the whole step waits with it."""
 
 
 class LayerLost(Unavailable):
-    """A layer did not arrive in time. The blocks must be computed instead."""
+    """The error for a layer that did not arrive in time: the blocks must be computed instead."""
 
 
 class LayerArrivals:
-    """The :class:`pinyon.store.reader.Mover` of one read. ``wait`` is for the engine's thread, all else for the loop.
+    """The :class:`pinyon.store.reader.Mover` of one read. The engine's thread calls ``wait``, the loop all else.
 
-    The first batch is cut into layers unless it is too large; what the reader asks for after it comes whole.
+    The first batch is cut into layers unless it is too large; later requests of the reader come whole.
     """
 
     def __init__(self, transfer: TransferEngine, layout: KvLayout) -> None:
@@ -38,14 +37,14 @@ class LayerArrivals:
         self._layout = layout
         self._handles: list[TransferHandle] = []
         self.first_layer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Blocks under way, when their first layer has ended (well or not). Not done if the read stays whole."""
+        """The number of blocks under way, when their first layer has ended; never done if the read stays whole."""
         self.stalled_s = 0.0
-        """Time the engine's thread has waited."""
+        """The time the engine's thread has waited."""
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> list[TransferResult]:
-        """One result per request, as the transfer engine gives them: a block is here when all its layers are."""
+        """Returns one result per request, as the transfer engine does: a block is here when all its layers are."""
         layers, size = self._layout.layers, self._layout.layer_bytes
         if self._handles or len(requests) * layers > MAX_REQUESTS:
             return await self._transfer.transfer_async(requests, timeout_s)
@@ -83,11 +82,7 @@ class LayerArrivals:
         self._handles[0].add_done_callback(wake)
 
     def wait(self, layer: int) -> None:
-        """Until the layer is here.
-
-        Raises:
-            LayerLost
-        """
+        """Waits until the layer is here. Raises :class:`LayerLost` if it does not come."""
         handle = self._handles[layer]
         if not handle.done:
             start_s = time.perf_counter()

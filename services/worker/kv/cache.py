@@ -1,5 +1,8 @@
-"""The worker's KV blocks: :class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission` with futures for
-who waits and a timer for leases."""
+"""The worker's KV blocks.
+
+:class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission`, with futures for waiting requests and a
+timer for leases.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from services.worker.kv.swaps import Swapping, Swaps
 
 
 def _nobody(seconds: float, passed_over_s: float) -> None:
-    """Nobody is told."""
+    """Does nothing: nobody is told."""
 
 
 class KvCache:
-    """Owned by the event loop's thread."""
+    """The KV blocks, owned by the event loop. Peers read them by ``keys``; ``swaps`` is for a second tier, if any."""
 
     def __init__(
         self,
@@ -38,30 +41,28 @@ class KvCache:
         clock: Clock,
         swaps: Swaps | None = None,
     ) -> None:
-        """``keys``: by which peers read what they leased; ``swaps``: if there is a second tier."""
         self.layout = layout
         self._keys = keys
         self.swaps = swaps
-        """To look at."""
+        """The copies of the second tier, for reading."""
         self.pool = pool
-        """To look at: whatever changes it goes through the reservations."""
+        """The pool, for reading: changes go through the reservations."""
         self.admission = admission
-        """To look at: whatever changes it goes through here."""
+        """The admission, for reading: changes go through this object."""
         self._reservations = reservations
         self.clock = clock
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[Reservation], float]] = {}
-        """By number, with since when."""
+        """The waiting requests by number, with the times since when."""
         self._room_waits = RoomWaits()
         self._lease_end = Deadline(asyncio.get_running_loop(), self._expire)
         self._asking_back = False
         self.spare: Callable[[], Iterator[None]] | None = None
-        """Releases what is held only for later, piece by piece, as long as somebody wants room."""
+        """Releases blocks held only for later, piece by piece, as long as a request wants room."""
         self.on_published: Callable[[Sequence[int]], None] | None = None
-        """Called with blocks that have new content."""
+        """The callback for blocks that have new content."""
         self.on_admitted: Callable[[float, float], None] = _nobody
-        """Called with the seconds that a request has waited for its blocks, and for how many of them others went
-        before it that came later."""
+        """The callback for the seconds that a request waited for its blocks, and that later ones were ahead of it."""
 
     # -- figures
 
@@ -70,20 +71,21 @@ class KvCache:
         return self._reservations.leases
 
     def room_wait_s(self) -> float:
-        """See :meth:`RoomWaits.wait_s`."""
+        """Returns the expected wait, see :meth:`RoomWaits.wait_s`."""
         return self._room_waits.wait_s(self.clock())
 
     # -- reservations
 
     def number(self) -> int:
-        """Of a request that comes now: the next one."""
+        """Returns the number of a new request: the next one."""
         return next(self._numbers)
 
     def reserve(self, request: BatchRequest, *, at_once: bool = True) -> asyncio.Future[Reservation]:
-        """See :meth:`Admission.enqueue`. The future is done at once if there is room and nobody waits; for one that
-        gave way (not ``at_once``) not before :meth:`settle`.
+        """Asks for a request's blocks, see :meth:`Admission.enqueue`.
 
-        Whoever gets blocks calls :meth:`end` once, and whoever stops waiting :meth:`withdraw`.
+        The future is done at once if there is room and no request waits. For a request that gave way (not ``at_once``)
+        it is not done before :meth:`settle`. A request that gets blocks calls :meth:`end` once; one that stops waiting
+        :meth:`withdraw`.
         """
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self.admission.enqueue(request)
@@ -94,27 +96,27 @@ class KvCache:
         return future
 
     def withdraw(self, number: int, future: asyncio.Future[Reservation]) -> None:
-        """The reservation is not wanted any more, whether it was granted meanwhile or not."""
+        """Gives up a reservation, whether it was granted meanwhile or not."""
         if future.cancel():
             del self._waiting[number]
             self._room_waits.left(number, self.clock())
             self.admission.withdraw(number)
-            self.settle()  # it may have been the one that blocked the others
+            self.settle()  # it may have blocked the others
         elif not future.cancelled():
             self.end(number, future.result().table)
 
     def end(self, number: int, table: Iterable[int]) -> None:
-        """An admitted request gives its blocks back, in prompt order; or some that it must not are not in ``table``."""
+        """Ends an admitted request and releases ``table``, in prompt order. Blocks left out of it stay held."""
         self.give_way(number, table)
         self.settle()
 
     def give_way(self, number: int, table: Iterable[int]) -> None:
-        """See :class:`pinyon.decisions.Room`. :meth:`settle` follows."""
+        """Releases a request's blocks, see :class:`pinyon.decisions.Room`. :meth:`settle` follows."""
         self.admission.end(number)
         self._reservations.release(table, self.clock())
 
     def grow(self, number: int, count: int) -> list[int] | None:
-        """See :meth:`Admission.grow`. What is held only for later goes first."""
+        """Grows a request, see :meth:`Admission.grow`. Blocks held only for later are released first."""
         blocks = self.admission.grow(number, count, self.clock())
         if blocks is None:
             self._ask_back(lambda: self.pool.free + self.pool.cached >= count)
@@ -123,17 +125,17 @@ class KvCache:
         return blocks
 
     def switch(self, choice: str) -> None:
-        """See :meth:`Admission.switch`."""
+        """Switches the policy, see :meth:`Admission.switch`."""
         self.admission.switch(choice, self.clock())
         self.settle()
 
     def settle(self) -> None:
-        """What those that run have left goes to those that wait."""
+        """Gives the room that running requests leave to waiting ones."""
         if self._waiting and not self._asking_back and not self._served():
             self._ask_back(self._served)
 
     def _served(self) -> bool:
-        """Admit whoever has his turn; whether nobody waits any more."""
+        """Admits the requests whose turn it is. Returns whether none waits any more."""
         now_s = self.clock()
         granted = self.admission.admit(now_s)
         self._swap()
@@ -145,10 +147,10 @@ class KvCache:
         return not self._waiting
 
     def _ask_back(self, enough: Callable[[], bool]) -> None:
-        """Have what is held only for later released, until it is enough."""
+        """Has blocks held only for later released, until it is enough."""
         if self.spare is None or self._asking_back:
             return
-        self._asking_back = True  # what it releases comes back to here
+        self._asking_back = True  # its releases come back to here
         try:
             for _ in self.spare():
                 if enough():
@@ -157,7 +159,7 @@ class KvCache:
             self._asking_back = False
 
     def extend(self, reservation: Reservation, keys: Sequence[BlockKey], traits: Traits | None = None) -> None:
-        """See :meth:`Reservations.extend`."""
+        """Takes over readable blocks, see :meth:`Reservations.extend`."""
         taken_over = self._reservations.extend(reservation, keys, self.clock(), traits)
         self._swap()
         if taken_over:
@@ -171,10 +173,10 @@ class KvCache:
         first: int = 0,
         after: BlockKey | None = None,
     ) -> list[int]:
-        """The blocks of a table from ``first`` on, one per key, are complete: see :meth:`Reservations.publish`.
+        """Publishes the complete blocks of a table from ``first`` on, one per key, see :meth:`Reservations.publish`.
 
-        Where others hold the same content, their blocks take the places in the table. Returns the duplicates: to be
-        released when nobody reads them any more. Not to be called while a step has the table.
+        Where others hold the same content, their blocks take the places in the table. Returns the duplicates, to be
+        released when nothing reads them any more. Must not be called while a step has the table.
         """
         blocks = table[first : first + len(keys)]
         if self.on_published is not None:
@@ -186,18 +188,18 @@ class KvCache:
         return duplicates
 
     def hold(self, keys: Sequence[BlockKey]) -> list[tuple[int, int]]:
-        """See :meth:`Reservations.hold`."""
+        """Holds the blocks of these keys, see :meth:`Reservations.hold`."""
         return self._reservations.hold(keys, self.clock())
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give references back, in prompt order."""
+        """Gives references back, in prompt order."""
         self._reservations.release(blocks, self.clock())
         self.settle()
 
     # -- the second tier
 
     def _swap(self) -> None:
-        """Begin the copies that handing out blocks made necessary."""
+        """Begins the copies that handing out blocks made necessary."""
         if self.swaps is None or self.pool.below is None or not self.pool.below.pending:
             return
         swaps = self._reservations.take_swaps()
@@ -206,15 +208,15 @@ class KvCache:
             self.on_published([swap.block for swap in swaps if swap.into != NO_SLOT])
 
     def swapping(self, tables: Iterable[Sequence[int]]) -> Swapping | None:
-        """See :meth:`Swaps.of`: copies to be waited for before the engine touches these blocks."""
+        """Returns the copies to wait for before the engine touches these blocks, see :meth:`Swaps.of`."""
         return None if self.swaps is None else self.swaps.of(tables)
 
     def ready(self, blocks: Sequence[int]) -> int:
-        """See :meth:`Swaps.ready`."""
+        """Returns how many leading blocks have their content, see :meth:`Swaps.ready`."""
         return len(blocks) if self.swaps is None else self.swaps.ready(blocks)
 
     def settled(self, blocks: Sequence[int]) -> asyncio.Future[None]:
-        """See :meth:`Swaps.settled`: to be awaited before anybody but the engine touches these blocks."""
+        """Returns what others than the engine await before they touch these blocks, see :meth:`Swaps.settled`."""
         if self.swaps is not None:
             return self.swaps.settled(blocks)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -231,8 +233,10 @@ class KvCache:
         allow_gaps: bool,
         use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[int, list[tuple[int, int]], RegionDescriptor | None]:
-        """The lease and what it holds, see :meth:`Reservations.lease`, and the key to read that with, if anything. Not
-        to be read before it is :meth:`settled`."""
+        """Returns the lease and its blocks, see :meth:`Reservations.lease`, and the key to read them with, if any.
+
+        They must not be read before they are :meth:`settled`.
+        """
         lease_id, held = self._reservations.lease(keys, duration_s, self.clock(), allow_gaps, use)
         self._swap()
         if not lease_id:
@@ -247,7 +251,7 @@ class KvCache:
         return lease_id, held, opened
 
     def end_lease(self, lease_id: int) -> bool:
-        """Whether it was still there. Its blocks may be used again when nobody reads them any more."""
+        """Ends a lease; returns whether it was there. Its blocks may be used again when nothing reads them any more."""
         return self._keys.end(lease_id, lambda: self._over(lease_id))
 
     def _over(self, lease_id: int) -> None:
@@ -255,7 +259,7 @@ class KvCache:
             self.settle()
 
     def _arm(self) -> None:
-        """For the next lease that ends. The time may come for one that was released: that costs nothing."""
+        """Sets the timer for the next lease to end. That lease may be released before, which costs nothing."""
         next_s = self._reservations.next_deadline()
         if next_s is not None:
             self._lease_end.set(asyncio.get_running_loop().time() + next_s - self.clock())
@@ -266,7 +270,7 @@ class KvCache:
         self._arm()
 
     async def close(self) -> None:
-        """Stop the timer; whoever waits is cancelled. Waits (bounded) for reads whose leases have ended."""
+        """Stops the timer, cancels waiting requests, and waits (bounded) for reads whose leases have ended."""
         self._lease_end.close()
         for number in reversed(list(self._waiting)):
             self.withdraw(number, self._waiting[number][0])

@@ -1,8 +1,8 @@
 """Reused KV from other instances and the store, as far as it arrives in time.
 
-Whatever does not come is computed: a source that is gone, evicted a block or is slow costs at most the time limit. One
-that failed is not asked for a while, and the conductor is told not to plan it. After that while, one prompt asks it for
-one block, with little time, before it is trusted with more.
+KV that does not come is computed: a source that is gone, has evicted a block or is slow costs at most the time limit. A
+source that failed is not asked for a while, and the conductor is told not to plan it. After that while, one prompt asks
+it for one block, with little time, before it is trusted with more.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from services.worker.orders.limits import Limits
 from services.worker.orders.outcome import SpanFetched
 
 MAX_PAUSE_S = 10.0
-"""A trial costs little, so what came back is used again soon."""
+"""The longest pause in s after failures. A trial costs little, so a source that came back is soon used again."""
 TRIAL_S = 0.5
-"""For the one block that a source which failed is asked for."""
+"""The time in s for the one block of a trial."""
 RATE_MIN_BYTES_S = 1 << 30
-"""A long prefix has so much more time than a short one. What comes slower than that is computed."""
+"""The slowest useful rate: a longer prefix has more time by it, and slower KV is computed."""
 OVERRUN_S = 1.0
-"""A read that has not ended this long after its time is cancelled."""
+"""The time in s after its limit at which a read that has not ended is cancelled."""
 REPORTED_SOURCES_MAX = 64
 MEASURED_SPANS_MAX = 16
-"""Of one fetch; the last ones."""
+"""The number of last spans of a fetch that are measured."""
 
 _log = get_logger("fetch")
 
 
 @dataclass(eq=False, slots=True)
 class SpanRead:
-    """A span that its source was asked for at ``asked_s``, and offered ``offered_s`` for out of ``whole_s`` seconds."""
+    """A span requested from its source at ``asked_s``, and offered ``offered_s`` of ``whole_s`` seconds."""
 
     span: FetchSpan
     offered_s: float
     whole_s: float
     asked_s: float
     arrivals: LayerArrivals | None = None
-    """It comes layer by layer, perhaps."""
+    """The arrivals of its layers, if it may come layer by layer."""
     blocks: int = 0
-    """That arrived; of one that goes on, those that are on their way."""
+    """The number of blocks that arrived; while the read goes on, those on their way."""
     nbytes: int = 0
-    """Of all the span; 0: it does not come whole, and tells nothing of the source's speed."""
+    """The bytes of the whole span; 0: it did not come whole, and tells nothing of the source's speed."""
     ended_s: float = 0.0
     reading: asyncio.Task[int] = field(init=False)
 
@@ -69,17 +69,17 @@ class SpanRead:
         return not reading.cancelled() and reading.exception() is None and reading.result() >= self.blocks
 
     async def stop(self) -> None:
-        """On return nothing writes to the blocks any more."""
+        """Cancels the read: on return nothing writes to the blocks any more."""
         self.reading.cancel()
         await asyncio.wait((self.reading,))
 
 
 @dataclass(slots=True)
 class Fetched:
-    """Leading blocks that arrived, by where they came from, and the time it took until computing could begin.
+    """The leading blocks that arrived, by source, and the time until computing could begin.
 
-    ``bytes`` is what there is to learn about the speed from: 0 when something did not come. With ``layered``, the last
-    blocks counted here are still arriving: all of that span's are on their way.
+    Speeds are learned from ``bytes``, which is 0 when something did not come. With ``layered``, the last blocks counted
+    here are still arriving: all of that span's are on their way.
     """
 
     start_s: float = 0.0
@@ -89,15 +89,15 @@ class Fetched:
     begun_s: float = 0.0
     layered: SpanRead | None = None
     spans: list[SpanRead] = field(default_factory=list)
-    """Those of which all was asked for; the last ones that came whole are measured."""
+    """Spans requested whole; the last ones that came whole are measured."""
 
     @property
     def seconds(self) -> float:
-        """How long all of it took; with ``layered``, known when its reading is done."""
+        """The time of the whole fetch; with ``layered``, known when its reading is done."""
         return (self.begun_s if self.layered is None else self.layered.ended_s) - self.start_s
 
     def measured(self) -> tuple[SpanFetched, ...]:
-        """The last spans that came whole, one read each, when all have arrived."""
+        """Returns the last spans that came whole, one read each, when all have arrived."""
         whole = [read for read in self.spans if read.nbytes][-MEASURED_SPANS_MAX:]
         return tuple(SpanFetched(read.span.source_id, read.nbytes, read.ended_s - read.asked_s) for read in whole)
 
@@ -123,7 +123,11 @@ class _Wanted(NamedTuple):
 
 
 class Fetcher:
-    """Reads into this worker's pool. ``layers`` moves a prompt's last span layer by layer, if given."""
+    """The reader into this worker's pool.
+
+    If given, ``layers`` moves a prompt's last span layer by layer, and ``store`` is asked for KV that nobody has
+    planned.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,6 @@ class Fetcher:
         layers: TransferEngine | None = None,
         store: StoreClient | None = None,
     ) -> None:
-        """``store`` is asked for what nobody has planned."""
         self._source = source
         self._region = region
         self._layout = layout
@@ -145,12 +148,12 @@ class Fetcher:
         self._store = store
         self._avoidance = Avoidance(max_s=MAX_PAUSE_S)
         self._tried: set[str] = set()
-        """Addresses of sources that a trial is under way to."""
+        """The addresses of sources that a trial is under way to."""
         self.failures = 0
         """Spans of which not everything arrived."""
 
     def failed_sources(self) -> list[str]:
-        """Addresses of the sources that are left alone now: those that failed last, if they are many."""
+        """Returns the addresses of sources that are avoided now: those that failed last, if they are many."""
         return self._avoidance.avoided(self._clock())[-REPORTED_SOURCES_MAX:]
 
     async def fetch(
@@ -162,13 +165,12 @@ class Fetcher:
         abort: Abort,
         traceparent: str,
     ) -> Fetched:
-        """Blocks from ``first`` on without a gap, into the blocks of ``table``, as the order's spans name them, or, if
-        nobody has planned any, from where the store has them.
+        """Fetches blocks from ``first`` on without a gap into the blocks of ``table``.
 
-        The conductor knows of a block in so many only (:mod:`pinyon.core.key_sample`), so it is not sure where the
-        source of the next span takes over: who is asked for a span is asked for the first blocks of the next one too.
-
-        Raises what ``abort`` was fired with; nothing else. Nothing is under way then.
+        The order's spans name the sources; if none are planned, the store is asked. The conductor knows only a sample
+        of the blocks (:mod:`pinyon.core.key_sample`), so it is not sure where the source of the next span takes over.
+        So the source of a span is asked for the first blocks of the next one, too. Raises only the error of ``abort``;
+        nothing is under way then.
         """
         wanted = _Wanted(order, keys, table, abort, traceparent)
         failures, fetched = self.failures, Fetched(self._clock())
@@ -209,13 +211,13 @@ class Fetcher:
                 self.failures += 1
                 break
             read.nbytes = read.blocks * self._layout.block_bytes
-        if failures == self.failures:  # else the time says nothing about the bytes
+        if failures == self.failures:  # after a failure, the time says nothing about the bytes
             fetched.bytes = fetched.blocks * self._layout.block_bytes
         fetched.begun_s = self._clock()
         return fetched
 
     async def _look_up(self, store: StoreClient, keys: Sequence[BlockKey], first: int) -> tuple[FetchSpan, ...]:
-        """What the store has from block ``first`` on. It has the time of a fetch; Redis is given up sooner."""
+        """Returns the store's spans from block ``first`` on. It has the time of a fetch; Redis is given up sooner."""
         spans: list[FetchSpan] = []
         try:
             for node, count in await store.leading(keys[first:], self._layout.block_bytes, self._timeout_s):
@@ -228,12 +230,12 @@ class Fetcher:
         return tuple(spans)
 
     def _whole_s(self, spans: Sequence[FetchSpan], first: int, end: int) -> float:
-        """For all spans: a source that fails is found out soon, and a long prefix has the time that it takes."""
+        """Returns the time for all spans: a failing source is found out soon, and a long prefix has time enough."""
         blocks = max((min(span.end, end) - first for span in spans), default=0)
         return self._timeout_s + max(0, blocks) * self._layout.block_bytes / RATE_MIN_BYTES_S
 
     async def _try(self, wanted: _Wanted, span: FetchSpan, at: int, timeout_s: float) -> int:
-        """Whether one block arrived of a source that failed when it was asked last; others leave it alone meanwhile."""
+        """Tries a source that failed last time with one block, while others avoid it; returns how many arrived."""
         self._tried.add(span.address)
         try:
             return await self._arrive(wanted, SpanRead(span, timeout_s, TRIAL_S, self._clock()), at, at + 1)
@@ -241,7 +243,7 @@ class Fetcher:
             self._tried.discard(span.address)
 
     def lost(self, layered: SpanRead) -> None:
-        """Its layers did not all come, or came too late; :meth:`SpanRead.stop` it after this."""
+        """Records that its layers did not all come in time; :meth:`SpanRead.stop` follows."""
         self.failures += 1
         late = DeadlineExceeded("a layer did not come")
         # A reading that is done was judged when it ended.
@@ -249,8 +251,7 @@ class Fetcher:
             self._avoidance.failed(layered.span.address, self._clock())
 
     async def _arrive(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
-        """Ask for blocks ``[at, end)``. Those that arrived; or, while the reading goes on, those whose first layer
-        did."""
+        """Asks for blocks ``[at, end)``; returns how many arrived or, while the read goes on, have a first layer."""
         reading = read.reading = asyncio.ensure_future(self._read(wanted, read, at, end))
         first: set[asyncio.Future[int]] = {reading}
         if read.arrivals is not None:
@@ -266,7 +267,8 @@ class Fetcher:
             if read.arrivals is not None and read.arrivals.first_layer.done():
                 under_way = True
                 return read.arrivals.first_layer.result()
-            self._avoidance.failed(read.span.address, self._clock())  # it did not even keep to its time
+            # the source did not even keep to its own time limit
+            self._avoidance.failed(read.span.address, self._clock())
             return 0
         finally:
             waited.cancel()
@@ -275,7 +277,7 @@ class Fetcher:
                 await asyncio.wait((reading,))
 
     async def _read(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
-        """Leading blocks that arrived, whatever goes wrong."""
+        """Returns how many leading blocks arrived, whatever goes wrong."""
         arrived, span, order = 0, read.span, wanted.order
         try:
             result = await self._source.read(
@@ -290,7 +292,7 @@ class Fetcher:
             )
             arrived = result.leading
             result.raise_for_failure()
-            if arrived:  # that something is not there, one may learn from a source whose bytes never come
+            if arrived:  # a source whose bytes never come can still answer that it has nothing
                 self._avoidance.succeeded(span.address, read.asked_s)
         except PinyonError as error:
             if blames_peer(error, read.offered_s, read.whole_s):

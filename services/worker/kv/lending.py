@@ -1,4 +1,4 @@
-"""``BlockReadService``: peers read blocks that are complete here, under leases."""
+"""The ``BlockReadService``: peers read complete blocks of this worker, under leases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_KEYS = 4096
 
 
 class CachedBlockServicer:
-    """``pinyon.api.kvstore.v1.BlockReadService`` over the cache. ``host``: where its memory is reached."""
+    """The ``pinyon.api.kvstore.v1.BlockReadService`` over the cache; ``host`` is the segment of its memory."""
 
     def __init__(self, cache: KvCache, host: common_pb2.Segment, limits: Limits, telemetry: Telemetry) -> None:
         self._cache = cache

@@ -1,7 +1,7 @@
-"""Streaming a prompt's KV into the decode instance's memory while it is being computed (Mooncake §3.1 step 3).
+"""The stream of a prompt's KV into the decode instance's memory, while it is computed (Mooncake §3.1 step 3).
 
-As each layer of a chunk is in the pool, the engine's thread submits its WRITEs; the event loop awaits them when the
-last chunk is done. Submitting never blocks and never raises into the engine: a failure is kept for :meth:`Push.finish`.
+When a layer of a chunk is in the pool, the engine's thread submits its WRITEs; the event loop awaits them after the
+last chunk. Submitting never blocks and never raises into the engine: a failure is kept for :meth:`Push.finish`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pinyon.messages.orders import PushTarget
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferStatus, raise_for_failure
 
 PushRange = tuple[int, int, int]
-"""``(offset here, offset there, length)`` in bytes."""
+"""The tuple ``(offset here, offset there, length)``, in bytes."""
 
 _ANSWERED = (TransferStatus.COMPLETED, TransferStatus.REFUSED)
 
 
 class SendingFailed(Unavailable):
-    """The decode instance did not take the KV."""
+    """The error when the decode instance did not take the KV."""
 
 
 def whole_blocks(
     layout: KvLayout, table: Sequence[int], target: PushTarget, first: int, end: int
 ) -> Iterator[PushRange]:
-    """Blocks ``[first, end)`` of the prompt with all layers; those the target holds already are left out."""
+    """Yields blocks ``[first, end)`` of the prompt with all layers, without those that the target holds already."""
     size = layout.block_bytes
     for block in range(max(first, target.first_block), end):
         yield table[block] * size, target.offsets[block - target.first_block], size
@@ -36,7 +36,7 @@ def whole_blocks(
 def layer_ranges(
     layout: KvLayout, table: Sequence[int], target: PushTarget, layer: int, start: int, end: int
 ) -> Iterator[PushRange]:
-    """One layer of the tokens ``[start, end)``; those in blocks the target holds already are left out."""
+    """Yields one layer of the tokens ``[start, end)``, without those in blocks that the target holds already."""
     size, tokens = layout.block_bytes, layout.block_tokens
     for block in range(max(start // tokens, target.first_block), layout.blocks_for(end)):
         base = block * tokens
@@ -46,7 +46,7 @@ def layer_ranges(
 
 
 class Push:
-    """One prompt's WRITEs. ``table`` is the prompt's block table here; it must stay referenced until the push ended."""
+    """The WRITEs of one prompt, whose block ``table`` here must stay referenced until the push has ended."""
 
     def __init__(
         self,
@@ -67,14 +67,13 @@ class Push:
         self._submitting = threading.Lock()
         self._error: PinyonError | None = None
         self.bytes = 0
-        """Bytes submitted."""
 
     def blocks(self, first: int, end: int) -> None:
-        """Send whole blocks whose content is complete."""
+        """Sends whole blocks whose content is complete."""
         self._submit(whole_blocks(self._layout, self._table, self._target, first, end))
 
     def layer(self, layer: int, start: int, end: int) -> None:
-        """Send one layer of tokens. Called in the engine's thread, in the middle of a step."""
+        """Sends one layer of tokens. Called in the engine's thread, in the middle of a step."""
         self._submit(layer_ranges(self._layout, self._table, self._target, layer, start, end))
 
     def _submit(self, ranges: Iterable[PushRange]) -> None:
@@ -97,11 +96,7 @@ class Push:
         self.bytes += sum(request.length for request in requests)
 
     async def finish(self) -> None:
-        """Wait until all of it has arrived.
-
-        Raises:
-            TransferError: a part of it did not.
-        """
+        """Waits until all of it has arrived. Raises :class:`TransferError` if a part did not."""
         results = await self._group.wait_async()
         if self._error is not None:
             raise self._error
@@ -109,14 +104,14 @@ class Push:
 
     @property
     def error(self) -> PinyonError | None:
-        """Why nothing more is sent, if something could not be submitted."""
+        """The reason why nothing more is sent, if something could not be submitted."""
         return self._error
 
     async def stop(self, grace_s: float) -> bool:
-        """Send nothing more and wait until no WRITE is under way; after ``grace_s`` seconds the rest is aborted.
+        """Stops sending and waits until no WRITE is under way; after ``grace_s`` seconds the rest is aborted.
 
-        Whether each was answered by the target: if not, bytes may still lie in a socket buffer. What the engine's
-        thread submits from now on, in a step that is still going on, is dropped.
+        Returns whether the target answered each WRITE: if not, bytes may still lie in a socket buffer. WRITEs that the
+        engine's thread submits later, in a step that goes on, are dropped.
         """
         with self._submitting:
             self._stopped = True

@@ -1,12 +1,12 @@
-"""New blocks go to the KV store in the background, never in a request's way.
+"""The writer that puts new blocks into the KV store in the background, never in a request's way.
 
-Each waiting block is referenced, so its content stays until it is written; that may cost requests nothing. So at most a
-share of the pool waits, none longer than some seconds, and the longest waiting go as soon as somebody wants their room
-or the store takes nothing. What is dropped is counted: the store is a cache.
+Each waiting block is referenced, so its content stays until it is written; this must cost requests nothing. So at most
+a share of the pool waits, none longer than some seconds. The longest waiting blocks are dropped as soon as a request
+wants their room or the store takes nothing. Dropped blocks are counted: the store is a cache.
 
-What the store holds is asked of it at every put and never remembered here: it forgets, too. What is remembered is which
-blocks of the pool it was not asked about since it last lost a node, or at all: when they are reused, they are offered
-again, so that what was lost comes back without being computed anew.
+The store is asked at every put for what it holds, and the answer is not remembered, as it forgets, too. This module
+remembers which blocks of the pool were not offered since the store last lost a node, or never. When they are reused,
+they are offered again, so that lost blocks come back without being recomputed.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from services.worker.orders.limits import Limits
 
 BATCH_BLOCKS = 64
 POOL_SHARE = 4
-"""At most one block of the pool in this many waits for the store."""
+"""The divisor of the pool: at most one block in this many waits for the store."""
 FIRST_PAUSE_S = 1.0
-"""After a failure: a store that is down must not be asked for every block."""
+"""The first pause after a failure: a store that is down must not be asked for every block."""
 MAX_PAUSE_S = 8.0
 LOOK_S = 1.0
-"""While prompts are reused, it is looked this often whether the store has lost a node."""
+"""The interval in s at which reused prompts have the writer check whether the store has lost a node."""
 
 _log = get_logger("storage")
 
 
 class Drop(StrEnum):
-    """Why a block was not put."""
+    """The reason why a block was not put."""
 
     QUEUE = "queue"
-    """Too many waited."""
+    """The queue was full."""
     STORE = "store"
     """The store failed, or did so just before."""
     SPACE = "space"
-    """The store had no room for it."""
+    """The store had no room for the block."""
     LATE = "late"
-    """It waited too long."""
+    """The block waited too long."""
     ROOM = "room"
-    """A request wanted its room."""
+    """A request wanted the block's room."""
 
 
 class _Waiting(NamedTuple):
-    """``block`` waits since ``since_s`` to be put, for a request of this class, in whose prompt it has this place."""
+    """A block that waits since ``since_s``, at this place of the prompt of a request of this class."""
 
     block: int
     place: int
@@ -70,13 +70,13 @@ class _Waiting(NamedTuple):
     since_s: float
 
     def goes_with(self, first: _Waiting) -> bool:
-        """Whether one put takes both: it names one tenant, type and turn."""
+        """Returns whether one put takes both: it names one tenant, type and turn."""
         mine, others = self.request_class, first.request_class
         return mine.tenant == others.tenant and mine.category == others.category
 
 
 class Storage:
-    """``offer`` blocks; ``start`` and ``close`` on the event loop. Without a store everything is a no-op."""
+    """The writer: ``offer`` blocks; ``start`` and ``close`` on the event loop. Without a store it does nothing."""
 
     def __init__(
         self,
@@ -97,12 +97,11 @@ class Storage:
         self._writing: dict[BlockKey, _Waiting] = {}
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         self._asked_at = array("q", bytes(8 * cache.pool.total))
-        """By block: the era in which the store was asked to take its content, 0 for content that is new."""
+        """The era in which each block's content was offered to the store; 0: never."""
         self._look_at_s = float("-inf")
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stored = 0
-        """Blocks put so far."""
         self.drops: Counter[Drop] = Counter()
         """Blocks not put, by the reason."""
 
@@ -118,14 +117,13 @@ class Storage:
             self._cache.on_published = self._forget
 
     def new_runs(self) -> Runs:
-        """For the blocks of one prompt."""
+        """Returns the runs for the blocks of one prompt."""
         return Runs(self._cache.layout.block_tokens)
 
     def offer(
         self, keys: Sequence[BlockKey], runs: Runs, request_class: RequestClass = UNKNOWN_CLASS, first: int = 0
     ) -> None:
-        """These blocks of the pool are new and complete, and the next ones of the prompt that ``runs`` is for, from its
-        block ``first`` on."""
+        """Offers new, complete blocks: the next ones of the prompt of ``runs``, from its block ``first`` on."""
         if self._task is None:
             return
         self._drop_late()
@@ -140,7 +138,7 @@ class Storage:
         runs: Runs,
         request_class: RequestClass = UNKNOWN_CLASS,
     ) -> None:
-        """These blocks, the first of ``table``, were in the pool already: the store may lack them all the same."""
+        """Offers blocks, the first of ``table``, that were in the pool already, as the store may lack them."""
         if self._store is None or self._task is None:
             return
         if self._clock() >= self._look_at_s:
@@ -156,7 +154,7 @@ class Storage:
             self._take(fresh, runs, request_class)
 
     async def close(self) -> None:
-        """Drop what waits. Bounded by one put's timeout."""
+        """Drops the waiting blocks. Takes at most one put's timeout."""
         if self._task is not None:
             await ended(self._task)
             self._task = None
@@ -179,11 +177,11 @@ class Storage:
         return key in self._queue or key in self._writing
 
     def _not_waiting(self, keys: Sequence[BlockKey], first: int) -> dict[BlockKey, int]:
-        """With their places in the prompt."""
+        """Returns the keys that do not wait, with their places in the prompt."""
         return {key: place for place, key in enumerate(keys, first) if not self._waits(key)}
 
     def _take(self, wanted: Mapping[BlockKey, int], runs: Runs, request_class: RequestClass) -> int:
-        """As many of the first keys as there is room for, with their places; returns how many that were."""
+        """Takes as many of the first keys, with their places, as there is room for; returns their number."""
         room = 0 if self._paused else max(0, self._limit - self.pending)
         keys = list(islice(wanted, room))
         now_s = self._clock()
@@ -201,7 +199,7 @@ class Storage:
         self._cache.release(blocks)
 
     def _forget(self, blocks: Iterable[int]) -> None:
-        """The store does not have them as far as is known here."""
+        """Records that the store does not have these blocks, as far as is known here."""
         for block in blocks:
             self._asked_at[block] = 0
 
@@ -215,21 +213,21 @@ class Storage:
         self._drop(late, Drop.LATE)
 
     def _give_back(self) -> Iterator[None]:
-        """Somebody wants room: the longest waiting blocks that nobody else uses go, one after the other."""
+        """Drops the longest waiting blocks with no other user, one per iteration, for requests that want room."""
         for key, each in list(self._queue.items()):
             if self._cache.pool.references(each.block) == 1:
                 self._drop([key], Drop.ROOM)
                 yield
 
     def _next_batch(self) -> tuple[RequestClass, dict[BlockKey, _Waiting]]:
-        """The longest waiting block with those that go with it, and what their classes share."""
+        """Takes the longest waiting block and those that go with it; returns them and what their classes share."""
         first = next(iter(self._queue.values()))
         together = ((key, each) for key, each in self._queue.items() if each.goes_with(first))
         batch = dict(islice(together, BATCH_BLOCKS))
         for key in batch:
             del self._queue[key]
         shared = first.request_class
-        if any(each.request_class != shared for each in batch.values()):  # of several requests
+        if any(each.request_class != shared for each in batch.values()):  # blocks of several requests
             shared = RequestClass(shared.kind, shared.turn, tenant=shared.tenant)
         return shared, batch
 
@@ -258,20 +256,20 @@ class Storage:
                 self._drop(list(self._queue), Drop.STORE)
 
     async def _look(self, store: StoreClient) -> None:
-        """Find out whether a node was lost, now and then."""
+        """Checks now and then whether a node was lost."""
         now_s = self._clock()
-        if now_s < self._look_at_s or self._queue:  # what waits finds out as it is put
+        if now_s < self._look_at_s or self._queue:  # waiting blocks find out as they are put
             return
         self._look_at_s = now_s + LOOK_S
         try:
             await store.nodes()
         except PinyonError:
-            pass  # nothing is known, so nothing is lost
+            pass  # nothing is known, so nothing counts as lost
         except Exception:
             _log.exception("looking at the store's nodes failed")
 
     async def _put(self, store: StoreClient, request_class: RequestClass, batch: dict[BlockKey, _Waiting]) -> bool:
-        """False: the store is to be left alone for a while."""
+        """Puts a batch. Returns False if the store is to be left alone for a while."""
         size = self._cache.layout.block_bytes
         objects = [(key, self._region, each.block * size) for key, each in batch.items()]
         runs = [each.run for each in batch.values()]

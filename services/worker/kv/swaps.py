@@ -1,12 +1,12 @@
-"""The memory of the second tier, and the copies between it and the pool, layer by layer, beside the computation
-("KVCache cache in the wild" §4.1).
+"""The second tier's memory, and the copies between it and the pool ("KVCache cache in the wild" §4.1).
 
-:class:`pinyon.paging.SecondTier` says which copies and in which order; one thread makes them, so that the event loop
-and the engine go on meanwhile. Nobody waits for memory to be handed out. Who touches a block waits until the copies of
-it are over: the engine layer by layer, through the same hook by which it waits for fetched KV; all others for the whole
-block. How much is waited for is bounded by the books, which lose a block rather than let copies pile up.
+:class:`pinyon.paging.SecondTier` decides which copies to make, in which order. One thread makes them, layer by layer,
+so that the event loop and the engine go on meanwhile. Handing out memory waits for nothing. A reader or writer of a
+block waits until its copies are over. The engine waits layer by layer, through the same hook by which it waits for
+fetched KV; all others wait for the whole block. The books bound the waits, and lose a block rather than let copies pile
+up.
 
-If a copy fails, nobody knows any more what is where: all that waits fails at once, nothing is copied after that, and
+If a copy fails, the contents of both tiers are unknown: all waits fail at once, nothing is copied after that, and
 ``on_broken`` is to end the process.
 """
 
@@ -29,33 +29,31 @@ from pinyon.runtime.logging import get_logger
 from services.worker.kv.arrivals import LayerLost
 
 WAIT_S = 10.0
-"""Longest wait for copies. They take milliseconds: nobody waits so long unless the thread is gone."""
+"""The longest wait for copies. They take milliseconds, so such a wait means that the thread is gone."""
 
 _log = get_logger("swaps")
 
 
 class Swapping:
-    """Copies that somebody waits for. For the engine's thread."""
+    """The copies that the engine's thread waits for; ``last`` is the number of the last batch among them."""
 
     def __init__(self, swaps: Swaps, last: int) -> None:
-        """``last``: number of the last batch among them."""
         self._swaps = swaps
         self._last = last
         self.stalled_s = 0.0
-        """Time the thread has waited."""
+        """The time the thread has waited."""
 
     def wait(self, layer: int) -> None:
-        """Until the layer is where it belongs. Raises :class:`LayerLost` if it takes too long."""
+        """Waits until the layer is where it belongs. Raises :class:`LayerLost` if that takes too long."""
         self.stalled_s += self._swaps.wait_for(self._last, layer)
 
     def wait_all(self) -> None:
-        """:meth:`wait` for the last layer, which comes after the others."""
+        """Waits for the last layer, which comes after the others."""
         self.wait(self._swaps.layers - 1)
 
 
 class Swaps:
-    """``start``, ``submit`` and ``close`` on the event loop. ``over`` hears there of copies out of blocks that are
-    over."""
+    """The copier, for the event loop, where ``over`` is called with the number of copies out of blocks that ended."""
 
     def __init__(self, pool: npt.NDArray[np.float32], slots: int, over: Callable[[int], None]) -> None:
         try:
@@ -63,7 +61,7 @@ class Swaps:
         except MemoryError:
             raise InvalidArgument(f"no memory for {slots} blocks of a second tier", field="dram_blocks") from None
         self.on_broken: Callable[[], object] = lambda: None
-        """Called on the event loop."""
+        """The callback for a failed copy, on the event loop."""
         self.layers = pool.shape[1]
         self._pool = pool.reshape(len(pool), self.layers, -1)
         self._tier = tier.reshape(slots, self.layers, -1)
@@ -73,42 +71,41 @@ class Swaps:
         self._thread = threading.Thread(target=self._work, name="pinyon-swaps", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._submitted = 0
-        """Batches; they are numbered from 1."""
+        """The number of batches; they are numbered from 1."""
         self._last: dict[int, int] = {}
-        """By block, the last batch that touches it and has not ended."""
+        """The last batch of each block that touches it and has not ended."""
         self._waiters: list[tuple[int, asyncio.Future[None], asyncio.TimerHandle]] = []
         self._moved = threading.Condition()
         self._copied = 0
-        """Layers of all batches."""
+        """The number of layers copied, over all batches."""
         self._broken = False
         self.under_way = 0
-        """Blocks that are copied, or wait for that."""
+        """The number of blocks that are copied, or wait for that."""
         self.bytes = 0
-        """Copied so far."""
         self.seconds = 0.0
-        """That this took."""
+        """The time that the copies took."""
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def submit(self, swaps: Sequence[Swap]) -> None:
-        """Make these copies after all others."""
+        """Makes these copies after all others."""
         self._submitted += 1
         self._last.update((swap.block, self._submitted) for swap in swaps)
         self.under_way += len(swaps)
         self._queue.put((self._submitted, swaps))
 
-    # -- who waits
+    # -- waiting
 
     def of(self, tables: Iterable[Sequence[int]]) -> Swapping | None:
-        """Copies of these blocks that are not over; None: there are none."""
+        """Returns the copies of these blocks that are not over; None: there are none."""
         last = self._last
         found = max((last[block] for table in tables for block in last.keys() & table), default=0) if last else 0
         return Swapping(self, found) if found else None
 
     def settled(self, blocks: Sequence[int]) -> asyncio.Future[None]:
-        """Done when no copies of these blocks are under way. Its error is :class:`LayerLost` if that takes too long."""
+        """Returns a future, done when these blocks' copies are over; it fails with :class:`LayerLost` if late."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         last = max((self._last[block] for block in self._last.keys() & blocks), default=0)
@@ -122,12 +119,12 @@ class Swaps:
         return future
 
     def ready(self, blocks: Sequence[int]) -> int:
-        """How many of the first ones no copies are under way of."""
+        """Returns how many leading blocks have no copies under way."""
         last = self._last
         return next((at for at, block in enumerate(blocks) if block in last), len(blocks)) if last else len(blocks)
 
     def wait_for(self, batch: int, layer: int) -> float:
-        """From any thread: until this layer of the batch, and all before it, is copied; the seconds that it took."""
+        """Waits until the layers of the batch up to this one are copied; returns the seconds. Any thread may call."""
         copied = (batch - 1) * self.layers + layer + 1
         if self._copied >= copied:
             return 0.0
@@ -139,7 +136,7 @@ class Swaps:
         return time.perf_counter() - start_s
 
     async def close(self) -> None:
-        """After all that was submitted. Bounded."""
+        """Ends the thread after all that was submitted. Bounded."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join, WAIT_S)
         for _, future, timer in self._waiters:
@@ -201,9 +198,8 @@ class Swaps:
             self._call(self._over, number, swaps, time.perf_counter() - start_s)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
-        """On the event loop."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(function, *args)
 
     def _copy(self, layer: int, swap: Swap) -> None:
@@ -222,4 +218,4 @@ def _fail(future: asyncio.Future[None]) -> None:
     if not future.done():
         _log.error("copies between the tiers do not end")
         future.set_exception(LayerLost("the KV did not come from the second tier"))
-        future.exception()  # whoever was aborted does not look
+        future.exception()  # an aborted owner does not look

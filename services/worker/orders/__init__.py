@@ -1,1 +1,1 @@
-"""What others ask of this worker and what becomes of it, as values and messages."""
+"""The requests of other services to this worker and their outcomes, as values and messages."""

@@ -1,4 +1,4 @@
-"""One request's way to be stopped from outside, in whatever phase it waits."""
+"""The way to stop a request from outside, in whatever phase it waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Abort:
-    """``fire`` once; whoever waits through this object, now or later, gets the error.
+    """A switch that stops a request: after ``fire``, waiting through this object raises the error, now or later.
 
-    It stops the waiting, not what is waited for: the phase that waits gives back what it holds. One waiter at a time.
+    It ends the waiting, not the work waited for: the phase that waits gives back what it holds. One waiter at a time.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Abort:
         self._gate: asyncio.Future[Any] | None = None
 
     def fire(self, error: PinyonError) -> bool:
-        """False if it was fired before: the first reason stays."""
+        """Stops the request. Returns False if it was stopped before: the first reason stays."""
         if self.error is not None:
             return False
         self.error = error
@@ -30,12 +30,12 @@ class Abort:
         return True
 
     def check(self) -> None:
-        """Raises the error if fired."""
+        """Raises the error if :meth:`fire` was called."""
         if self.error is not None:
             raise self.error
 
     async def wait(self, future: asyncio.Future[T], timeout: PinyonError | None = None, timeout_s: float = 0.0) -> T:
-        """The future's result, or the error; ``timeout`` is raised when it is not done after ``timeout_s`` seconds."""
+        """Returns the future's result or raises the error; raises ``timeout`` if that takes ``timeout_s`` seconds."""
         self.check()
         if future.done():
             return future.result()

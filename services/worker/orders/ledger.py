@@ -1,4 +1,4 @@
-"""What happened here since the conductor was last told."""
+"""The events on this worker since the conductor's last report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pinyon.placement.decision_log import FirstToken
 from services.worker.orders.outcome import PrefillOutcome
 
 KEPT = 4096
-"""Entries kept of each kind while nobody asks; the oldest go first."""
+"""The number of entries of each kind kept while nothing is reported; the oldest are dropped first."""
 
 
 def _nobody() -> None:
-    """Nobody is reported to."""
+    """Does nothing: no session reports."""
 
 
 class Happened:
-    """Ids of requests of which a part began or ended, and what came of some."""
+    """The ids of requests of which a part began or ended, with measured prefills and first tokens."""
 
     def __init__(self) -> None:
         self.begun_prefills: deque[str] = deque(maxlen=KEPT)
@@ -28,13 +28,13 @@ class Happened:
         self.ended_decodes: deque[str] = deque(maxlen=KEPT)
         self.measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
         self.first_tokens: deque[tuple[int, FirstToken]] = deque(maxlen=KEPT)
-        """With the numbers of their placements."""
+        """First tokens with the numbers of their placements."""
 
 
 class Ledger:
-    """What happened since the last report. ``observe`` is told of every measured prefill at once.
+    """The events since the last report; ``observe`` is called with every measured prefill at once.
 
-    ``on_end`` is called whenever a part of a request ended: the conductor counts its predicted load until it knows.
+    ``on_end`` is called whenever a part of a request ended: until then the conductor counts its predicted load.
     """
 
     def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
@@ -44,11 +44,11 @@ class Ledger:
         self.token_times = TokenTimes()
 
     def prefill_begun(self, request_id: str) -> None:
-        """Its prompt is being computed, or was before this is told. It goes with the next report."""
+        """Notes that a prompt is being or was computed, for the next report."""
         self._happened.begun_prefills.append(request_id)
 
     def decode_begun(self, request_id: str) -> None:
-        """It goes with the next report: nobody waits for it."""
+        """Notes that a request is here to decode, for the next report."""
         self._happened.begun_decodes.append(request_id)
 
     def prefill_ended(self, request_id: str) -> None:
@@ -64,11 +64,11 @@ class Ledger:
         self._happened.measured.append(outcome)
 
     def first_token(self, placement_number: int, seconds: float, report: PrefillReport) -> None:
-        """It goes with the next report; nothing does for number 0, of which nobody asked."""
+        """Notes a first token for the next report; number 0 is skipped, as nobody asked for it."""
         if placement_number:
             self._happened.first_tokens.append((placement_number, FirstToken(seconds, report)))
 
     def take(self) -> Happened:
-        """All of it, which is forgotten."""
+        """Returns all events and forgets them."""
         happened, self._happened = self._happened, Happened()
         return happened

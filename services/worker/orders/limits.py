@@ -1,4 +1,4 @@
-"""How much is taken on of what others ask, and how long it is waited for."""
+"""The limits on accepted work and on waiting times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pinyon.runtime.settings import ServiceSettings, service_config
 
 
 class Limits(ServiceSettings):
-    """What bounds requests and prompts; a part of the worker's settings."""
+    """The bounds on requests and prompts; a part of the worker's settings."""
 
     model_config = service_config("service")
 

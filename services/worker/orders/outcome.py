@@ -1,4 +1,4 @@
-"""What became of a prompt that was computed here."""
+"""The outcome of a prompt that was computed here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pinyon.messages.orders import FirstToken
 
 @dataclass(frozen=True, slots=True)
 class SpanFetched:
-    """One read that arrived whole."""
+    """A read of fetched KV that arrived whole."""
 
     source_id: str
     bytes: int
@@ -18,9 +18,9 @@ class SpanFetched:
 
 @dataclass(frozen=True, slots=True)
 class PrefillOutcome:
-    """What this instance has computed, and what there is to learn of it."""
+    """The first token of a prompt computed here, and the measurements to learn from."""
 
     first: FirstToken
     fetched_bytes: int
     spans: tuple[SpanFetched, ...]
-    """Of the fetch; the last ones."""
+    """The fetch's last spans."""

@@ -1,9 +1,8 @@
-"""One prompt on its way: room, reused blocks, computing in chunks, sending.
+"""A prompt from the queue to its first token: room, reused blocks, computing in chunks, sending.
 
-The job's owner gets ``done`` exactly once. When it is done, nothing of the job touches the owner's memory any more
-(blocks of this instance), and nothing more is sent to the target; what was sent may still arrive there until the target
-takes its key back. The job's own blocks are given back at the end of ``run``, which waits for a step that may still
-touch them.
+The job's owner gets ``done`` exactly once. From then on the job touches no memory of its owner (blocks of this
+instance) and sends nothing more to the target. What was sent may still arrive there until the target revokes its key.
+The job's own blocks are released at the end of ``run``, which waits for a step that may still touch them.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from services.worker.orders.abort import Abort
 from services.worker.orders.outcome import PrefillOutcome
 
 STOP_GRACE_S = 2.0
-"""Writes under way are short; cutting them off costs the target's other transfers a reconnect."""
+"""Writes under way are short, and cutting them off costs the target's other transfers a reconnect."""
 
 _log = get_logger("prefill")
 
 
 class PrefillJob:
-    """``target``: a decode instance elsewhere; ``owned``: blocks of a request of this instance. One of the two.
+    """A prompt either for a ``target``, a decode instance elsewhere, or in ``owned`` blocks of a request here.
 
-    ``wake`` is called when what the job told the queue may let others start.
+    When the job told the queue something that may let other prompts start, it calls ``wake``.
     """
 
     def __init__(
@@ -63,26 +62,26 @@ class PrefillJob:
         self._owned = owned
         self._reservation = owned
         self._number = 0
-        """Under which it has blocks of its own."""
+        """The number under which it has blocks of its own."""
         self._push: Push | None = None
         self._behind: asyncio.Future[None] | None = None
-        """Done when nobody computes what it needs next."""
+        """Done when no other prompt computes the blocks that it needs next."""
         self._finishing: asyncio.Task[None] | None = None
         self._layered: SpanRead | None = None
         self._swapping: Swapping | None = None
-        """What the present chunk waits for."""
+        """The copies that the present chunk waits for."""
         self._complete = 0
-        """Leading blocks of the reused ones that were here when computing began."""
+        """The number of leading reused blocks that were here when computing began."""
         self._member: PrefillMember | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._prompt_logprobs: SentLogprobs | None = None
         self._compute_s = 0.0
         self._told_begun = False
         self._duplicates: list[int] = []
-        """Blocks whose places in the table others have taken."""
+        """Blocks that others have replaced in the table."""
         self._published = 0
         self._position = 0
-        """Tokens computed or reused, as the queue knows it."""
+        """The number of tokens computed or reused, as the queue knows it."""
         self._reusable = order.keys[: prompt.reusable]
         self._traits = Traits.of(order.request_class)
         self._runs = parts.storage.new_runs()
@@ -92,7 +91,7 @@ class PrefillJob:
         return self._push is not None
 
     async def run(self) -> None:
-        """The whole life after the queue. Never raises; ``done`` has the outcome."""
+        """Runs all phases after the queue. Never raises; ``done`` has the outcome."""
         outcome: PrefillOutcome | None = None
         error: PinyonError = Internal("the prefill ended unexpectedly")
         with self._parts.telemetry.span(
@@ -111,19 +110,19 @@ class PrefillJob:
                 try:
                     await self._stop_sending()
                     if self._owned is None:
-                        self.finish(outcome, error)  # before the step is over: it may take long
+                        self.finish(outcome, error)  # before the step is over, which may take long
                     await self._clean_up()
                 finally:
                     self.finish(outcome, error)
 
     def tell_begun(self) -> None:
-        """The conductor, once: it takes what ends without that for cancelled or failed."""
+        """Reports the beginning to the conductor, once: prompts that end without it count as cancelled or failed."""
         if not self._told_begun:
             self._told_begun = True
             self._parts.ledger.prefill_begun(self.order.request_id)
 
     def go_on(self) -> None:
-        """It was held back, and need not wait any more."""
+        """Ends the waiting for blocks that another prompt computes."""
         if self._behind is not None and not self._behind.done():
             self._behind.set_result(None)
 
@@ -136,7 +135,7 @@ class PrefillJob:
             self.done.set_result(outcome)
         else:
             self.done.set_exception(error)
-            self.done.exception()  # an owner that went away need not look
+            self.done.exception()  # an owner that went away does not look
 
     # -- phases
 
@@ -220,7 +219,7 @@ class PrefillJob:
         )
 
     async def _fetch(self, reservation: Reservation, span: Span) -> Fetched:
-        """Blocks from elsewhere, as far as they arrive in time; the rest is computed."""
+        """Fetches blocks from elsewhere, as far as they arrive in time; the rest is computed."""
         parts, order = self._parts, self.order
         first = reservation.held
         if order.no_reuse or not (order.fetches or order.ask_store) or first >= len(self._reusable):
@@ -234,7 +233,7 @@ class PrefillJob:
         return fetched
 
     async def _forget_layers(self, reservation: Reservation, local: int) -> None:
-        """Back to what is held here, with nothing under way any more in either direction."""
+        """Returns to the blocks held here, with no transfer under way in either direction."""
         parts = self._parts
         if self._layered is not None:
             parts.fetcher.lost(self._layered)
@@ -242,13 +241,13 @@ class PrefillJob:
             self._layered = None
         if self._push is not None:
             push, self._push = self._push, None
-            if not await push.stop(STOP_GRACE_S):  # what comes late would overwrite what is sent again
+            if not await push.stop(STOP_GRACE_S):  # late writes would overwrite KV that is sent again
                 raise SendingFailed("sending KV to the decode instance failed")
         reservation.held = local
         self._computed = asyncio.get_running_loop().create_future()
 
     def _start_push(self, reservation: Reservation, complete: int) -> None:
-        """``complete``: leading blocks whose content is here."""
+        """Starts sending; the content of the first ``complete`` blocks is here."""
         if self._target is None:
             return
         parts = self._parts
@@ -263,10 +262,10 @@ class PrefillJob:
         self._push.blocks(0, complete)
 
     async def _compute(self, reservation: Reservation, local: int) -> int:
-        """The first token; the KV of the first ``reservation.held`` blocks is reused.
+        """Returns the first token; the KV of the first ``reservation.held`` blocks is reused.
 
-        Raises:
-            LayerLost: reused KV that was under way did not come. Nothing of the engine runs for this job then.
+        Raises :class:`LayerLost` if reused KV that was under way did not come. The engine runs nothing for this job
+        then.
         """
         order, layered = self.order, self._layered
         cache = self._parts.cache
@@ -297,12 +296,12 @@ class PrefillJob:
         return token
 
     async def _settle_layers(self, layered: SpanRead, start: int) -> None:
-        """All layers were used; now the reader says whether they may be."""
+        """Waits until the reader says whether the layers, which were all used, are valid."""
         await self.abort.wait(asyncio.ensure_future(asyncio.wait((layered.reading,))))
         if not layered.came:
             raise LayerLost("the lease did not cover the reused KV")
         if layered.arrivals is not None:
-            # Of a step that computed others too it has a share of the seconds, and waited for all of them.
+            # In a step with other prompts it has a share of the seconds, but the waits of all of them.
             self._compute_s = max(0.0, self._compute_s - layered.arrivals.stalled_s)
         self._layered = None
         self._publish(start, store=False)
@@ -343,9 +342,9 @@ class PrefillJob:
         self._advance_to(end)
         member = self._member
         if self._prompt_logprobs is not None and member is not None and member.prompt_logprobs is not None:
-            self._prompt_logprobs.add_rows(member.prompt_logprobs)  # now: all at once it would take long
+            self._prompt_logprobs.add_rows(member.prompt_logprobs)  # now, as all at once would take long
             member.prompt_logprobs = None
-        if self._layered is None:  # else nothing counts before the reader has said so
+        if self._layered is None:  # layered KV counts only when the reader has said so
             self._publish(end)
         if self._computed.done():
             return
@@ -359,7 +358,7 @@ class PrefillJob:
         self._position = position
 
     def _publish(self, end: int, *, store: bool = True) -> None:
-        """The KV of ``[0, end)`` is in the pool: whole blocks of it may be reused from now on."""
+        """Publishes the whole blocks of ``[0, end)``, whose KV is in the pool: they may be reused from now on."""
         order, reservation = self.order, self._reservation
         until = min(end // self._parts.served.layout.block_tokens, len(order.keys))
         if not order.shares or reservation is None or until <= self._published:
@@ -368,10 +367,10 @@ class PrefillJob:
         keys, after = order.keys[first:until], order.keys[first - 1] if first else None
         duplicates = self._parts.cache.publish(reservation.table, keys, self._traits, first, after)
         if self._owned is None:
-            self._duplicates += duplicates  # they may be being sent
+            self._duplicates += duplicates  # a push may still be sending them
         else:
             self._parts.cache.release(duplicates)
-        if store:  # what was fetched is in the store, or on its way there from where it was computed
+        if store:  # fetched blocks are in the store, or on their way there from where they were computed
             self._parts.storage.offer(keys, self._runs, order.request_class, first)
         self._published = until
         self._queue.published(self.prompt.number, keys)
@@ -392,12 +391,12 @@ class PrefillJob:
             await self.abort.wait(finishing)
         except PinyonError as error:
             if error is self.abort.error:
-                raise  # without aborting the writes: ``_clean_up`` waits for them
+                raise  # the writes are not aborted: ``_clean_up`` waits for them
             raise SendingFailed(f"sending KV to the decode instance failed: {error.message}") from error
         self._push = None
 
     async def _stop_sending(self) -> None:
-        """On return nothing of ours writes to the target any more."""
+        """Stops sending: on return nothing of ours writes to the target any more."""
         if self._member is not None:
             self._parts.members.remove_prefill(self._member)
         if self._push is not None:

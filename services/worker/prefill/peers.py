@@ -1,8 +1,8 @@
-"""The decode instance's side of prefill elsewhere: one long-lived PrefillSession per prefill instance.
+"""The decode instance's side of remote prefill: one long-lived PrefillSession per prefill instance.
 
 The peer writes into our pool by a key that opens the target blocks of one prefill. When the prefill's result has come,
-or the session has ended, the key is revoked, so that nothing which is still on its way is written: the prefill is
-*settled*. Only then does its owner get the result, and only then may the blocks be read by others or used again.
+or the session has ended, the key is revoked, so that no late write can land: the prefill is *settled*. Only then does
+its owner get the result, and only then may other requests read or use the blocks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pinyon.transfer import Access, Grant, TransferError
 from services.worker.instance.parts import Parts
 
 MAX_SESSIONS = 1024
-"""More than a conductor takes instances, unless it is told to."""
+"""A limit above the number of instances that a conductor takes by default."""
 IDLE_S = 60.0
-"""A session without a prompt is ended after this, and sooner when others need its place."""
+"""The time in s after which a session without a prompt ends; it ends sooner when other sessions need its place."""
 CANCEL_BYTES = 16
 WRITE_S = 10.0
 METHOD = Method(
@@ -40,25 +40,24 @@ _log = get_logger("prefill-peers")
 
 
 class RemotePrefill:
-    """One prompt at a prefill instance."""
+    """One prompt at a prefill instance; ``grant`` opens its target blocks (None: it has none)."""
 
     def __init__(self, session: _PeerSession, stream_id: int, grant: Grant | None) -> None:
-        """``grant``: opens its targets; None: it has none."""
         loop = asyncio.get_running_loop()
         self.session = session
         self.stream_id = stream_id
         self.grant = grant
         self.ending = False
-        """Its result has come."""
+        """True once its result has come."""
         self.result: asyncio.Future[worker_pb2.PrefillResult] = loop.create_future()
-        """Or the error: the peer's, or UNAVAILABLE with the field ``prefill_instance`` when the peer is gone."""
+        """The result or the error: the peer's own, or UNAVAILABLE with the field ``prefill_instance`` if it is gone."""
         self.settled: asyncio.Future[None] = loop.create_future()
-        """Nobody writes to the target any more. An error means that this could not be made sure."""
+        """Done when no peer writes to the target any more. An error means that this could not be ensured."""
 
     def fail(self, error: PinyonError) -> None:
         if not self.result.done():
             self.result.set_exception(error)
-            self.result.exception()  # whoever was aborted does not look
+            self.result.exception()  # an aborted owner does not look
 
 
 class PrefillPeers:
@@ -67,7 +66,7 @@ class PrefillPeers:
     def __init__(self, parts: Parts, limit: int = MAX_SESSIONS) -> None:
         self.parts = parts
         self._limit = limit
-        self._sessions: OrderedDict[str, _PeerSession] = OrderedDict()  # the one used last at the end
+        self._sessions: OrderedDict[str, _PeerSession] = OrderedDict()  # the most recently used one at the end
         self._idle_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S)
@@ -82,11 +81,10 @@ class PrefillPeers:
         return sum(len(session.streams) for session in list(self._sessions.values()))
 
     def start(self, instance_id: str, address: str, start: worker_pb2.PrefillStart) -> RemotePrefill:
-        """Ask for a prompt; ``start``'s stream id and target region are set here.
+        """Asks for a prompt; sets the stream id and the target region of ``start``.
 
-        Raises:
-            ResourceExhausted: too many sessions with prompts, unsent requests or open keys.
-            Unavailable: nobody was there a moment ago.
+        Raises :class:`ResourceExhausted` for too many sessions with prompts, unsent requests or open keys, and
+        :class:`Unavailable` if nobody was there a moment ago.
         """
         session = self._sessions.get(address)
         if session is not None and session.closing:
@@ -106,18 +104,18 @@ class PrefillPeers:
         return session.start(start)
 
     def _make_room(self) -> None:
-        """For one more session, by ending the one without prompts that was used longest ago."""
+        """Makes room for one more session, by ending the least recently used one without prompts."""
         if len(self._sessions) >= self._limit:
             idle = next((session for session in self._sessions.values() if not session.streams), None)
             if idle is None:
                 raise ResourceExhausted(f"prompts are at {self._limit} prefill instances", field="prefill_instance")
             self.forget(idle)
             idle.end("its place is needed")
-        if len(self._tasks) >= 2 * self._limit:  # those that are ending wait for their last writes
+        if len(self._tasks) >= 2 * self._limit:  # sessions that are ending wait for their last writes
             raise ResourceExhausted("too many sessions are ending", field="prefill_instance")
 
     def drop_idle(self) -> None:
-        """End the sessions that were not used for a while."""
+        """Ends the sessions that were not used for :data:`IDLE_S`."""
         since_s = self.parts.clock() - IDLE_S
         for session in [each for each in self._sessions.values() if not each.streams and each.used_s <= since_s]:
             self.forget(session)
@@ -134,10 +132,9 @@ class PrefillPeers:
             self._arm()
 
     async def settle(self, remote: RemotePrefill) -> None:
-        """Wait until the target's memory is ours alone, cancelling what runs. Bounded.
+        """Waits until the target's memory is ours alone, and cancels the prefill if it runs. Bounded.
 
-        Raises:
-            TransferError: that could not be achieved; the memory must not be used again.
+        Raises :class:`TransferError` if that could not be achieved: the memory must not be used again.
         """
         if not remote.settled.done():
             if not remote.result.done():
@@ -177,7 +174,7 @@ class _PeerSession:
         self._next_id = 1
         self._endings: set[asyncio.Task[None]] = set()
         self.used_s = peers.parts.clock()
-        """When it had something to do last."""
+        """The time of the session's beginning, or of its last prompt's end."""
 
     @property
     def closing(self) -> bool:
@@ -202,7 +199,7 @@ class _PeerSession:
             self._outbox.put(start)
         except BaseException:
             if grant is not None:
-                parts.transfer.revoke_now(grant)  # nobody was told of it
+                parts.transfer.revoke_now(grant)  # no peer knows of it
             raise
         self._next_id += 1
         remote = self.streams[start.stream_id] = RemotePrefill(self, start.stream_id, grant)
@@ -215,7 +212,7 @@ class _PeerSession:
             self.end("cancels cannot be delivered")
 
     def end(self, reason: str) -> None:
-        """Break the session: its prefills fail, their keys are revoked."""
+        """Breaks the session: its prefills fail, their keys are revoked."""
         self._stream.end(Unavailable(reason))
 
     # -- life
@@ -243,8 +240,7 @@ class _PeerSession:
                 await asyncio.wait(set(self._endings))
 
     def _end(self, remote: RemotePrefill, result: worker_pb2.PrefillResult | None) -> None:
-        """Shut the peer out of the targets, then pass the result on, if it came, and settle: now, if nothing is being
-        written."""
+        """Revokes the peer's key, then passes on the result, if any, and settles: now, if nothing is being written."""
         remote.ending = True
         if remote.grant is None or self._peers.parts.transfer.revoke_now(remote.grant):
             self._over(remote, result)
@@ -257,7 +253,7 @@ class _PeerSession:
         failure: TransferError | None = None
         try:
             await self._peers.parts.transfer.revoke_async(grant)
-        except Exception as error:  # whatever it is: who waits must learn it
+        except Exception as error:  # waiters must learn of any failure
             _log.error("a peer's writes cannot be stopped: its target blocks stay unused", exc_info=error)
             failure = error if isinstance(error, TransferError) else TransferError("the key was not revoked")
         self._over(remote, result, failure)
@@ -277,7 +273,7 @@ class _PeerSession:
             self._pass_on(remote, result)
 
     def _named(self, error: PinyonError) -> PinyonError:
-        """Whatever ended the session, the request's owner learns which instance it was."""
+        """Returns the error that ended the session, with the instance's name for the request's owner."""
         code = error.grpc_code if error.grpc_code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT") else "UNAVAILABLE"
         return error_from_code(code, f"prefill instance {self.instance_id}: {error.message}", field="prefill_instance")
 
@@ -302,7 +298,7 @@ class _PeerSession:
 
 
 def _messages(items: list[worker_pb2.PrefillStart | int]) -> list[worker_pb2.PrefillSessionRequest]:
-    """All of it in as few messages as the size limit allows, in order."""
+    """Returns all items in as few messages as the size limit allows, in order."""
     message = worker_pb2.PrefillSessionRequest()
     messages, filled = [message], 0
     for item in items:

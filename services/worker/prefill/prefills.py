@@ -18,7 +18,7 @@ from services.worker.prefill.job import PrefillJob
 
 
 class Prefills:
-    """Owned by the event loop's thread."""
+    """The prompts of this instance, owned by the event loop's thread."""
 
     def __init__(self, parts: Parts, queue: PromptQueue) -> None:
         self.parts = parts
@@ -37,10 +37,9 @@ class Prefills:
     def submit(
         self, order: PrefillOrder, *, target: PushTarget | None = None, owned: Reservation | None = None
     ) -> PrefillJob:
-        """
-        Raises:
-            ResourceExhausted: the queue is full.
-            Unavailable: draining or the engine hangs, and the request is not this instance's own.
+        """Queues a prompt and returns its job. Raises :class:`ResourceExhausted` if the queue is full.
+
+        Raises :class:`Unavailable` if the instance drains or its engine hangs, and the request is another instance's.
         """
         parts = self.parts
         if target is not None:
@@ -65,39 +64,39 @@ class Prefills:
         return job
 
     def drop_queued(self, jobs: Iterable[PrefillJob], error: PinyonError) -> None:
-        """End those of the jobs that wait in the queue."""
+        """Ends those of the jobs that wait in the queue."""
         for job in jobs:
             if job.prompt.number not in self._tasks:
                 self.cancel(job, error)
 
     def cancel(self, job: PrefillJob, error: PinyonError) -> None:
-        """Stop a job in whatever phase it is; its ``done`` follows when nothing of it is left."""
+        """Stops a job in any phase; its ``done`` follows when nothing of it is left."""
         number = job.prompt.number
         if job.abort.fire(error) and number in self._jobs and number not in self._tasks:
             self._end(job)
             job.finish(None, error)
 
     async def drained(self, timeout_s: float) -> bool:
-        """Whether all prompts ended by themselves within the time."""
+        """Returns whether all prompts ended by themselves within the time."""
         if self._jobs:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._idle,), timeout=timeout_s)
         return not self._jobs
 
     def give_up(self, why: str) -> None:
-        """End all prompts with UNAVAILABLE: whoever asked is told at once."""
+        """Ends all prompts with UNAVAILABLE, of which their requesters are told at once."""
         error = Unavailable(f"{self.parts.served.instance_id} {why}", field="prefill_instance")
         for job in list(self._jobs.values()):
             self.cancel(job, error)
 
     async def close(self) -> None:
-        """Cancel what is left and wait for it."""
+        """Cancels the remaining prompts and waits for their ends."""
         self.give_up("is stopping")
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
     def _wake(self) -> None:
-        """Prompts may be able to leave the queue: looked at once in this turn of the event loop."""
+        """Schedules one look at the queue in this turn of the event loop: prompts may be able to leave it."""
         if (self.queue.queued or self.queue.waiting_for_others) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._start)
@@ -116,7 +115,7 @@ class Prefills:
     def _finished(self, job: PrefillJob, _: object) -> None:
         del self._tasks[job.prompt.number]
         if job.done.exception() is None:
-            job.tell_begun()  # a prompt of one chunk: nobody was told while it was being computed
+            job.tell_begun()  # a prompt of one chunk was not reported while it was computed
             self.parts.ledger.prefill_measured(job.done.result())
         self._end(job)
 

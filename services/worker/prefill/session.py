@@ -35,14 +35,14 @@ from services.worker.prefill.prefills import Prefills
 HELLO_S = 10.0
 WRITE_S = 10.0
 MAX_PAUSE_S = 10.0
-"""Without prompts for a decode instance that does not take KV: each would hold KV memory and a place until it fails."""
+"""The longest pause in s for a decode instance that does not take KV: its prompts would hold KV memory and a place."""
 TARGET = "target"
 
 _log = get_logger("prefill-session")
 
 
 class PrefillSession:
-    """One decode instance. When its stream ends, its prompts are not computed any further."""
+    """The session with one decode instance. When its stream ends, its prompts are cancelled."""
 
     def __init__(self, parts: Parts, prefills: Prefills) -> None:
         self._parts = parts
@@ -52,10 +52,10 @@ class PrefillSession:
         self._sending = Avoidance(max_s=MAX_PAUSE_S, max_peers=1)
 
     async def run(self, context: Any) -> None:
-        """
-        Raises:
-            InvalidArgument, FailedPrecondition: the hello is missing or does not fit; see ``parse_hello``.
-            PermissionDenied: the certificate is another instance's.
+        """Serves the stream until it ends.
+
+        Raises :class:`InvalidArgument` or :class:`FailedPrecondition` if the hello is missing or does not fit, see
+        ``parse_hello``, and :class:`PermissionDenied` if the certificate is another instance's.
         """
         served = self._parts.served
         if not served.role.prefills:
@@ -83,7 +83,7 @@ class PrefillSession:
             self._outbox.close()
 
     async def _drain(self) -> None:
-        """The peer sends nothing more, so nobody waits for these; their results still say when they have ended."""
+        """Cancels all prompts, as the peer sends nothing more, and waits; results still say when they ended."""
         self._cancel_all()
         if self._jobs:
             await asyncio.wait([job.done for job in self._jobs.values()])

@@ -1,4 +1,4 @@
-"""What people type: ``pinyon instances``, ``generate``, ``admin``, ``certs``, ``topology`` and so on."""
+"""The commands that people type: ``pinyon instances``, ``generate``, ``admin``, ``certs``, ``topology`` and so on."""
 
 from pinyon.cli.main import main
 

@@ -1,4 +1,4 @@
-"""``python -m pinyon.cli`` is the ``pinyon`` command."""
+"""The ``pinyon`` command, for ``python -m pinyon.cli``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``pinyon admin``: look at what can be changed in a running process, and change it."""
+"""The ``pinyon admin`` command: shows what can be changed in a running process, and changes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logged there. With TLS it takes an admin's certificate (--tls-dir)."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "admin", help="show and change settings of a running process", description=_DESCRIPTION
     )
@@ -39,7 +39,7 @@ def add_command(commands: Any) -> None:
 
 
 def admin(arguments: argparse.Namespace) -> int:
-    """Apply the changes, and show every setting that can be changed."""
+    """Applies the changes, and shows every setting that can be changed."""
     settings = []
     for change in arguments.changes:
         name, equals, value = change.partition("=")

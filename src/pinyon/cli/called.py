@@ -1,4 +1,4 @@
-"""How this program was called, and what else is there, for lines that people copy."""
+"""The way that this program was called, and what else is there, for lines that people copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.runtime.arguments import module_as_typed
 
 
 def called_as() -> str:
-    """``pinyon`` where a shell finds it, else its path as it was typed."""
+    """Returns ``pinyon`` where a shell finds it, else its path as it was typed."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return module_as_typed("pinyon.cli")
@@ -22,5 +22,5 @@ def called_as() -> str:
 
 
 def has_dev() -> bool:
-    """Whether ``./dev`` is there, which starts suites: in a checkout. Container images have the services only."""
+    """Returns whether ``./dev``, which starts suites, is there: in checkouts, but not in container images."""
     return importlib.util.find_spec("launch") is not None

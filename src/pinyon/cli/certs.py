@@ -1,4 +1,4 @@
-"""``pinyon certs``: the files that a cluster with TLS needs, made and renewed."""
+"""The ``pinyon certs`` command: makes and renews the files that a cluster with TLS needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ and instance id, so nobody registers as another. What is there already is kept w
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("certs", help="make certificates for a cluster with TLS", description=_DESCRIPTION)
     add = parser.add_argument
     add("dir", metavar="DIR", type=Path)
@@ -61,8 +61,8 @@ def add_command(commands: Any) -> None:
 
 
 def certs(arguments: argparse.Namespace) -> int:
-    """Make what is asked for; says what it wrote."""
-    # Brings cryptography, which other commands do without.
+    """Makes the certificates that are asked for, and prints what it wrote."""
+    # Imported here because it brings cryptography, which other commands do without.
     from pinyon.runtime.certificates import DAYS_MAX, Authority, Wanted, folder_of
 
     if not 0 < arguments.days <= DAYS_MAX:
@@ -80,7 +80,7 @@ def certs(arguments: argparse.Namespace) -> int:
         if known is not None and set(each.hosts) <= set(known.hosts) and fresh and not arguments.renew:
             sys.stdout.write(f"{folder_of(arguments.dir, each.identity)}: kept, good until {ends:%Y-%m-%d}\n")
             continue
-        if known is not None:  # goes on with the hosts that it had, and with its region unless it gets another one
+        if known is not None:  # keeps its hosts, and its region unless it gets another one
             moves = any(map(names_region, each.hosts))
             before = [host for host in known.hosts if not (moves and names_region(host))]
             each = Wanted(each.identity, tuple(dict.fromkeys((*each.hosts, *before))))
@@ -91,7 +91,7 @@ def certs(arguments: argparse.Namespace) -> int:
 
 
 def _identities(arguments: argparse.Namespace) -> list[tuple[Identity, str]]:
-    """Each with its region, or none."""
+    """Returns the identities, each with its region or none."""
     found: list[tuple[Identity, str]] = []
     if arguments.cluster:
         counts = (arguments.prefill, arguments.decode, arguments.mixed, arguments.stores, arguments.lbs)

@@ -1,4 +1,4 @@
-"""How commands reach the services: plain, or with the folder that ``pinyon certs`` made for who types them."""
+"""Channels to the services: plain, or with the user's folder that ``pinyon certs`` made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN_SERVICES = {
     LB: "pinyon.api.lb.v1.LbService",
     WORKER: "pinyon.api.worker.v1.WorkerService",
 }
-"""What only a server of that role has."""
+"""The gRPC service that only a server of the role has."""
 
 
 def add_timeout(parser: argparse.ArgumentParser, seconds: float = 5.0) -> None:
@@ -66,7 +66,7 @@ def add_api_key(parser: argparse.ArgumentParser) -> None:
 
 
 def authorization(api_key: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of calls with that key. Raises :class:`InvalidArgument`."""
+    """Returns the metadata of calls with that key. Raises :class:`InvalidArgument` if the key cannot be sent."""
     if not (api_key.isascii() and api_key.isprintable()):
         raise InvalidArgument(
             "--api-key (or PINYON_API_KEY) has characters that cannot be sent: a key is a line of printable ASCII",
@@ -76,8 +76,9 @@ def authorization(api_key: str) -> tuple[tuple[str, str], ...]:
 
 
 def check_address(address: str) -> None:
-    """gRPC and HTTP take another port where none is given: whoever forgot it would read that nobody answers. Raises
-    :class:`InvalidArgument`."""
+    """Raises :class:`InvalidArgument` unless the address is HOST:PORT.
+
+    Without a port, gRPC and HTTP would take another one, and the user would read that nobody answers."""
     try:
         host, _ = parse_address(address)
     except InvalidArgument:
@@ -87,8 +88,9 @@ def check_address(address: str) -> None:
 
 
 def check_role(channel: grpc.Channel, address: str, role: str, timeout_s: float) -> None:
-    """Ask what answers there whether it is of that role. Raises :class:`FailedPrecondition` where it is not, and what
-    gRPC raises where nobody answers."""
+    """Asks the server at this address whether it is of that role.
+
+    Raises :class:`FailedPrecondition` if it is not, and what gRPC raises if nobody answers."""
     request = health_pb2.HealthCheckRequest(service=OWN_SERVICES[role])
     try:
         health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
@@ -100,8 +102,9 @@ def check_role(channel: grpc.Channel, address: str, role: str, timeout_s: float)
 
 @contextmanager
 def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -> Iterator[grpc.Channel]:
-    """To the service of that role, and instance id if it is given. Raises :class:`PinyonError`, also for calls that
-    fail within."""
+    """Opens a channel to the service of that role, and of that instance id if it is given.
+
+    Raises :class:`PinyonError`, also for calls that fail within."""
     check_address(address)
     if not tls_dir:
         channel = grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
@@ -116,7 +119,7 @@ def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -
 
 
 def open_async_channel(address: str, role: str, tls_dir: str) -> grpc.aio.Channel:
-    """As :func:`open_channel`, for a program with an event loop. Raises :class:`InvalidArgument`."""
+    """Does what :func:`open_channel` does, for a program with an event loop. Raises :class:`InvalidArgument`."""
     check_address(address)
     if not tls_dir:
         return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
@@ -125,7 +128,7 @@ def open_async_channel(address: str, role: str, tls_dir: str) -> grpc.aio.Channe
 
 
 def trusted(tls_dir: str) -> ssl.SSLContext:
-    """For HTTPS: the authority of the folder. Raises :class:`InvalidArgument`."""
+    """Returns the context for HTTPS, which trusts the folder's authority. Raises :class:`InvalidArgument`."""
     import ssl
 
     path = Path(tls_dir) / "ca.crt"
@@ -137,7 +140,7 @@ def trusted(tls_dir: str) -> ssl.SSLContext:
 
 
 def _credentials(tls_dir: str) -> grpc.ChannelCredentials:
-    from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
+    from pinyon.runtime.tls import client_credentials  # with TLS only, because it imports cryptography
 
     try:
         return client_credentials(Path(tls_dir))

@@ -1,4 +1,4 @@
-"""``pinyon explain``: why a request runs, or ran, where it does."""
+"""The ``pinyon explain`` command: why a request runs, or ran, where it does."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ last decisions (--explain-max)."""
 
 PARTS = ("room", "queue", "transfer", "prefill", "drain")
 GUESSED = ("transfer_ms", "ttft_ms")
-"""What is not exact where an instance's fetch was only estimated."""
+"""The fields that are not exact where an instance's fetch was only estimated."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("explain", help="tell why a request went where it went", description=_DESCRIPTION)
     parser.add_argument("request_id", metavar="REQUEST_ID")
     add_conductor(parser)
@@ -38,7 +38,7 @@ def add_command(commands: Any) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Print every decision for the request, the first one first."""
+    """Prints every decision for the request, the first one first."""
     with open_channel(arguments.conductor, CONDUCTOR, arguments.tls_dir) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         request = conductor_pb2.ExplainRequest(request_id=arguments.request_id)
@@ -55,7 +55,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def _print(console: Console, decision: conductor_pb2.ExplainedDecision) -> None:
-    """A sentence, what was asked, and the instances side by side. Names come from outside: no markup is read."""
+    """Prints a sentence, the facts, and the instances side by side, without markup: names come from outside."""
     for line in (f"{decision.request_id} {decision.because}", _asked(decision)):
         console.print(Text(line), soft_wrap=True)
     if decision.HasField("chosen"):
@@ -67,7 +67,7 @@ def _print(console: Console, decision: conductor_pb2.ExplainedDecision) -> None:
 
 
 def _asked(decision: conductor_pb2.ExplainedDecision) -> str:
-    """What there is to say of it."""
+    """Returns the known facts of the request and its decision as one line."""
     facts = [f"{decision.age_ms / 1e3:.1f} s ago", decision.model, f"{decision.prompt_tokens} prompt tokens"]
     if decision.max_tokens:
         facts.append(f"at most {decision.max_tokens} generated")
@@ -91,7 +91,7 @@ def _asked(decision: conductor_pb2.ExplainedDecision) -> str:
 
 
 def _table(decision: conductor_pb2.ExplainedDecision) -> Table:
-    """The chosen one first, then the others as they come: the soonest first. What is 0 everywhere is left out."""
+    """Returns the table: the chosen instance, then the others, soonest first, without columns that are all 0."""
     candidates = (decision.chosen, *decision.others)
     blocks = [("holds", "held_blocks"), ("soon", "expected_blocks"), ("fetches", "fetched_blocks")]
     if all(each.held_blocks == each.expected_blocks for each in candidates):
@@ -128,7 +128,7 @@ def _cell(each: conductor_pb2.Candidate, field: str) -> str:
 
 
 def _measured(decision: conductor_pb2.ExplainedDecision) -> str:
-    """What came of it, beside what was predicted."""
+    """Returns the measured times beside the predicted ones."""
     first = decision.first_token
     parts = (
         ("queue", first.queue_us),

@@ -1,4 +1,4 @@
-"""Failed calls in plain words: what was asked, where, and what may help."""
+"""Failed calls in plain words: the question, the address, and what may help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVICES = {
     WORKER: "worker",
 }
 NOT_REACHED = ("failed to connect to all addresses", "errors resolving")
-"""How gRPC's own words begin where no service has said anything."""
+"""The beginnings of gRPC's own messages where no service has said anything."""
 GRPC_PORTS = {
     CONDUCTOR: "7000 by default",
     CONTROLLER: "7100 by default",
@@ -24,24 +24,23 @@ GRPC_PORTS = {
     LB: "8001 by default",
     WORKER: "`pinyon instances` lists it",
 }
-"""Where the gRPC of each is."""
+"""Hints where the gRPC port of each service is."""
 BROKEN = ("Socket closed", "Connection reset", "recvmsg", "Stream removed", "GOAWAY", "Broken pipe")
 
 
 def plainly(error: grpc.RpcError, role: str, address: str, tls_dir: str) -> PinyonError:
-    """The error of a call to the service of that role."""
+    """Returns the error of a call to the service of that role, in plain words."""
     code = error.code().name
     return error_from_code(code, in_words(code, error.details() or "", role, address, tls_dir))
 
 
 def printable(text: str) -> str:
-    """What is no text, such as the escapes that terminals obey, is written out; lines stay lines."""
+    """Returns the text with escapes and the like, which terminals obey, written out; lines stay lines."""
     return "".join([c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text])
 
 
 def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> str:
-    """The same of a status's name and details. What the service said itself stays as it is, but for what a terminal
-    would obey."""
+    """Returns a status in plain words. The service's own message stays, except for what terminals obey."""
     service, details = SERVICES[role], printable(details)
     if code == "UNAVAILABLE" and details.startswith(NOT_REACHED):
         return _not_reached(details, role, address, tls_dir)

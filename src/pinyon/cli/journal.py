@@ -1,4 +1,4 @@
-"""``pinyon journal``: make a service's decisions again from what it wrote down."""
+"""The ``pinyon journal`` command: makes a service's decisions again from its journal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ read. The exit status is 0 when all of it is the same, and 1 when something diff
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "journal", help="make a service's decisions again from its journal", description=_DESCRIPTION
     )
@@ -26,7 +26,7 @@ def add_command(commands: Any) -> None:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Print how many decisions were made again, and those that differ."""
+    """Prints how many decisions were made again, and those that differ."""
     path: Path = arguments.file
     if not path.is_dir():
         return _replay(path)
@@ -38,7 +38,7 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 def _replay(path: Path, name: str = "") -> int:
-    """``name``: what its lines begin with."""
+    """Replays one journal; its lines begin with ``name``."""
     try:
         with path.open(encoding="utf-8") as lines:
             seen = replay_journal(lines)

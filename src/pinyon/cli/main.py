@@ -27,9 +27,9 @@ from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB
 
 LAB = "pinyon_lab"
-"""Not imported by name: what serves knows nothing of the laboratory,"""
+"""The laboratory's package. It is not imported by name, because what serves knows nothing of it."""
 LAB_COMMANDS = ("compare", "plan", "replay", "reproduce", "simulate", "simulate-cache", "trace")
-"""but what its commands are called, to say that it is missing where one of them is given."""
+"""The laboratory's commands, for a message that it is missing where one of them is given."""
 
 _DESCRIPTION = """\
 Send a prompt to a running suite, look into it, change it{and_lab}. COMMAND --help tells more.
@@ -37,7 +37,7 @@ The easiest first request to a suite{of_dev} is: generate "A prompt"."""
 
 
 def instances(arguments: argparse.Namespace) -> int:
-    """Show the conductor's instances."""
+    """Shows the conductor's instances."""
     with open_channel(arguments.conductor, CONDUCTOR, arguments.tls_dir) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
@@ -61,7 +61,7 @@ def instances(arguments: argparse.Namespace) -> int:
 
 
 def generate(arguments: argparse.Namespace) -> int:
-    """Send one prompt over gRPC and print the text as it comes."""
+    """Sends one prompt over gRPC and prints the text as it comes."""
     request = lb_pb2.GenerateRequest(
         model=arguments.model,
         prompt=arguments.prompt,
@@ -120,14 +120,14 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (admin, certs, explain, journal, regions, top, topology, transfer_commands):
         command.add_command(commands)
-    # Researchers' commands: the library knows of them only that they may be there.
+    # Researchers' commands: the library knows only that they may be there.
     if lab:
         importlib.import_module(f"{LAB}.cli").add_commands(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 1 when the suite refuses or does not answer."""
+    """Runs one command. Returns its exit status, which is 1 if the suite refuses or does not answer."""
     parser = _parser()
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in LAB_COMMANDS and importlib.util.find_spec(LAB) is None:
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PinyonError as error:
         sys.stderr.write(f"pinyon: {printable(error.message)}\n")
         return 1
-    except BrokenPipeError:  # who read it has enough (``| head``): what is still held must not be flushed at exit
+    except BrokenPipeError:  # the reader has enough (``| head``): held output must not be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``pinyon regions``: the federation as the controller knows it, and what people change of it."""
+"""The ``pinyon regions`` command: the federation as the controller knows it, and changes to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ changes are for processes of the controller's machine."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "regions", help="show and change regions and their load balancers", description=_DESCRIPTION
     )
@@ -40,7 +40,7 @@ def add_command(commands: Any) -> None:
         change.add_argument("--cluster", default="", help="default: the only one of the region")
     actions.add_parser("forget", help="forget a load balancer that is gone").add_argument("lb_id")
     for each in (parser, *actions.choices.values()):
-        # Before or after the action: what is not given after it must not undo what was given before it.
+        # Allowed before or after the action: the default after it must not undo a value before it.
         default = CONTROLLER_ADDRESS if each is parser else argparse.SUPPRESS
         each.add_argument(
             "--controller", default=default, metavar="HOST:PORT", help=f"its gRPC (default {CONTROLLER_ADDRESS})"
@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def regions(arguments: argparse.Namespace) -> int:
-    """Apply the change, or print the list."""
+    """Applies the change, or prints the list."""
     with open_channel(arguments.controller, CONTROLLER, arguments.tls_dir) as channel:
         stub = controller_pb2_grpc.ControllerServiceStub(channel)
         if arguments.action is None:

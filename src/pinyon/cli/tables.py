@@ -8,8 +8,9 @@ from rich.table import Table
 
 
 def table(*columns: str, title: str = "", right: Collection[str] = (), whole: bool = False) -> Table:
-    """``right``: columns of numbers. ``whole``: where the terminal is narrow, a cell is cut, with a sign of it, and not
-    broken into lines."""
+    """Returns an empty table, with the columns of numbers in ``right``.
+
+    With ``whole``, a cell is cut, with a sign of it, where the terminal is narrow, and not broken into lines."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         made.add_column(

@@ -1,4 +1,4 @@
-"""``pinyon top``: regions, load balancers and instances as they are, second by second."""
+"""The ``pinyon top`` command: regions, load balancers and instances as they are, second by second."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
 
 LB_ADDRESS = "127.0.0.1:8000"
 LOOK_S = 0.1
-"""Between two looks at the keyboard and the size of the window."""
+"""The seconds between two checks of the keyboard and the window's size."""
 PAGE_BYTES_MAX = 16 << 20
 REFUSAL_BYTES_MAX = 64 << 10
 SAMPLES_MAX = 1024
-"""Of the last minute, or of less where looks are close together."""
+"""The samples kept: those of the last minute, or of less where looks are close together."""
 ROWS_OF_A_PIPE = 1000
 COLUMNS_OF_A_PIPE = 200
 
@@ -54,11 +54,11 @@ gone: one of another region serves them meanwhile, marked with a star.
 With --metrics, all metrics of one process by name. "q" or Ctrl-C ends it."""
 
 Draw = Callable[[int, int], list[Text]]
-"""For so many columns and rows."""
+"""A function that draws lines for a number of columns and rows."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "top",
         help="watch load, latencies and instances, live",
@@ -86,7 +86,7 @@ def add_command(commands: Any) -> None:
 
 
 def top(arguments: argparse.Namespace) -> int:
-    """Show it until the user has enough."""
+    """Shows the view until the user ends it."""
     if arguments.metrics:
         return _watch(arguments, _MetricsSource(arguments))
     regions, suite = _ControllerSource(arguments), _SuiteSource(arguments)
@@ -103,11 +103,11 @@ def top(arguments: argparse.Namespace) -> int:
 
 class _Source(Protocol):
     def look(self) -> Draw:
-        """What there is now. Raises :class:`PinyonError`."""
+        """Takes a sample and returns how to draw it. Raises :class:`PinyonError`."""
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What did not answer the last look, though others did."""
+        """The failures of those that did not answer the last look, though others did."""
 
 
 class _ControllerSource:
@@ -133,7 +133,7 @@ class _ControllerSource:
 class _SuiteSource:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._conductor = arguments.conductor or CONDUCTOR_ADDRESS
-        check_address(self._conductor)  # now: the load balancer may answer all the same
+        check_address(self._conductor)  # checked here, because the load balancer may answer all the same
         self._page = _Page(arguments.lb or LB_ADDRESS, arguments)
         self._timeout_s = arguments.timeout_s
         self._tls_dir = arguments.tls_dir
@@ -149,7 +149,7 @@ class _SuiteSource:
             failures.append(error.message)
         try:
             door = door_of(self._page.read())
-            if "pinyon_lb_conductor_connected" not in door.values:  # in front of servers of others there is none
+            if "pinyon_lb_conductor_connected" not in door.values:  # servers of other makers have no conductor
                 failures.clear()
         except PinyonError as error:
             failures.append(error.message)
@@ -197,10 +197,10 @@ class _Page:
         self._timeout_s = arguments.timeout_s
         self._tls_dir = arguments.tls_dir
         if self._tls_dir:
-            trusted(self._tls_dir)  # now: of several that are asked, each would say so
+            trusted(self._tls_dir)  # checked here once, else each source would say so
 
     def read(self) -> str:
-        """Raises :class:`PinyonError`."""
+        """Reads the page. Raises :class:`PinyonError`."""
         until_s = time.monotonic() + self._timeout_s
         context = trusted(self._tls_dir) if self._tls_dir else None
         try:
@@ -208,7 +208,7 @@ class _Page:
                 page = b""
                 while (part := reply.read1(1 << 16)) and len(page) < PAGE_BYTES_MAX:
                     page += part
-                    if time.monotonic() > until_s:  # the socket's time is for each part
+                    if time.monotonic() > until_s:  # the socket's timeout is for each part
                         raise TimeoutError("timed out")
         except urllib.error.HTTPError as error:
             with error:
@@ -225,7 +225,7 @@ class _Page:
 
 
 def _refusal(body: bytes) -> str:
-    """What a load balancer says of it; empty: nothing."""
+    """Returns a load balancer's message in a refusal, or an empty text."""
     try:
         return plain(str(json.loads(body)["error"]["message"]))
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -233,8 +233,9 @@ def _refusal(body: bytes) -> str:
 
 
 def metric_sums(page: str) -> dict[str, float]:
-    """Of a page of Prometheus metrics: what begins with ``pinyon_``, all labels of a name together; of histograms and
-    the like, their counts. Raises :class:`Unavailable`."""
+    """Returns the values whose names begin with ``pinyon_``, summed over labels, from a page of Prometheus metrics.
+
+    Histograms and the like give their counts. Raises :class:`Unavailable`."""
     sums: dict[str, float] = {}
     for sample in pinyon_samples(page):
         name = sample.name
@@ -247,13 +248,13 @@ def metric_sums(page: str) -> dict[str, float]:
 
 
 def _watch(arguments: argparse.Namespace, source: _Source) -> int:
-    draw = source.look()  # with nobody there it ends here, and not with an empty screen
+    draw = source.look()  # if nobody answers, it ends here, and not with an empty screen
     every_s = max(LOOK_S, arguments.every_s)
     console = Console()
     if arguments.once or not (sys.stdout.isatty() and console.is_interactive):
         size = shutil.get_terminal_size((COLUMNS_OF_A_PIPE, ROWS_OF_A_PIPE))
-        rows = ROWS_OF_A_PIPE  # nothing is left out for want of rows: it may scroll
-        time.sleep(every_s)  # rates are between two looks
+        rows = ROWS_OF_A_PIPE  # no row is left out, because the output may scroll
+        time.sleep(every_s)  # rates need two looks
         for line in source.look()(size.columns, rows):
             sys.stdout.write(f"{line.plain}\n")
         return 1 if source.failures else 0
@@ -268,7 +269,7 @@ def _watch(arguments: argparse.Namespace, source: _Source) -> int:
 
 
 def _show_until(live: Live, until_s: float, draw: Draw, failure: str, keys: int) -> bool:
-    """Draw it, and anew when the window has another size. False: the user has enough."""
+    """Draws the lines, and anew when the window's size changes. Returns False once the user ends it."""
     shown = None
     while True:
         size = live.console.size
@@ -291,7 +292,7 @@ def _show_until(live: Live, until_s: float, draw: Draw, failure: str, keys: int)
 
 @contextmanager
 def _keys(keyboard: TextIO) -> Iterator[int]:
-    """The descriptor that keys come from one by one, or -1."""
+    """Yields the descriptor that keys come from one by one, or -1."""
     import termios
     import tty
 
@@ -301,7 +302,7 @@ def _keys(keyboard: TextIO) -> Iterator[int]:
     keys = keyboard.fileno()
     before = termios.tcgetattr(keys)
     try:
-        tty.setcbreak(keys)  # Ctrl-C goes on being a signal
+        tty.setcbreak(keys)  # Ctrl-C stays a signal
         yield keys
     finally:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)

@@ -1,4 +1,4 @@
-"""What ``pinyon top`` shows, as lines of text. Pure: two samples and the size of the terminal in, lines out."""
+"""The views of ``pinyon top`` as lines of text. Pure: two samples and the size of the terminal in, lines out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = "-"
 
 
 class Sample(NamedTuple):
-    """``at_s`` is by a monotonic clock."""
+    """The controller's reply at ``at_s`` by a monotonic clock."""
 
     at_s: float
     reply: controller_pb2.ListRegionsResponse
@@ -28,7 +28,7 @@ class Column(NamedTuple):
     title: str
     right: bool = False
     least: int = 0
-    """Characters, so that a table of what changes stands still."""
+    """The least width in characters, so that a table of changing values stands still."""
 
 
 MEMBERS = (
@@ -49,7 +49,7 @@ METRICS = (Column("METRIC"), Column("VALUE", True), Column("PER s", True))
 
 
 def controller_frame(now: Sample, before: Sample | None, width: int, height: int, title: str) -> list[Text]:
-    """Regions, load balancers, and as many instances as there is room for, the busiest first."""
+    """Returns regions, load balancers, and as many instances as there is room for, the busiest first."""
     federation = federation_from_proto(now.reply.federation)
     live = sum([member.state is LbState.LIVE for member in federation.members])
     adopted = sum([bool(cluster.adopter) for cluster in federation.clusters])
@@ -68,7 +68,7 @@ def controller_frame(now: Sample, before: Sample | None, width: int, height: int
 def metrics_frame(
     now: Mapping[str, float], before: Mapping[str, float] | None, seconds: float, width: int, height: int, title: str
 ) -> list[Text]:
-    """One process's own figures by name: those whose names end in ``_total`` as a rate, too."""
+    """Returns one process's own figures by name; those whose names end in ``_total`` also as a rate."""
     cells: list[tuple[str, ...]] = []
     for name, value in sorted(now.items()):
         rate = NOTHING
@@ -112,7 +112,7 @@ def _members(now: Sample, before: Sample | None, federation: Federation) -> list
 
 
 def _hits(load: controller_pb2.LoadBalancerLoad, last: controller_pb2.LoadBalancerLoad | None) -> str:
-    """Of what was asked since the last sample; where that is nothing, since the process's start."""
+    """Returns the share of hits since the last sample, or since the process's start if nothing was asked since."""
     hit, asked = load.hit_chunks_total, load.asked_chunks_total
     if last is not None and asked > last.asked_chunks_total:
         hit, asked = hit - last.hit_chunks_total, asked - last.asked_chunks_total
@@ -122,7 +122,7 @@ def _hits(load: controller_pb2.LoadBalancerLoad, last: controller_pb2.LoadBalanc
 def _rate(now: int, before: int | None, seconds: float) -> str:
     if before is None or seconds <= 0:
         return NOTHING
-    return f"{max(0, now - before) / seconds:.1f}"  # a process that started anew counts from zero
+    return f"{max(0, now - before) / seconds:.1f}"  # a process that has started anew counts from zero
 
 
 def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list[Text]:
@@ -136,7 +136,7 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Text]:
-    """A head, and a line for each row."""
+    """Returns a head, and a line for each row."""
     clean = [[plain(cell) for cell in row] for row in rows]
     widths = [
         max([column.least, len(column.title), *[len(row[place]) for row in clean]])
@@ -155,7 +155,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
 
 
 def plain(text: str) -> str:
-    """What comes from elsewhere: nothing in it moves the cursor, and each character is one cell wide."""
+    """Returns text from outside so that nothing in it moves the cursor and each character is one cell wide."""
     return "".join([each if " " <= each <= "~" else "?" for each in text])
 
 
@@ -164,7 +164,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def fit(lines: Sequence[Text], width: int, height: int) -> list[Text]:
-    """No line is wider than the terminal, and there are no more than it has."""
+    """Returns the lines that fit the terminal: none is wider, and there are no more than it has."""
     width, height = max(LEAST_WIDTH, width), max(LEAST_HEIGHT, height)
     shown = list(lines)
     if len(shown) > height:

@@ -1,5 +1,4 @@
-"""What ``pinyon top`` shows of one suite, as lines of text: what its load balancer counts and its conductor knows.
-Pure: samples and the size of the terminal in, lines out."""
+"""The view of one suite in ``pinyon top``, as lines of text. Pure: samples and the terminal's size in, lines out."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ TTFT, TBT = "pinyon_lb_ttft_seconds", "pinyon_lb_tbt_seconds"
 REQUESTS = "requests_total"
 PERCENTS = (50, 90, 99)
 WELL = ("stop", "length", "answered", "cancelled")
-"""How requests end of which nobody failed; the rest has failed."""
+"""The ends of requests that did not fail; every other end is a failure."""
 BOUND_CHARS = 64
-"""Of one that is none, in a message."""
+"""The characters of an invalid bucket bound that a message shows."""
 LAST_S = 60.0
-"""What the middle row is of, at most."""
+"""The seconds that the middle row covers at most."""
 
 ORDER: dict[Role | None, int] = {Role.PREFILL: 0, Role.MIXED: 1, Role.DECODE: 2, Role.STORE: 3}
 
@@ -50,26 +49,26 @@ INSTANCES = (
 
 
 class Door(NamedTuple):
-    """What a load balancer's metrics say; labels are summed."""
+    """A load balancer's metrics, with labels summed."""
 
     values: Mapping[str, float]
-    """Of counters and gauges, by name."""
+    """The values of counters and gauges, by name."""
     failed: float
-    """Requests that failed or were refused."""
+    """The number of requests that failed or were refused."""
     histograms: Mapping[str, Mapping[float, float]]
-    """Of :data:`TTFT` and :data:`TBT`: how many were at most so many seconds, by that bound."""
+    """The cumulative counts of :data:`TTFT` and :data:`TBT`, by upper bound in seconds."""
 
     def value(self, name: str) -> float:
         return self.values.get(f"pinyon_lb_{name}", 0.0)
 
     @property
     def tokens(self) -> float:
-        """Generated so far; those of requests that still run are among them."""
+        """The number of tokens generated so far, including those of requests that still run."""
         return self.value("generated_tokens_total") + self.value("unfinished_tokens")
 
 
 class SuiteSample(NamedTuple):
-    """``at_s`` is by a monotonic clock. What did not answer is None, and ``failures`` says why."""
+    """A sample at ``at_s`` by a monotonic clock. A source without an answer is None, and ``failures`` says why."""
 
     at_s: float
     door: Door | None
@@ -78,7 +77,7 @@ class SuiteSample(NamedTuple):
 
 
 def pinyon_samples(page: str) -> Iterator[MetricSample]:
-    """Of a page of Prometheus metrics, what begins with ``pinyon_``. Raises :class:`Unavailable`: it is none."""
+    """Yields a page's Prometheus samples named ``pinyon_...``. Raises :class:`Unavailable` if it is no page."""
     try:
         for family in text_string_to_metric_families(page):
             yield from [sample for sample in family.samples if sample.name.startswith("pinyon_")]
@@ -87,7 +86,7 @@ def pinyon_samples(page: str) -> Iterator[MetricSample]:
 
 
 def door_of(page: str) -> Door:
-    """Raises :class:`Unavailable`."""
+    """Parses a load balancer's page of metrics. Raises :class:`Unavailable` if it is none."""
     values: dict[str, float] = {}
     histograms: dict[str, dict[float, float]] = {TTFT: {}, TBT: {}}
     failed = 0.0
@@ -119,8 +118,10 @@ def _bound(text: str) -> float:
 
 
 def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: str) -> list[Text]:
-    """Of samples, the oldest first: how things are now, and rates and percentiles since the sample before, over the
-    last minute, and since the load balancer's start."""
+    """Returns the lines for these samples, the oldest first.
+
+    They show how things are now, and rates and percentiles since the sample before, over the last minute, and since the
+    load balancer's start."""
     now = samples[-1]
     lines = [Text(title, "bold")]
     lines += [Text(failure, "red") for failure in now.failures]
@@ -149,20 +150,20 @@ def _summary(now: SuiteSample) -> str:
 
 
 Row = tuple[str, Door, Door | None, float]
-"""Its name, the newer and the older counts, and the seconds between them."""
+"""A row: its name, the newer and the older counts, and the seconds between them."""
 
 
 def _rows(samples: Sequence[SuiteSample]) -> list[Row]:
-    """Where the load balancer did not answer there is nothing to compare with."""
+    """Returns the rows. Samples without the load balancer's answer are left out."""
     answered = [(each.at_s, each.door) for each in samples if each.door is not None]
     at_s, now = answered[-1]
     rows: list[Row] = []
     since: list[tuple[float, Door]] = []
-    """The newest first."""
+    """The earlier samples, the newest first."""
     for then_s, then in reversed(answered[:-1]):
         newer = since[-1][1] if since else now
         if at_s - then_s > LAST_S or then.value(REQUESTS) > newer.value(REQUESTS):
-            break  # one that has started anew counts from zero
+            break  # a load balancer that has started anew counts from zero
         since.append((then_s, then))
     for then_s, then in [*since[:1], *since[1:][-1:]]:
         rows.append((f"last {at_s - then_s:.0f} s", now, then, at_s - then_s))
@@ -203,8 +204,10 @@ def _times(name: str, now: Door, before: Door | None, seconds: float) -> tuple[s
 
 
 def percentile(counts: Mapping[float, float], share: float) -> float | None:
-    """Of how many were at most a bound, by bound: within a bucket all are taken to be spread evenly. Infinite where it
-    is beyond the last bound; None of nothing."""
+    """Returns the percentile at ``share`` of a histogram with cumulative counts by upper bound.
+
+    Within a bucket, values count as spread evenly. The result is infinite beyond the last bound, and None without
+    counts."""
     bounds = sorted(counts)
     if not bounds or counts[bounds[-1]] <= 0:
         return None

@@ -1,4 +1,4 @@
-"""``pinyon topology``: what this host has, and which NICs its memory is moved by."""
+"""The ``pinyon topology`` command: this host's devices, and the NICs that move its memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ text, or the path of a JSON file, in the form that --json prints: {{"cpu:0": [["
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "topology", help="show this host's NICs and which memory they are near to", description=_DESCRIPTION
     )
@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
 
 
 def topology(arguments: argparse.Namespace) -> int:
-    """Print the matrix, for people with what it was made from."""
+    """Prints the matrix; for people, with what it was made from."""
     sysfs = arguments.root / "sys"
     if not sysfs.is_dir():
         raise InvalidArgument(f"no directory {sysfs}", field="root")
@@ -104,7 +104,7 @@ def _print_section(console: Console, title: str, shown: Table) -> None:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 3, 8 → ``"0-3,8"``."""
+    """Returns numbers as ranges: 0, 1, 2, 3, 8 → ``"0-3,8"``."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 

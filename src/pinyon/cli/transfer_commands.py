@@ -1,4 +1,4 @@
-"""``pinyon transfer serve`` and ``bench``: how fast is the way between two hosts, and which NICs does it use."""
+"""The ``pinyon transfer serve`` and ``bench`` commands: the speed between two hosts, and the NICs used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Without a target both ends are on this host, in two processes."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
+    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     group = commands.add_parser("transfer", help="measure the transfer engine between two hosts")
     verbs = group.add_subparsers(dest="verb", required=True)
 
@@ -102,7 +102,7 @@ _SETTINGS = {
 
 def _engine(arguments: argparse.Namespace) -> TransferEngine:
     given = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
-    # It offers memory that holds nothing, for a measurement: where it listens is for whoever types this.
+    # The offered memory holds no data, so the user decides where it listens.
     try:
         settings = TransferSettings(transfer_listen=arguments.listen, allow_insecure=True, **given)
     except ValueError as error:
@@ -115,11 +115,7 @@ def _engine(arguments: argparse.Namespace) -> TransferEngine:
 
 
 def parse_size(text: str) -> int:
-    """``64K``, ``1MiB``, ``4096`` in bytes.
-
-    Raises:
-        InvalidArgument: anything else, or nothing.
-    """
+    """Returns a size such as ``64K``, ``1MiB`` or ``4096`` in bytes. Raises InvalidArgument for other text or none."""
     match = re.fullmatch(r"([0-9]{1,15})([kmg]?)(?:i?b)?", text.strip().lower())
     if match is None or not int(match[1]):
         raise InvalidArgument(f"{text!r} is not a size, such as 64K or 1M", field="size")
@@ -134,16 +130,12 @@ def size_text(nbytes: int) -> str:
 
 
 def pack_target(segment: SegmentDescriptor) -> str:
-    """The segment as one word for the command line."""
+    """Returns the segment as one word for the command line."""
     return base64.urlsafe_b64encode(zlib.compress(json.dumps(segment.to_dict()).encode(), 9)).decode().rstrip("=")
 
 
 def parse_target(word: str) -> SegmentDescriptor:
-    """The inverse of :func:`pack_target`, for what people paste.
-
-    Raises:
-        InvalidTransfer: it is not one, or has no region.
-    """
+    """Returns the segment of a word from :func:`pack_target`. Raises InvalidTransfer if it is none or has no region."""
     word = word.strip()
     if len(word) > _MAX_TOKEN_CHARS:
         raise InvalidTransfer("the target is too long", field="target")
@@ -184,7 +176,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _memory(nbytes: int) -> memoryview:
-    """Touched pages: the first transfer must not pay for them."""
+    """Returns touched pages: the first transfer must not pay for them."""
     return np.ones(nbytes, np.uint8).data
 
 
@@ -245,7 +237,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _own_peer(nbytes: int, arguments: argparse.Namespace) -> Iterator[SegmentDescriptor]:
-    """A second process on this host that serves as much memory as is needed."""
+    """Yields the target of a second process on this host that serves as much memory as is needed."""
     command = [sys.executable, "-m", "pinyon.cli", "transfer", "serve", "--memory", str(min(nbytes, 1 << 30))]
     for name, option in _SETTINGS.items():
         value = getattr(arguments, name)
@@ -279,7 +271,7 @@ def _last_line(stream: IO[str]) -> str:
 def _requests(
     opcode: Opcode, key: bytes, length: int, segment: SegmentDescriptor, size: int, batch: int
 ) -> list[TransferRequest]:
-    """Places one after another at both ends, from the start again when the memory ends."""
+    """Returns requests with places one after another at both ends, from the start again when the memory ends."""
     there = segment.regions[0]
     here_slots, there_slots = length // size, there.length // size
     return [
@@ -291,7 +283,7 @@ def _requests(
 
 
 def _measure(engine: TransferEngine, requests: Sequence[TransferRequest], seconds: float) -> _Point:
-    """Transfers one after another for so long; the first few, which pair the endpoints, do not count."""
+    """Runs transfers one after another for ``seconds``; the first few, which pair the endpoints, do not count."""
     for _ in range(3):
         _all_ok(engine.transfer(requests))
     times: list[float] = []

@@ -1,1 +1,1 @@
-"""The vocabulary every other room speaks: requests, block keys, KV layout, clock and the error tree."""
+"""The vocabulary of all other rooms: requests, block keys, KV layout, clock and the error tree."""

@@ -1,4 +1,4 @@
-"""Network addresses as people and messages write them."""
+"""Network addresses in the forms that people and messages use."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pinyon.core.errors import InvalidArgument
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there. Of names, only localhost is known to be."""
+    """Returns whether only this machine reaches a listener at ``host``. The only name that counts is localhost."""
     try:
         parsed = ip_address(host)
     except ValueError:
         return host == "localhost"
     mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
-    # Who listens at [::] sees IPv4 so; before Python 3.13 that is no loopback by itself.
+    # A listener at [::] sees IPv4 addresses mapped; before Python 3.13 a mapped one is not itself a loopback.
     return (mapped or parsed).is_loopback
 
 
 def network_of(host: str) -> str:
-    """What counts as one peer: the address, or the IPv6 /64 that it is in, since who has one address of it has all."""
+    """Returns the address, or its IPv6 /64, which counts as one peer since whoever has one address of it has all."""
     if ":" not in host:
         return host
     try:
@@ -33,7 +33,7 @@ def network_of(host: str) -> str:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``host:port`` as ``(host, port)``; an IPv6 host stands in brackets. Raises :class:`InvalidArgument`."""
+    """Returns ``host:port`` as ``(host, port)``; an IPv6 host is in brackets. Raises :class:`InvalidArgument`."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidArgument(f"{address!r} is not host:port", field="address")

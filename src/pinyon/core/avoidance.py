@@ -1,4 +1,4 @@
-"""Which peers to leave alone for a while because they just failed: the one memory wherever something is tried again."""
+"""A memory of peers that failed lately and should be avoided for a while, used wherever calls are retried."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FAIR_SHARE = 0.25
 
 
 class Avoidance:
-    """A pause per peer that doubles with every failure and is forgotten at the first success, or other news of it.
+    """A pause per peer that doubles with every failure and is forgotten at the first success or other good news.
 
-    Failures that lie further apart than the longest pause have nothing to do with each other.
+    Failures that lie further apart than the longest pause are unrelated.
     """
 
     def __init__(self, *, first_s: float = 0.5, max_s: float = 30.0, max_peers: int = 1024) -> None:
@@ -21,7 +21,7 @@ class Avoidance:
         self._max_s = max_s
         self._max_peers = max_peers
         self._until: dict[str, tuple[float, float, float, bool]] = {}
-        """Peer → until, length of the pause, last failure, whether somebody tries it."""
+        """The end of the pause, its length, the last failure and whether a caller is trying the peer, by peer."""
 
     def failed(self, peer: str, now_s: float) -> None:
         until, pause, _, tried = self._until.pop(peer, (0.0, 0.0, 0.0, False))
@@ -31,17 +31,17 @@ class Avoidance:
             pause = min(self._max_s, pause * 2 or self._first_s)
             until = now_s + pause
         if len(self._until) >= self._max_peers:
-            del self._until[next(iter(self._until))]  # the one that failed longest ago
+            del self._until[next(iter(self._until))]  # the peer that failed longest ago
         self._until[peer] = (until, pause, now_s, False)
 
     def tried(self, peer: str, now_s: float) -> None:
-        """Somebody finds out whether it is back: the others leave it alone for as long as its pause was."""
+        """Notes that one caller tries a peer whose pause is over; others avoid it for another pause of that length."""
         known = self._until.get(peer)
         if known is not None and now_s >= known[0]:
             self._until[peer] = (now_s + known[1], known[1], known[2], True)
 
     def succeeded(self, peer: str, since_s: float = math.inf) -> None:
-        """What began at ``since_s`` went well: that says nothing against a failure after it."""
+        """Forgets the peer's failures, unless the last one came after ``since_s``, the start of the successful call."""
         known = self._until.get(peer)
         if known is not None and known[2] <= since_s:
             del self._until[peer]
@@ -50,16 +50,16 @@ class Avoidance:
         return self.left_s(peer, now_s) > 0
 
     def left_s(self, peer: str, now_s: float) -> float:
-        """Seconds until its pause ends; 0 when there is none."""
+        """Returns the seconds until the peer's pause ends; 0 when there is none."""
         known = self._until.get(peer)
         return 0.0 if known is None else max(0.0, known[0] - now_s)
 
     def avoided(self, now_s: float) -> list[str]:
-        """All that :meth:`avoids` is true for, those that failed last at the end."""
+        """Returns all peers that :meth:`avoids` is true for, by the time of the last failure."""
         return [peer for peer, (until, *_) in self._until.items() if until > now_s]
 
     def __contains__(self, peer: object) -> bool:
-        """It failed, and there were no good news since; its pause may be over."""
+        """Returns whether the peer has failed without good news since; its pause may be over."""
         return peer in self._until
 
     def __len__(self) -> int:
@@ -67,9 +67,10 @@ class Avoidance:
 
 
 def blames_peer(error: PinyonError, offered_s: float = math.inf, whole_s: float = math.inf) -> bool:
-    """Whether it speaks against the peer; our own mistake does not, nor its way to say that it is busy.
+    """Returns whether the error speaks against the peer.
 
-    Nor is it to blame for being late when it was offered only a small remainder of the ``whole_s`` that there was.
+    A mistake of the caller does not, nor a report that the peer is busy. Lateness does not either if the call was
+    offered only a small remainder of the ``whole_s`` that there was.
     """
     if error.grpc_code == "DEADLINE_EXCEEDED" and offered_s < whole_s * _FAIR_SHARE:
         return False

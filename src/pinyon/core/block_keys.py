@@ -1,15 +1,15 @@
 """Block keys: 128-bit chained XXH3 over token blocks (Mooncake §3.2.1).
 
-``key[i] = XXH3_128(key[i-1] + tokens of block i as little-endian u32)`` with ``(i + 1) % 256`` for its last byte; the
+``key[i] = XXH3_128(key[i-1] + tokens of block i as little-endian u32)`` with ``(i + 1) % 256`` for its last byte. The
 chain starts from the namespace, which is the digest of (model fingerprint, KV layout, tenant) and ends in 0. Equal keys
 mean equal prefixes inside one namespace, and another tenant's keys never match.
 
-So a key tells its block's place in the prompt: who stores or evicts blocks, and knows no prompts, can report those of
-every so many places (:mod:`pinyon.core.key_sample`). The other 120 bits are enough: of 2^40 keys, two are equal with a
-chance of 2^-41.
+So a key tells its block's place in the prompt: processes that store or evict blocks, and know no prompts, can report
+the keys at regular places (:mod:`pinyon.core.key_sample`). The other 120 bits are enough: of 2^40 keys, two are equal
+with a chance of 2^-41.
 
-With a cluster secret, the start is an HMAC under it: who does not know the secret cannot tell from keys which prompts
-they are of, nor make keys that match (docs/security.md says what that is worth).
+With a cluster secret, the start is an HMAC under it. Without the secret it is impossible to tell from keys to which
+prompts they belong, or to make keys that match (docs/security.md says what that is worth).
 
 Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order.
 """
@@ -28,20 +28,20 @@ from mypy_extensions import i64
 from xxhash import xxh3_128_digest
 
 KEY_BYTES: Final = 16
-_MANY = Struct(f"{KEY_BYTES}s" * 64)  # taken apart four times as fast as one by one
+_MANY = Struct(f"{KEY_BYTES}s" * 64)  # unpacks four times as fast as one by one
 
 _PLACES = tuple(bytes((place,)) for place in range(256))
 
 BlockKey = bytes
-"""16 raw bytes."""
+"""A key of 16 raw bytes."""
 
 
 def namespace(
     model_fingerprint: str, layout_id: str, tenant: str, secret: bytes = b"", cache_salt: str = ""
 ) -> BlockKey:
-    """The chain's start for one (model, KV layout, tenant, salt). Fields are length-prefixed: no two of these collide.
+    """Returns the chain's start for one (model, KV layout, tenant, salt).
 
-    ``secret`` is the cluster's; empty: there is none.
+    Fields are length-prefixed, so no two namespaces collide. ``secret`` is the cluster's; empty if there is none.
     """
     parts = ("pinyon-v1", model_fingerprint, layout_id, tenant, *((cache_salt,) if cache_salt else ()))
     data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (part.encode("utf-8") for part in parts))
@@ -50,23 +50,24 @@ def namespace(
 
 
 def secret_id(secret: bytes) -> str:
-    """A name for the secret that does not tell it: processes with the same one make the same keys. Empty for none."""
+    """Returns a name that does not reveal the secret; processes with the same one make the same keys. Empty for
+    none."""
     return hmac.digest(secret, b"pinyon-v1 block key secret", "sha256")[:8].hex() if secret else ""
 
 
 def tokens_to_bytes(tokens: npt.ArrayLike) -> bytes:
-    """Tokens as little-endian u32, the form that is hashed and that travels in ``*_le32`` proto fields."""
+    """Returns tokens as little-endian u32, the form that is hashed and that ``*_le32`` proto fields carry."""
     return np.asarray(tokens, dtype="<u4").tobytes()
 
 
 def chain_block_keys(parent: BlockKey, tokens_le32: bytes, block_tokens: int) -> list[BlockKey]:
-    """Keys of all full blocks of ``tokens_le32`` (u32 little-endian); a last partial block has no key.
+    """Returns the keys of all full blocks of ``tokens_le32`` (u32 little-endian); a partial last block has no key.
 
     ``parent`` is the namespace, or the key of the block before these tokens.
     """
     if block_tokens <= 0:
         raise ValueError(f"block_tokens must be positive, got {block_tokens}")
-    # Compiled, a name of the module is looked up in a dictionary each time, and an int that is not native made anew.
+    # In compiled code, each use of a module-level name is a dictionary lookup, and a non-native int is a new object.
     digest, places = xxh3_128_digest, _PLACES
     keys: list[BlockKey] = []
     key, place, begin = parent, i64(parent[-1]), i64(0)
@@ -86,7 +87,7 @@ def pack_keys(keys: Sequence[BlockKey]) -> bytes:
 
 
 def unpack_keys(packed: bytes) -> list[BlockKey]:
-    """The keys in ``packed``. Raises ``ValueError`` if it is not a whole number of keys."""
+    """Returns the keys in ``packed``. Raises ``ValueError`` if it is not a whole number of keys."""
     if len(packed) % KEY_BYTES:
         raise ValueError(f"packed block keys must be a multiple of {KEY_BYTES} bytes, got {len(packed)}")
     if len(packed) < _MANY.size:

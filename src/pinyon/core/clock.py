@@ -5,4 +5,4 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Monotonic seconds. Production passes ``time.monotonic``, tests pass their own."""
+"""A source of monotonic seconds. Production passes ``time.monotonic``, tests pass their own."""

@@ -1,4 +1,4 @@
-"""Whether the pure rooms run as machine code (``./dev build``, the container image) or as Python."""
+"""The mode of the pure rooms: machine code (``./dev build``, the container image) or Python."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _COMPILED: Final = not __file__.endswith(".py")
 
 
 def compiled() -> bool:
-    """Of all modules that mypyc compiles this one speaks for the others: they are compiled together or not at all."""
+    """Returns whether this module is compiled, and so all that mypyc compiles: they are compiled together."""
     return _COMPILED
 
 
 def version_line() -> str:
-    """What ``--version`` prints."""
+    """Returns the output of ``--version``."""
     return f"pinyon {__version__} ({'compiled' if compiled() else 'Python'})"

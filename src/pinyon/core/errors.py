@@ -1,19 +1,16 @@
-"""The error tree.
+"""The error tree: below :class:`PinyonError`, with gRPC code and HTTP status.
 
-::
-
-    PinyonError
-    ├── InvalidArgument      the caller's input is wrong (names the field)     INVALID_ARGUMENT    400
-    ├── Unauthenticated      no or wrong credentials                           UNAUTHENTICATED     401
-    ├── PermissionDenied     who asks is known, and may not                    PERMISSION_DENIED   403
-    ├── NotFound             unknown model, key, request                       NOT_FOUND           404
-    ├── ResourceExhausted    over a limit; may carry a retry hint              RESOURCE_EXHAUSTED  429
-    │   └── Rejected         no placement meets the SLO (Mooncake §4)          RESOURCE_EXHAUSTED  429
-    ├── FailedPrecondition   right request, wrong state                        FAILED_PRECONDITION 409
-    ├── Cancelled            the caller went away or asked to stop             CANCELLED           499
-    ├── DeadlineExceeded     the request's time is up                          DEADLINE_EXCEEDED   504
-    ├── Unavailable          a peer is gone or draining; safe to try elsewhere UNAVAILABLE         503
-    └── Internal             a defect of ours                                  INTERNAL            500
+- InvalidArgument (INVALID_ARGUMENT, 400): the caller's input is wrong (names the field)
+- Unauthenticated (UNAUTHENTICATED, 401): no or wrong credentials
+- PermissionDenied (PERMISSION_DENIED, 403): the caller is known and may not do this
+- NotFound (NOT_FOUND, 404): unknown model, key, request
+- ResourceExhausted (RESOURCE_EXHAUSTED, 429): over a limit; may carry a retry hint
+  - Rejected (RESOURCE_EXHAUSTED, 429): no placement meets the SLO (Mooncake §4)
+- FailedPrecondition (FAILED_PRECONDITION, 409): right request, wrong state
+- Cancelled (CANCELLED, 499): the caller went away or asked to stop
+- DeadlineExceeded (DEADLINE_EXCEEDED, 504): the request's time is up
+- Unavailable (UNAVAILABLE, 503): a peer is gone or draining; safe to try elsewhere
+- Internal (INTERNAL, 500): a defect of ours
 
 Each class carries its wire codes, so the edges translate by attribute and never by ``isinstance`` chains.
 """
@@ -24,9 +21,9 @@ from typing import ClassVar
 
 
 class PinyonError(Exception):
-    """Base of everything pinyon raises on purpose.
+    """The base of all errors that pinyon raises on purpose.
 
-    ``message`` is safe to show to the caller: it never holds another tenant's data or a stack.
+    ``message`` is safe to show to the caller: it never contains another tenant's data or a stack trace.
     """
 
     grpc_code: ClassVar[str] = "INTERNAL"
@@ -62,14 +59,14 @@ class NotFound(PinyonError):
 
 
 class ResourceExhausted(PinyonError):
-    """Over a limit. ``retry_after_s`` says when trying again may help."""
+    """A limit is exceeded. ``retry_after_s`` says when trying again may help."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 429
 
 
 class Rejected(ResourceExhausted):
-    """No placement meets the SLO (Mooncake Algorithm 1, lines 18 and 19)."""
+    """The error when no placement meets the SLO (Mooncake Algorithm 1, lines 18 and 19)."""
 
 
 class FailedPrecondition(PinyonError):
@@ -117,5 +114,5 @@ _BY_CODE: dict[str, type[PinyonError]] = {
 def error_from_code(
     code: str, message: str, *, field: str | None = None, retry_after_s: float | None = None
 ) -> PinyonError:
-    """The error a peer reported by gRPC code name; an unknown code becomes :class:`Internal`."""
+    """Returns the error that a peer reported by gRPC code name; an unknown code becomes :class:`Internal`."""
     return _BY_CODE.get(code, Internal)(message, field=field, retry_after_s=retry_after_s)

@@ -1,4 +1,4 @@
-"""Where reused blocks are read from."""
+"""The sources from which reused blocks are read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Final
 
 FETCH_SPANS_MAX: Final = 256
-"""Spans of one prompt: the conductor plans no more, a worker takes no more. What lies behind them is computed."""
+"""The maximum number of spans of a prompt, in the conductor's plans and for workers; further blocks are computed."""
 
 
 class KvSource(StrEnum):
-    """What kind of process reused KV comes from."""
+    """The kind of process from which reused KV comes."""
 
     PEER = "peer"
     STORE = "store"
@@ -19,7 +19,7 @@ class KvSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FetchSpan:
-    """Blocks ``[first, end)`` of the prompt to be read from one source, whose gRPC address is ``address``."""
+    """The blocks ``[first, end)`` of a prompt to read from one source, whose gRPC address is ``address``."""
 
     source_id: str
     address: str

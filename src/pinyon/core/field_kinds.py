@@ -1,4 +1,4 @@
-"""What a field from outside may hold: one class for each kind of value, with its limits."""
+"""Kinds of values that a field from outside may hold, each a class with its limits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ TOKEN_ID_BYTES, BIAS_BYTES, TEXT_CHAR_BYTES, TEXT_LENGTH_BYTES = 5, 13, 4, 4
 
 
 class Kind:
-    """A kind of value. One of Python's own type is taken for granted: JSON and messages see to that."""
+    """A kind of value. JSON and messages guarantee its Python type, which is not checked here."""
 
     def check(self, name: str, value: Any) -> None:
         """Raises :class:`InvalidArgument` naming the field if the value is beyond the limits."""
 
     def highest_token(self, value: Any) -> int:
-        """The highest token id in it, -1 if it holds none."""
+        """Returns the highest token id in the value, -1 if there is none."""
         return -1
 
     def list_bytes(self, value: Any) -> int:
-        """What a list takes in a message at most; single values are small."""
+        """Returns the maximum size of a list in a message; single values are small."""
         return 0
 
 
@@ -57,7 +57,7 @@ class Number(Kind):
 
 
 class Texts(Kind):
-    """Up to ``count`` texts of 1 to ``size_bytes`` bytes."""
+    """A list of up to ``count`` texts of 1 to ``size_bytes`` bytes."""
 
     def __init__(self, count: int, size_bytes: int) -> None:
         self.count = count
@@ -78,7 +78,7 @@ class Texts(Kind):
 
 
 class TokenIds(Kind):
-    """Up to ``count`` token ids."""
+    """A list of up to ``count`` token ids."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -95,7 +95,7 @@ class TokenIds(Kind):
 
 
 class TokenBiases(Kind):
-    """A number from -``most`` to ``most`` for up to ``count`` token ids: pairs by token id, rising, each once."""
+    """Numbers from -``most`` to ``most`` for up to ``count`` token ids: pairs by rising token id, each id once."""
 
     def __init__(self, count: int, most: float) -> None:
         self.count = count

@@ -13,27 +13,29 @@ from numpy.typing import NDArray
 from pinyon.core.compiled import compiled
 
 ABSENT_MAX = 16
-"""Members a ring keeps that are not in a pool, besides as many as there are in it."""
+"""The number of absent members that a ring keeps, in addition to as many as are in the pool."""
 STEP = np.uint64(0x9E3779B97F4A7C15)
 MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-"""Of SplitMix64 (Steele, Lea, Flood 2014)."""
+"""Constants of SplitMix64 (Steele, Lea, Flood 2014)."""
 
 
 class HashRing:
-    """Points of members on a circle of 2^64. A key belongs to the member of the next point clockwise, so that with one
-    member more or less only the keys of its arcs go elsewhere."""
+    """A circle of 2^64 with several points per member. A key belongs to the member of the next point clockwise.
+
+    When a member joins or leaves, only the keys of its arcs change owner.
+    """
 
     def __init__(self, members: Iterable[str], virtual_nodes: int, seed: int) -> None:
-        """``members``: the same ring comes of them in any order."""
+        """Builds the ring, which does not depend on the order of ``members``."""
         self._virtual_nodes, self._seed = virtual_nodes, seed
         self._numbers: dict[str, int] = {}
-        """By name, what stands for it at its points."""
+        """The number of each member, which stands for it at its points."""
         self._names: list[str] = []
-        """By number; of some that are gone, too."""
+        """Names by number, including some of members that have left."""
         self._at: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: NDArray[np.int64] = np.empty(0, np.int64)
         self._bytes: tuple[bytes, bytes] = b"", b""
-        """Both once more, as compiled code reads them quickly."""
+        """The points and owners as bytes, which compiled code reads quickly."""
         self.change(members, ())
 
     @property
@@ -41,7 +43,7 @@ class HashRing:
         return self._numbers.keys()
 
     def change(self, new: Iterable[str], gone: Iterable[str]) -> None:
-        """Members come and go. Only points of new ones are computed, and put between those that are there."""
+        """Adds and removes members. Only points of new members are computed, and inserted among the existing points."""
         self._change(new, gone)
         if compiled():
             self._bytes = self._at.tobytes(), self._owners.tobytes()
@@ -71,7 +73,7 @@ class HashRing:
             self._order_equal(place)
 
     def _number_anew(self) -> None:
-        """When most of those that have a number are gone."""
+        """Numbers the members anew when most numbers belong to members that have left."""
         if len(self._names) <= ABSENT_MAX + 2 * len(self._numbers):
             return
         number_of = np.zeros(len(self._names), np.int64)
@@ -81,14 +83,14 @@ class HashRing:
         self._numbers = {name: number for number, name in enumerate(self._names)}
 
     def _order_equal(self, place: int) -> None:
-        """Of equal points the first name's is in front."""
+        """Orders the owners of equal points by name."""
         equal = slice(place, int(self._at.searchsorted(self._at[place], side="right")))
         self._owners[equal] = sorted(self._owners[equal].tolist(), key=self._names.__getitem__)
 
     def owner(self, key: bytes, other_than: str | None = None, among: Container[str] | None = None) -> str | None:
-        """Whose it is; with ``other_than`` the next one clockwise that is another. None: there is no other.
+        """Returns the key's owner, or the next one clockwise other than ``other_than``; None if none.
 
-        ``among``: as if only those were members.
+        With ``among``, only these count as members.
         """
         digest, names = xxhash.xxh3_64_digest(key, self._seed), self._names
         if compiled():
@@ -113,8 +115,8 @@ class HashRing:
 
 
 def lower_bound(points: bytes, wanted: i64) -> i64:
-    """The place of the first of these unsigned numbers, in order, that is not less; ``wanted`` has the same bits."""
-    least: i64 = -(1 << 63)  # with the highest bit turned over they are in order as signed ones, too
+    """Returns the index of the first of these ordered unsigned numbers that is not less than ``wanted`` (same bits)."""
+    least: i64 = -(1 << 63)  # with the highest bit flipped, unsigned numbers keep their order as signed ones
     low: i64 = 0
     high = i64(len(points)) // 8
     while low < high:
@@ -127,8 +129,10 @@ def lower_bound(points: bytes, wanted: i64) -> i64:
 
 
 def _points(names: list[str], count: int, seed: int) -> NDArray[np.uint64]:
-    """``count`` of each, one name after the other: the first outputs of SplitMix64 from its digest. To hash each point
-    takes a hundred times as long, and nobody else is answered meanwhile."""
+    """Returns ``count`` points per name: the first outputs of SplitMix64 from the digest of the name.
+
+    Hashing each point would take a hundred times as long and would block all other work.
+    """
     digests = np.fromiter((xxhash.xxh3_64_intdigest(name.encode(), seed) for name in names), np.uint64, len(names))
     at = digests[:, None] + STEP * np.arange(1, count + 1, dtype=np.uint64)
     at = (at ^ (at >> np.uint64(30))) * MIX_1

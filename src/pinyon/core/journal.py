@@ -1,14 +1,17 @@
-"""Journals: what pure modules were told, call by call, and the same calls made again.
+"""Journals: records of the calls to pure modules, and replays of these calls.
 
-A pure module's decisions depend on nothing but its inputs, so a journal of the inputs is enough to see every decision
-of a service again, anywhere: to find a defect, or to ask another policy the same questions. ``Journal.record`` wraps a
-module; ``replay`` makes the calls again on modules that the caller built anew and compares what they answer.
+A pure module's decisions depend on nothing but its inputs. So a journal of the inputs is enough to reproduce every
+decision of a service anywhere: to find a defect, or to ask another policy the same questions. The method
+``Journal.record`` wraps a module. The function ``replay`` repeats the calls on modules that the caller built anew and
+compares the results.
 
-A journal is lines of JSON. The first one is a header (``build`` gets it and makes the modules); then one line per
-call: ``t`` seconds since the start, ``m`` module, ``c`` method, ``a`` arguments (``n`` named ones), and ``r`` the
-result or ``e`` the name of the error. Values that JSON does not know are objects with one key: ``{"b": hex}`` bytes,
-``{"p": [size, hex]}`` a list of bytes of one size (block keys), ``{"t": list}`` a tuple, ``{"s": [...]}`` a set,
-``{"k": [[key, value], ...]}`` a dict, ``{"v": [type, fields...]}`` a value of a named type.
+A journal is lines of JSON. The first line is a header, from which ``build`` makes the modules; then there is one line
+per call. A line has ``t`` seconds since the start, ``m`` module, ``c`` method, ``a`` arguments (``n`` named ones), and
+``r`` the result or ``e`` the name of the error. Values that JSON does not know are objects with one key:
+
+- ``{"b": hex}`` bytes, ``{"p": [size, hex]}`` a list of bytes of one size (block keys)
+- ``{"t": list}`` a tuple, ``{"s": [...]}`` a set, ``{"k": [[key, value], ...]}`` a dict
+- ``{"v": [type, fields...]}`` a value of a named type
 """
 
 from __future__ import annotations
@@ -24,19 +27,19 @@ from pinyon.core.errors import InvalidArgument
 
 VERSION = 2
 DIFFERENCES_MAX = 16
-"""Differences that a replay describes; all are counted."""
+"""The maximum number of differences that a replay describes; all are counted."""
 
 Module = TypeVar("Module")
 
 
 class Codec:
-    """Between values and JSON. ``types`` are the dataclasses, named tuples and enums that may occur, by their names."""
+    """A conversion of values to JSON and back; ``types`` are the dataclasses, named tuples and enums that may occur."""
 
     def __init__(self, types: Iterable[type]) -> None:
         self._types = {one.__name__: one for one in types}
 
     def encode(self, value: Any) -> Any:
-        """Raises :class:`TypeError` for a value of a type that was not named."""
+        """Returns a value as JSON. Raises :class:`TypeError` for a value of a type that was not named."""
         if isinstance(value, Enum):
             return self._named(value, [value.value])
         if value is None or isinstance(value, bool | int | float | str):
@@ -58,7 +61,7 @@ class Codec:
         raise TypeError(f"a journal holds no {type(value).__name__}")
 
     def _items(self, value: Sequence[Any]) -> Any:
-        """Long ones are block keys and block numbers: in one go."""
+        """Encodes a list; long lists are block keys or block numbers and are encoded at once."""
         kinds = set(map(type, value))
         if kinds == {int}:
             return list(value)
@@ -73,7 +76,7 @@ class Codec:
         return {"v": [name, *items]}
 
     def decode(self, value: Any) -> Any:
-        """Raises :class:`InvalidArgument` for what :meth:`encode` does not write."""
+        """Returns the value of JSON. Raises :class:`InvalidArgument` for JSON that :meth:`encode` does not write."""
         if isinstance(value, list):
             return [self.decode(item) for item in value]
         if not isinstance(value, dict):
@@ -99,9 +102,9 @@ class Codec:
 
 
 class Journal:
-    """Writes a header and then every recorded call. ``write`` gets whole lines without their end.
+    """A writer of a header and then every recorded call. ``write`` receives whole lines without their end.
 
-    ``ended`` says why nothing more is written, once that is so: recorded modules then work as if there were no journal.
+    ``ended`` says why writing has stopped, once it has; recorded modules then work as if there were no journal.
     """
 
     ended = ""
@@ -114,9 +117,9 @@ class Journal:
         write(_line({"pinyon_journal": VERSION, **header}))
 
     def record(self, name: str, module: Module, inputs: Sequence[str]) -> Module:
-        """``module``, with every call of the methods ``inputs`` written down; the rest goes through as it is.
+        """Returns a wrapper of ``module`` that records calls of the methods ``inputs``; all else passes unchanged.
 
-        Parts that belong to the module call it directly: what follows from an input is no input.
+        Parts of the module call it directly: the consequences of an input are not inputs.
         """
         for method in inputs:
             if not callable(getattr(module, method)):
@@ -124,9 +127,10 @@ class Journal:
         return cast("Module", _Recorded(self, name, module, frozenset(inputs)))
 
     def called(self, name: str, method: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Call the method and write it down."""
+        """Calls the method and records the call."""
         entry: dict[str, Any] = {"t": round(self._clock() - self._start_s, 6), "m": name, "c": method.__name__}
-        # Before the call, which may change them. What cannot be written down ends the journal, not the call.
+        # Arguments are encoded before the call, which may change them. A value that cannot be encoded ends the journal,
+        # not the call.
         try:
             entry["a"] = [self._codec.encode(arg) for arg in args]
             if named:
@@ -148,7 +152,6 @@ class Journal:
         return result
 
     def end(self, reason: str) -> None:
-        """Write nothing more."""
         self.ended = self.ended or reason
 
 
@@ -167,11 +170,11 @@ class _Recorded:
         def call(*args: Any, **named: Any) -> Any:
             if self._journal.ended:
                 return found(*args, **named)
-            # an iterator could be read only once: by us or by the module
+            # an iterator can be read only once, by the journal or by the module
             held = [list(arg) if isinstance(arg, Iterator | KeysView | ValuesView) else arg for arg in args]
             return self._journal.called(self._name, found, held, named)
 
-        self.__dict__[attribute] = call  # the next access does not come here
+        self.__dict__[attribute] = call  # later accesses bypass __getattr__
         return call
 
     def __len__(self) -> int:
@@ -183,13 +186,13 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a replay. ``differences`` describes the first ones, with their line numbers."""
+    """The result of a replay. ``differences`` describes the first differences, with their line numbers."""
 
     calls: int
     different: int
     differences: list[str]
     modules: Mapping[str, object]
-    """As they are after the last call."""
+    """The modules as they are after the last call."""
 
 
 def replay(
@@ -199,12 +202,14 @@ def replay(
     inputs: Mapping[str, Sequence[str]],
     gone: Collection[tuple[str, str]] = (),
 ) -> Replay:
-    """Make a journal's calls again. ``build`` makes the modules by their names from the header; ``inputs`` says which
-    methods of each were recorded: no other is called, whatever the journal says. ``gone``: named arguments (module,
-    name) of older journals, that changed nothing and that nobody takes any more.
+    """Repeats a journal's calls.
+
+    The function ``build`` makes the modules by name from the header. Only the methods in ``inputs`` of each module are
+    called, whatever the journal says. Named arguments (module, name) in ``gone`` are dropped: they occur in older
+    journals, changed nothing and no longer exist.
 
     A last line without an end (the process died while it wrote) is left out. Raises :class:`InvalidArgument`, with the
-    line's number, for what is no journal.
+    line's number, for malformed lines.
     """
     calls = different = 0
     differences: list[str] = []
@@ -232,7 +237,7 @@ def replay(
         calls += 1
         try:
             now = {"r": codec.encode(method(*args, **named))}
-        except Exception as error:  # as when it was recorded: an error is an answer, too
+        except Exception as error:  # as in the recording, an error is a result too
             now = {"e": type(error).__name__}
         if now != was:
             different += 1

@@ -1,8 +1,8 @@
-"""Which block keys the conductor is told of: those of every so many blocks of a prompt.
+"""The sample of block keys that the conductor is told of: those of every n-th block of a prompt.
 
-Keys are chained, so who holds a block of a prefix nearly always holds those before it. A key tells its block's place
-(:mod:`pinyon.core.block_keys`): the sample of one in ``every`` has the keys of blocks ``every - 1``, ``2 * every - 1``
-and so on. Samples nest: what is in a sample is in every denser one, so those who report and those who ask may differ.
+Keys are chained, so a holder of a block of a prefix nearly always has the blocks before it. A key tells its block's
+place (:mod:`pinyon.core.block_keys`): the sample of one in ``every`` has the keys of blocks ``every - 1``, ``2 * every
+- 1`` and so on. Samples nest: a sample is part of every denser one, so reporters and readers may use different ones.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pinyon.core.compiled import compiled
 
 EVERY_MAX: Final = 64
 _PLACE: Final = 15
-"""The byte of a key that tells it."""
+"""The byte of a key that tells its place."""
 
 
 def sample_every(stride_tokens: int, block_tokens: int) -> int:
-    """One key in so many, a power of two, has at most ``stride_tokens`` tokens between two that are in the sample."""
+    """Returns the sampling distance, a power of two, at which samples are at most ``stride_tokens`` tokens apart."""
     return min(EVERY_MAX, 1 << max(0, (stride_tokens // block_tokens).bit_length() - 1))
 
 
 def is_sample(every: int) -> bool:
-    """Whether there is such a sample."""
+    """Returns whether ``every`` is a valid sampling distance."""
     return 1 <= every <= EVERY_MAX and not every & (every - 1)
 
 
 def key_sample(packed_keys: bytes, every: int, first: int = 0) -> bytes:
-    """Those keys, packed, of the ``first`` block and those behind it."""
+    """Returns the sampled keys, packed, from the ``first`` block on."""
     if compiled() and every > 1:
         return _in_loop(packed_keys, every, first)
     if first:
@@ -50,7 +50,7 @@ def _in_loop(packed_keys: bytes, every: i64, first: i64) -> bytes:
     sample, others = BytesWriter(), every - 1
     size: i64 = len(packed_keys)
     at: i64 = 0
-    if first == 0:  # of who sends a sample nothing is copied
+    if first == 0:  # keys that are a sample already are not copied
         while at < size and not i64(packed_keys[at + _PLACE]) & others:
             at += KEY_BYTES
         if at >= size:
@@ -64,6 +64,6 @@ def _in_loop(packed_keys: bytes, every: i64, first: i64) -> bytes:
 
 
 def sampled_keys(keys: Sequence[BlockKey], every: int) -> Sequence[BlockKey]:
-    """The same of keys that are not packed."""
+    """Returns the sample of keys that are not packed."""
     others = every - 1
     return [key for key in keys if not key[_PLACE] & others] if others else keys

@@ -14,7 +14,7 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Shape of a KV object. ``dtype`` is one of float32, float16, bfloat16."""
+    """The shape of a KV object. ``dtype`` is one of float32, float16, bfloat16."""
 
     layers: int
     kv_heads: int
@@ -31,40 +31,40 @@ class KvLayout:
 
     @cached_property
     def layout_id(self) -> str:
-        """Goes into the namespace: objects of different layouts never have equal keys."""
+        """The layout's part of the namespace: objects of different layouts never have equal keys."""
         return f"lktHD1:{self.layers}x{self.kv_heads}x{self.head_dim}x{self.block_tokens}:{self.dtype}"
 
     @cached_property
     def token_bytes(self) -> int:
-        """Bytes of one token in one layer's K (or V) plane."""
+        """The bytes of one token in one layer's K (or V) plane."""
         return self.kv_heads * self.head_dim * _ITEM_BYTES[self.dtype]
 
     @cached_property
     def plane_bytes(self) -> int:
-        """Bytes of one layer's K (or V) plane of one block."""
+        """The bytes of one layer's K (or V) plane of one block."""
         return self.block_tokens * self.token_bytes
 
     @cached_property
     def layer_bytes(self) -> int:
-        """Bytes of one layer (K then V) of one block."""
+        """The bytes of one layer (K then V) of one block."""
         return 2 * self.plane_bytes
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of one KV object."""
+        """The bytes of one KV object."""
         return self.layers * self.layer_bytes
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """``(layers, 2, block_tokens, kv_heads, head_dim)``."""
+        """The dimensions ``(layers, 2, block_tokens, kv_heads, head_dim)``."""
         return (self.layers, 2, self.block_tokens, self.kv_heads, self.head_dim)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks needed to hold ``tokens`` tokens."""
+        """Returns the number of blocks needed to hold ``tokens`` tokens."""
         return -(-tokens // self.block_tokens)
 
     def ranges(self, layer: int, first_token: int, end_token: int) -> list[tuple[int, int]]:
-        """``(offset, length)`` byte ranges of tokens ``[first_token, end_token)`` of one block in one layer.
+        """Returns ``(offset, length)`` byte ranges of tokens ``[first_token, end_token)`` of one block in one layer.
 
         A whole block is one range, a part of it is two (its K and its V).
         """

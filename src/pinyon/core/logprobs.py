@@ -1,4 +1,4 @@
-"""How likely tokens were."""
+"""Log-probabilities of tokens."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 PROMPT_LOGPROBS_MAX = 400_000
-"""Of one prompt, the likeliest ones beside each token included: at 7 bytes each they fit into a message of 4 MiB."""
+"""The maximum for one prompt, likeliest tokens included: at 7 bytes each they fit a message of 4 MiB."""
 
 
 class TokenLogprob(NamedTuple):
-    """Of one token: its log-probability (natural) by the model alone, before penalties, temperature and the like."""
+    """A token's log-probability (natural) by the model alone, before penalties, temperature and the like."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at its place, ids and log-probabilities, the likeliest first and equal ones by rising id."""
+    """The likeliest tokens at this place as (id, log-probability), the likeliest first, equal ones by rising id."""
 
 
 class Logprobs(Protocol):
-    """Those of tokens that follow each other, kept as they came: as values, those of a long answer would take a hundred
-    times the room."""
+    """The log-probabilities of consecutive tokens in their original form; as values they would take 100 times the
+    memory."""
 
     def __len__(self) -> int: ...
 
     def between(self, start: int, end: int) -> list[TokenLogprob]:
-        """Those of the tokens ``[start, end)``. There may be so many that all at once would take a second."""
+        """Returns those of the tokens ``[start, end)``; all at once could take a second."""
 
 
 class _NoLogprobs:
@@ -43,7 +43,7 @@ NO_LOGPROBS = _NoLogprobs()
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """The same of many tokens, as arrays: ``(n,)``, and ``(n, top)`` for what stands beside each."""
+    """The log-probabilities of ``n`` tokens as arrays: shape ``(n,)``, and ``(n, top)`` for the likeliest tokens."""
 
     logprobs: npt.NDArray[np.float32]
     top_tokens: npt.NDArray[np.uint32]

@@ -1,4 +1,4 @@
-"""How a setting names models besides the first one."""
+"""The setting that names further models besides the first one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ NAME_CHARS_MAX = 128
 
 
 def parse_more_models(text: str) -> dict[str, str]:
-    """Folders by name, of ``[NAME=]FOLDER`` with commas between; a folder without a name gives its own. A folder's path
-    has no comma. Raises :class:`InvalidArgument`."""
+    """Returns folders by name from ``[NAME=]FOLDER`` with commas. Raises :class:`InvalidArgument`.
+
+    A folder without a name gives its own name; a path cannot contain a comma.
+    """
     found: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, folder = part.partition("=")

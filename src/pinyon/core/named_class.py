@@ -1,4 +1,4 @@
-"""Classes by ``module:Class``, of modules that whoever started the process has named in its environment."""
+"""Classes named as ``module:Class``, from modules that the process's environment allows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from pinyon.core.near import did_you_mean
 
 MODULES = "PINYON_POLICY_MODULES"
-"""The environment's variable: names of modules or packages, with commas. Nobody can add to it from outside."""
+"""The environment variable: names of modules or packages, with commas. It cannot be changed from outside."""
 
 
 def named_class(name: str) -> type[Any]:
-    """The class that ``module:Class`` names. Raises ``ValueError`` that says what is wrong; nothing is imported of a
-    module that was not named."""
+    """Returns ``module:Class``; imports only modules that the environment names. Raises ``ValueError`` with the
+    reason."""
     module, _, wanted = name.partition(":")
     if not _allowed(module):
         raise ValueError(
@@ -22,13 +22,13 @@ def named_class(name: str) -> type[Any]:
         )
     try:
         content = vars(importlib.import_module(module))
-    except Exception as error:  # whatever it does while it is imported
+    except Exception as error:  # importing a module may raise any error
         raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
     found = content.get(wanted)
     if not isinstance(found, type):
         classes = [each for each, value in content.items() if isinstance(value, type)]
         raise ValueError(f"{module} has no class {wanted!r}{did_you_mean(wanted, classes)}")
-    if not _allowed(found.__module__):  # it only imported the class
+    if not _allowed(found.__module__):  # the module only imports the class
         raise ValueError(f"{wanted} is a class of {found.__module__}, which {MODULES} does not name")
     return found
 

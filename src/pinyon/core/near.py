@@ -1,4 +1,4 @@
-"""Which known word somebody may have meant."""
+"""Suggestions of the known word that a user may have meant."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 WORD_CHARS_MAX = 256
-"""Of a word that is compared; nothing is like a longer one."""
+"""The maximum length of a word that is compared; a longer one has no similar word."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What to put behind ``word`` in a message: `` (did you mean 'nearest'?)``, or nothing where no known word is near.
-    Hyphens and underscores are the same, and so are small and capital letters."""
+    """Returns `` (did you mean 'nearest'?)`` for a message that names ``word``; empty if no known word is near.
+
+    Hyphens and underscores are equal, and so are small and capital letters.
+    """
     if len(word) > WORD_CHARS_MAX:
         return ""
     spelled = {_plain(each): each for each in known}

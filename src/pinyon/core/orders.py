@@ -1,4 +1,4 @@
-"""What a worker is asked to compute."""
+"""Orders that a worker computes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ Tokens = npt.NDArray[np.uint32]
 
 
 def tokens_of(raw: bytes) -> Tokens:
-    """Of 4 bytes each, the lowest first."""
+    """Returns the tokens in little-endian u32 bytes."""
     return np.frombuffer(raw, "<u4")
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillOrder:
-    """A prompt to compute. ``keys`` are those of its full blocks; the last ``sample_index`` tokens were generated
-    before."""
+    """A prompt to compute. Its full blocks have ``keys``; its last ``sample_index`` tokens were generated before."""
 
     request_id: str
     request_class: RequestClass
@@ -35,32 +34,34 @@ class PrefillOrder:
     no_reuse: bool
     traceparent: str
     prefill_s: float = 0.0
-    """Computing it takes about so long; 0: nobody said."""
+    """The predicted time to compute the prompt in seconds; 0 if unknown."""
     ttft_left_s: float = math.inf
-    """Until its first token should be there, as of its coming."""
+    """The seconds left until the first token is due, as of the order's arrival."""
     ask_store: bool = False
-    """No conductor has planned ``fetches``: what the store has of it is looked up."""
+    """True if no conductor has planned ``fetches``, so that the instance looks the blocks up in the store."""
 
     @property
     def shares(self) -> bool:
-        """What is computed for it is kept for others."""
+        """True if the computed KV is kept for other requests."""
         return not (self.no_reuse or self.request_class.no_store)
 
     @property
     def tells_prompt(self) -> bool:
-        """The log-probabilities of its tokens are wanted, for which all of it has to be computed. Not again when tokens
-        were generated before: they are told with the first one."""
+        """True if the log-probabilities of the prompt's tokens are wanted, so that all of it must be computed.
+
+        False if tokens were generated before: the log-probabilities are sent with the first token.
+        """
         return self.sampling.prompt_logprobs and not self.sample_index
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateOrder:
-    """A request to own: a prompt, with what was generated of its answer elsewhere, and what follows it."""
+    """A request for the instance to own: a prompt, tokens generated elsewhere so far, and the generation to do."""
 
     prompt: PrefillOrder
     prefill_instance_id: str
-    """Empty: this instance computes the prompt itself."""
+    """The instance that computes the prompt; empty if this instance does."""
     prefill_address: str
     timeout_s: float
     placement_number: int
-    """The conductor's, which is told what the first token took; 0: it does not ask."""
+    """The conductor's number, under which the first token's time is reported; 0 if the conductor does not ask."""

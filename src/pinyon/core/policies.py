@@ -1,11 +1,11 @@
-"""Policies by name: how settings choose one where a seam has several.
+"""Policies by name, for settings that choose one of several.
 
 A choice is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``. Each policy has a settings object of its own, a
-frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueError``); its fields are the options:
-numbers, booleans, words of a ``StrEnum``, or of a class that has ``of_text``, which raises ``ValueError``.
+frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueError``); its fields are the options. An
+option is a number, a boolean, a word of a ``StrEnum``, or of a class with ``of_text``, which raises ``ValueError``.
 
-In the place of ``NAME`` may stand ``MODULE:CLASS``, a policy of one's own (:mod:`pinyon.core.named_class`): its
-constructor takes nothing, or its settings, and is annotated with their class.
+``NAME`` can be ``MODULE:CLASS``, a policy of one's own (:mod:`pinyon.core.named_class`): its constructor takes nothing,
+or its settings, and is annotated with their class.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from pinyon.core.near import did_you_mean
 Policy = TypeVar("Policy")
 
 CONTAINERS = ("__contains__", "__iter__", "__len__")
-"""Whoever is asked for a base's methods is asked for these as well."""
+"""Special methods of a base that a policy must have as well."""
 SETTINGS = "settings_type"
-"""The attribute by which a compiled class names its settings: it has no annotations."""
+"""The attribute by which a compiled class names its settings, since it has no annotations."""
 
 CHOICE_CHARS_MAX = 1 << 17
-"""An option may be a table (:class:`pinyon.eviction.day_fits.DayFits`)."""
+"""The maximum length of a choice; an option may be a table (:class:`pinyon.eviction.day_fits.DayFits`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoSettings:
-    """Settings of a policy that has no options."""
+    """The settings of a policy that has no options."""
 
 
 def check_bounds(settings: object, **bounds: tuple[float, float]) -> None:
-    """Raises ``ValueError`` for the first of these fields that is not from the one bound to the other."""
+    """Raises ``ValueError`` for the first of these fields that is not within its bounds."""
     for name, (least, most) in bounds.items():
         value = getattr(settings, name)
         if not least <= value <= most:
@@ -46,9 +46,9 @@ def check_bounds(settings: object, **bounds: tuple[float, float]) -> None:
 
 
 class Registry(Generic[Policy]):
-    """The policies of one ``kind`` (a word for messages): name to settings type and what makes a policy of them.
+    """The policies of one ``kind`` (a word for messages): settings type and factory by name.
 
-    ``base``: what a policy of one's own implements, and may derive from; None: there are none.
+    ``base`` is the interface that a policy of one's own implements, and may derive from; None allows no such policies.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Registry(Generic[Policy]):
         self._base = base
 
     def offer(self, policies: Mapping[str, tuple[type[Any], Callable[[Any], Policy]]]) -> None:
-        """Offers these in this process as well, or in place of those of their names."""
+        """Adds these policies in this process; they replace those of the same names."""
         self._policies.update(policies)
 
     @property
@@ -80,17 +80,18 @@ class Registry(Generic[Policy]):
         return ", ".join(shown + own)
 
     def make(self, choice: str) -> Policy:
-        """A new policy as chosen. Raises ``ValueError`` that names what is wrong and what is known instead."""
+        """Returns a new policy as chosen. Raises ``ValueError`` that names what is wrong and what is known instead."""
         settings, factory = self._parsed(choice)
         return factory(settings)
 
     def checked(self, choice: str) -> str:
-        """``choice`` as it is; raises as :meth:`make` does. What validates a setting."""
+        """Returns ``choice`` unchanged, to validate a setting; raises as :meth:`make` does."""
         self._parsed(choice)
         return choice
 
     def with_default(self, choice: str, option: str, value: object) -> str:
-        """``choice`` with an option that it does not name, where its policy has that. Raises as :meth:`make` does."""
+        """Returns ``choice`` with an option added, unless it names that or its policy lacks it. Raises as
+        :meth:`make`."""
         self._parsed(choice)
         name, text = split_choice(choice, self._policies)
         named = [part.partition("=")[0].strip() for part in text.split(",")] if text else []
@@ -129,7 +130,7 @@ class Registry(Generic[Policy]):
 
 
 def split_choice(choice: str, names: Iterable[str]) -> tuple[str, str | None]:
-    """The policy's name, one of ``names`` or ``MODULE:CLASS``, and the text of its options; None: it has none."""
+    """Returns the policy's name, one of ``names`` or ``MODULE:CLASS``, and the text of its options or None."""
     name, colon, text = choice.partition(":")
     if name not in names:
         inner, more, options = text.partition(":")
@@ -139,7 +140,7 @@ def split_choice(choice: str, names: Iterable[str]) -> tuple[str, str | None]:
 
 
 def _own(policy: type[Any], base: type[Any]) -> tuple[type[Any], Callable[[Any], Any]]:
-    """The settings type and the maker of a class that implements ``base``."""
+    """Returns the settings type and the factory of a class that implements ``base``."""
     wanted = [name for name in vars(base) if name in CONTAINERS or not name.startswith("_")]
     if missing := [name for name in wanted if not hasattr(policy, name)]:
         raise ValueError(f"the class has no {', '.join(missing)}")
@@ -155,7 +156,7 @@ def _own(policy: type[Any], base: type[Any]) -> tuple[type[Any], Callable[[Any],
 
 
 def _annotated(policy: type[Any]) -> object:
-    """The class that the only argument of the constructor is annotated with; None: there is no argument."""
+    """Returns the class that annotates the constructor's only argument; None if there is no argument."""
     parameters = [
         each
         for each in inspect.signature(policy).parameters.values()
@@ -173,7 +174,7 @@ def _annotated(policy: type[Any]) -> object:
 
 
 def _has_options(kind: type[Any]) -> bool:
-    """Its fields can be written as options, and left out."""
+    """Returns whether all fields can be written as options, and left out."""
     types = get_type_hints(kind)
     return all(field.default is not MISSING and isinstance(types[field.name], type) for field in fields(kind))
 

@@ -1,4 +1,4 @@
-"""What it took to compute a prompt, and what of it was reused."""
+"""The cost of computing a prompt, and how much of the prompt was reused."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import NamedTuple
 
 
 class PrefillReport(NamedTuple):
-    """Told by the instance that computed it, in milliseconds and tokens. Fetching may go on beside computing."""
+    """A report of the instance that computed the prompt, in milliseconds and tokens. Fetching may overlap computing."""
 
     prefill_instance_id: str = ""
     queue_ms: float = 0.0
-    """Before anything was done."""
+    """The time before any work began."""
     fetch_ms: float = 0.0
     compute_ms: float = 0.0
     push_ms: float = 0.0
-    """From the last layer computed until all had arrived at the decode instance."""
+    """The time from the last computed layer until all layers had arrived at the decode instance."""
     computed_tokens: int = 0
     local_tokens: int = 0
-    """Found in that instance's own pool."""
+    """Tokens found in that instance's own pool."""
     peer_tokens: int = 0
     store_tokens: int = 0
     decode_local_tokens: int = 0
-    """Held by the decode instance, so that they were not sent."""
+    """Tokens held by the decode instance, so that they were not sent."""
 
     @property
     def reused_tokens(self) -> int:

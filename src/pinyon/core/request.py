@@ -1,4 +1,4 @@
-"""What a client asks for, as plain values."""
+"""A client's request as plain values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GEOGRAPHY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Role(StrEnum):
-    """What an instance does: compute prompts, generate tokens, or both; or hold KV objects for others."""
+    """The work of an instance: compute prompts, generate tokens, or both; or hold KV objects for others."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended: ``stop`` is EOS, a stop token or a stop string, ``length`` is max_tokens or the context's
+    """The end of a generation: ``stop`` is EOS, a stop token or string; ``length`` is max_tokens or the context's
     end."""
 
     STOP = "stop"
@@ -54,26 +54,30 @@ class FinishReason(StrEnum):
 
 
 def _sampled(kind: Kind, *, of_logits: bool = False) -> dict[str, Any]:
-    """``of_logits``: an engine that computes no logits cannot heed the field, and refuses it."""
+    """Returns the metadata of a sampling field. ``of_logits``: an engine without logits must refuse the field."""
     return {"kind": kind, "of_logits": of_logits}
 
 
-# Not frozen, like the other two: each process makes one of each request, and what is frozen takes five times as long.
+# Not frozen, like the other two classes: each process makes an instance per request, and a frozen one takes five times
+# as long.
 @dataclass(slots=True, unsafe_hash=True)
 class SamplingParams:
-    """How the next token is chosen. Nobody changes one.
+    """Parameters that choose the next token; treated as immutable.
 
-    This is the table of these fields: HTTP bodies and messages are read, checked and written by it. What comes from
-    outside is checked where it is read, and only what was said; here are the rules over two fields.
+    This is the table of these fields: HTTP bodies and messages are read, checked and written by it. Values from outside
+    are checked where they are read, and only those that were given; here are the rules over two fields.
 
-    ``temperature`` 0 is greedy. Sampling is a pure function of (logits, ``seed``, index of the generated token), so a
-    request that is resumed elsewhere goes on with the same tokens. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
+    A ``temperature`` of 0 is greedy. Sampling is a pure function of (logits, ``seed``, index of the generated token),
+    so a request that is resumed elsewhere continues with the same tokens. Values of ``top_k`` 0, ``top_p`` 1 and
+    ``min_p`` 0 are off.
 
-    Penalties are those of OpenAI and vLLM: ``frequency_penalty`` (for each time) and ``presence_penalty`` (once) are
-    taken from the scores of tokens that were generated before; ``repetition_penalty`` divides positive scores, and
-    multiplies negative ones, of tokens that are in the prompt or were generated; 1 is off. ``logit_bias`` is added to
-    the scores of tokens by id. Before ``min_tokens`` no EOS, stop token or stop string ends the generation.
-    ``logprobs``: how many likeliest tokens' log-probabilities are told beside each token's own, -1 none at all.
+    Penalties are those of OpenAI and vLLM. The scores of tokens that were generated before are lowered by
+    ``frequency_penalty`` (for each time) and ``presence_penalty`` (once). A ``repetition_penalty`` divides positive
+    scores, and multiplies negative ones, of tokens that are in the prompt or were generated; 1 is off. A ``logit_bias``
+    is added to the scores of tokens by id.
+
+    Before ``min_tokens`` no EOS, stop token or stop string ends the generation. The number ``logprobs`` says how many
+    likeliest tokens' log-probabilities are returned beside each token's own; -1 returns none at all.
     """
 
     max_tokens: int = field(default=16, metadata=_sampled(Whole(1)))
@@ -92,14 +96,14 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = field(
         default=(), metadata=_sampled(TokenBiases(1024, 100.0), of_logits=True)
     )
-    """By token id, rising, each once."""
+    """Biases by rising token id, each id once."""
     logprobs: int = field(default=-1, metadata=_sampled(Whole(0, LOGPROBS_MAX), of_logits=True))
     prompt_logprobs: bool = field(default=False, metadata=_sampled(Switch()))
-    """Also of the prompt's tokens from the second one on; its KV is computed anew for that."""
+    """True to include the prompt's tokens from the second one on; the prompt's KV is computed anew for that."""
 
     @property
     def penalised(self) -> bool:
-        """The next token depends on which ones came before, beside what the model makes of them."""
+        """True if the next token depends on earlier tokens in other ways than through the model."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     def __post_init__(self) -> None:
@@ -112,14 +116,14 @@ class SamplingParams:
             raise InvalidArgument("prompt_logprobs needs logprobs", field="prompt_logprobs")
 
     def checked(self) -> SamplingParams:
-        """Returns this. Raises :class:`InvalidArgument` if a value is beyond its limits: for whoever has not looked."""
+        """Returns this object. Raises :class:`InvalidArgument` if a value is beyond its limits."""
         for each, value in zip(SAMPLING_FIELDS, _values(self), strict=True):
             if value != each.default:
                 each.kind.check(each.name, value)
         return self
 
     def settled(self, max_tokens: int, seed: int) -> SamplingParams:
-        """Returns the same with these two, which a client may leave open."""
+        """Returns a copy with these two values, which a client may leave open."""
         values = list(_values(self))
         values[_MAX_TOKENS], values[_SEED] = max_tokens, seed
         return SamplingParams(*values)
@@ -137,13 +141,11 @@ class SamplingParams:
 
     @property
     def list_bytes(self) -> int:
-        """What its lists take in a message at most."""
+        """The maximum size of the lists in a message."""
         return sum([each.kind.list_bytes(getattr(self, each.name)) for each in _LISTS])
 
 
 class SamplingField(NamedTuple):
-    """One field of :class:`SamplingParams`."""
-
     name: str
     default: Any
     kind: Kind
@@ -155,7 +157,7 @@ SAMPLING_FIELDS = tuple(
     for each in fields(SamplingParams)
 )
 NO_LIMIT: Final = 1 << 32
-"""``max_tokens`` of a call that names none, until it is known how many there may be. No message can hold it."""
+"""The ``max_tokens`` of a call that does not set it, until the limit is known. No message can hold it."""
 
 _NAMES = [each.name for each in SAMPLING_FIELDS]
 _LISTS = [each for each in SAMPLING_FIELDS if each.default == ()]
@@ -164,7 +166,7 @@ _values: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*_NAMES)
 
 
 def check_kind(text: str, field: str) -> str:
-    """A request's type. Raises :class:`InvalidArgument` naming ``field``, like the others here."""
+    """Returns a request's type. Raises :class:`InvalidArgument` naming ``field``, like the other checks here."""
     if not _KIND.fullmatch(text):
         raise InvalidArgument(
             f"{field} must be 1 to 32 letters, digits, dots, dashes and underscores, a letter or digit first",
@@ -174,8 +176,10 @@ def check_kind(text: str, field: str) -> str:
 
 
 def check_label(text: str, field: str, limit: int = LABEL_CHARS_MAX) -> str:
-    """A name that only its client understands; may be empty. Refused is what breaks logs: control characters, and what
-    is no Unicode (lone surrogates)."""
+    """Returns a name that only its client understands; may be empty.
+
+    Control characters and invalid Unicode (lone surrogates) are refused, since they break logs.
+    """
     if len(text) > limit or _UNFIT.search(text):
         raise InvalidArgument(f"{field} must be at most {limit} characters, and no control characters", field=field)
     return text
@@ -188,7 +192,6 @@ def check_priority(priority: int, field: str) -> int:
 
 
 def check_geography(name: str, field: str) -> str:
-    """One name."""
     if not _GEOGRAPHY.fullmatch(name):
         raise InvalidArgument(
             f"{field} must be a name of 1 to 64 letters, digits, dots, dashes and underscores", field=field
@@ -207,38 +210,39 @@ def check_geographies(names: tuple[str, ...], field: str) -> tuple[str, ...]:
 
 @dataclass(slots=True, unsafe_hash=True)
 class RequestClass:
-    """What kind of request it is, and whose. Said once, where the request arrives, and the same on every hop. Nobody
-    changes one.
+    """The type of a request and its owner, set where it arrives and equal on every hop; treated as immutable.
 
-    Raises :class:`InvalidArgument` naming the attribute: everything here comes from outside and ends up in logs.
+    Raises :class:`InvalidArgument` naming the attribute: all values here come from outside and appear in logs.
     """
 
     kind: str = ""
-    """Its type, such as ``chat``, ``completion``, ``file``, ``search``; empty: nobody said."""
+    """The type, such as ``chat``, ``completion``, ``file``, ``search``; empty if unknown."""
     turn: int = 1
-    """The how manieth of its conversation; 1 is the first."""
+    """The number of the turn in its conversation; 1 is the first."""
     session: str = ""
-    """The conversation it belongs to, as its client names it."""
+    """The conversation's name, as the client gives it."""
     user: str = ""
-    """The person or program it is for, as the client names it."""
+    """The person or program that the request is for, as the client names it."""
     priority: int = 0
-    """Lower goes first, from -1000 to 1000."""
+    """The priority, from -1000 to 1000; lower values go first."""
     arrived_unix_s: float = 0.0
-    """When it came to the front door, by that host's real-time clock in Unix seconds; 0: nobody said. To be carried and
-    compared roughly, never to wait by: every process queues by a monotonic clock of its own."""
+    """The arrival time at the front door, by that host's clock in Unix seconds; 0 if unknown.
+
+    It is only carried and compared roughly, never waited by: every process queues by its own monotonic clock.
+    """
     tenant: str = ""
-    """Who pays, and who never shares KV with others; empty is the public tenant."""
+    """The tenant that pays and that shares KV with no other; empty for the public tenant."""
     geographies: tuple[str, ...] = ()
-    """Where it may be served; empty: anywhere."""
+    """The places where the request may be served; empty for anywhere."""
     cache_salt: str = field(default="", repr=False)
-    """It shares KV with requests of its tenant that have the same one, and with no others. Who does not know it cannot
-    find out by timing what was asked."""
+    """The salt that limits sharing of KV within the tenant; unless it is known, timing does not reveal what was
+    asked."""
     no_store: bool = False
-    """Nothing that is computed for it is kept for others, or put into the KV store."""
+    """True if no KV computed for the request is kept for others or put into the KV store."""
 
     @property
     def category(self) -> str:
-        """Type and turn: how likely its KV is used again ("KVCache cache in the wild" §4.2); empty: unknown."""
+        """The type and turn: how likely its KV is used again ("KVCache cache in the wild" §4.2); empty if unknown."""
         return f"{self.kind}/{self.turn}" if self.kind else ""
 
     def __post_init__(self) -> None:
@@ -246,7 +250,7 @@ class RequestClass:
             check_kind(self.kind, "kind")
         if not 1 <= self.turn <= TURN_MAX:
             raise InvalidArgument(f"turn must be from 1 to {TURN_MAX}, got {self.turn}", field="turn")
-        # Three processes make one of each request, and most say nothing here.
+        # Three processes make one per request, and most requests set none of these.
         if self.session:
             check_label(self.session, "session")
         if self.user:
@@ -264,13 +268,13 @@ class RequestClass:
 
 
 UNKNOWN_CLASS = RequestClass()
-"""Of a request that nobody said anything of."""
+"""The class of a request that carries no labels."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Token counts of one finished request; nobody changes one. ``cached_tokens`` are prompt tokens whose KV was
-    reused, not computed."""
+    """Token counts of one finished request; treated as immutable. The KV of ``cached_tokens`` was reused, not
+    computed."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,4 +1,4 @@
-"""What an instance serves: the model, the shape of its KV, and its limits."""
+"""The facts that an instance serves by: the model, the shape of its KV, and its limits."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class Served:
     instance_id: str
     role: Role
     name: str
-    """The model's."""
+    """The model's name."""
     fingerprint: str
-    """Of its weights."""
+    """The fingerprint of the model's weights."""
     vocab_size: int
     model_context: int
-    """Tokens that the model was made for."""
+    """The number of tokens that the model was made for."""
     layout: KvLayout
     pool_blocks: int
     secret: bytes = field(default=b"", repr=False)
-    """The cluster's, which block keys start from; empty: none."""
+    """The cluster's secret, from which block keys start; empty for none."""
     unsupported: frozenset[str] = frozenset()
-    """Sampling parameters that the engine does not heed."""
+    """Sampling parameters that the engine does not support."""
     kernel: str = ""
-    """Who reads KV together in decode; empty if that is not known."""
+    """The attention kernel, which determines which requests read KV together in decode; empty if unknown."""
 
     @property
     def max_context(self) -> int:
-        """Longest prompt plus generation in tokens: the model's, or what the pool can hold."""
+        """The maximum of prompt plus generation in tokens: the model's, or what the pool can hold."""
         return min(self.model_context, self.pool_blocks * self.layout.block_tokens)
 
     def namespace(self, tenant: str, cache_salt: str = "") -> BlockKey:
-        """Where the key chain of the tenant's requests with this salt begins."""
+        """Returns the start of the key chain for the tenant's requests with this salt."""
         return _namespace(self.fingerprint, self.layout.layout_id, tenant, self.secret, cache_salt)
 
 

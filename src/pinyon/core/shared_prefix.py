@@ -1,4 +1,4 @@
-"""A prefix that several of the requests share that an instance decodes, as it reports it."""
+"""A prefix that several of an instance's decoding requests share, as the instance reports it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 from pinyon.core.block_keys import BlockKey
 
 SHARED_PREFIXES_MAX: Final = 4
-"""Of a report."""
+"""The maximum number of prefixes in a report."""
 
 
 class SharedPrefix(NamedTuple):
     key: BlockKey
-    """Of its last block."""
+    """The key of the last block."""
     blocks: int
-    """How long it is: FEATHER's depth of the tip."""
+    """The length of the prefix: FEATHER's depth of the tip."""
     requests: int
-    """That are decoded, or have KV memory and will be."""
+    """The number of requests that are decoded, or have KV memory and will be."""

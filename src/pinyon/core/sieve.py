@@ -1,4 +1,4 @@
-"""SIEVE: which object goes when room is needed. Pure.
+"""SIEVE: the choice of the object to evict when room is needed. Pure.
 
 Source: Zhang et al., "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for Web Caches", NSDI '24,
 Algorithm 1; Mooncake §3.2.3 names it for the eviction of endpoints.
@@ -25,8 +25,8 @@ class _Node(Generic[K]):
 class Sieve(Generic[K]):
     """A FIFO queue with one visited bit per object and a hand that moves from the tail (oldest) to the head (newest).
 
-    A hit sets the bit and moves nothing. The hand clears the bits it meets and evicts the first object without one;
-    survivors keep their place, so new objects are told from popular ones quickly.
+    A hit sets the bit and moves nothing. The hand clears the bits it meets and evicts the first object without one.
+    Survivors keep their place, so new objects are told from popular ones quickly.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class Sieve(Generic[K]):
         self._head: _Node[K] | None = None
         self._tail: _Node[K] | None = None
         self._hand: _Node[K] | None = None
-        """``None``: the next eviction begins at the tail."""
+        """The hand's position; ``None`` if the next eviction begins at the tail."""
 
     def insert(self, key: K) -> None:
-        """New at the head, not visited. Raises ``ValueError`` if it is there already. O(1)."""
+        """Inserts a new object at the head, not visited. Raises ``ValueError`` if it is there already. O(1)."""
         if key in self._nodes:
             raise ValueError(f"{key!r} is in the queue already")
         node = self._nodes[key] = _Node(key, self._head)
@@ -48,18 +48,18 @@ class Sieve(Generic[K]):
         self._head = node
 
     def touch(self, key: K) -> None:
-        """A hit. Raises ``KeyError`` if it is not there. O(1)."""
+        """Marks a hit. Raises ``KeyError`` if the object is not there. O(1)."""
         self._nodes[key].visited = True
 
     def remove(self, key: K) -> None:
-        """Take it out for another reason than eviction. Raises ``KeyError`` if it is not there. O(1)."""
+        """Removes an object for a reason other than eviction. Raises ``KeyError`` if it is not there. O(1)."""
         self._unlink(self._nodes.pop(key))
 
     def evict(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        """Take out and return the object that should go next.
+        """Removes and returns the object to evict, or returns ``None``, with nothing changed, if none is evictable.
 
-        What is not ``evictable`` (because it is in use) is passed over and keeps its bit. ``None``, and nothing has
-        changed, when nothing is evictable. At most two rounds: the first one clears the bit of all that is evictable.
+        Objects that are not ``evictable`` (because they are in use) are passed over and keep their bits. It takes at
+        most two rounds: the first one clears the bits of all evictable objects.
         """
         node = self._hand
         any_evictable = False
@@ -100,7 +100,7 @@ class Sieve(Generic[K]):
         return key in self._nodes
 
     def __iter__(self) -> Iterator[K]:
-        """From the head (newest) to the tail (oldest)."""
+        """Yields the keys from the head (newest) to the tail (oldest)."""
         node = self._head
         while node is not None:
             yield node.key

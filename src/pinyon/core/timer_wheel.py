@@ -1,7 +1,7 @@
-"""Deadlines of many, of which hardly any is ever reached. Who turns the wheel says how late it is.
+"""Deadlines of many waiters, of which hardly any is ever reached. The caller that turns the wheel says how late it is.
 
-A hashed timing wheel (Varghese and Lauck, SOSP '87, scheme 6) whose slots are made when they are needed: to set a
-deadline and to take it back are one operation of a dictionary each, however many there are.
+This is a hashed timing wheel (Varghese and Lauck, SOSP '87, scheme 6) whose slots are made when they are needed.
+Setting and removing a deadline are one dictionary operation each, however many there are.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ Entry = TypeVar("Entry")
 
 
 class TimerWheel(Generic[Entry]):
-    """Nothing is early, and nothing later than ``tick_s`` (seconds) if it is turned that often."""
+    """A timer wheel: no entry is early, and none is later than ``tick_s`` (seconds) if it is turned that often."""
 
     def __init__(self, tick_s: float) -> None:
-        """Raises :class:`ValueError` if ``tick_s`` is not positive."""
+        """Creates an empty wheel. Raises :class:`ValueError` if ``tick_s`` is not positive."""
         if not tick_s > 0:
             raise ValueError(f"a tick must take some time, got {tick_s}")
         self._tick_s = tick_s
         self._slots: dict[int, dict[Entry, None]] = {}
 
     def __bool__(self) -> bool:
-        """Somebody is waited for."""
         return bool(self._slots)
 
     @property
     def first(self) -> int:
-        """The slot whose turn is next: it comes when so many ticks have passed. There is one."""
+        """The slot whose turn is next, when so many ticks have passed. The wheel must not be empty."""
         return min(self._slots)
 
     def add(self, entry: Entry, due_s: float) -> int:
-        """At ``due_s`` it is over. Returns its slot, for :meth:`remove`; an entry is there once at a time."""
+        """Adds an entry that is due at ``due_s``; returns its slot for :meth:`remove`. It may be there only once."""
         slot = int(due_s // self._tick_s) + 1
         entries = self._slots.get(slot)
         if entries is None:
@@ -42,10 +41,10 @@ class TimerWheel(Generic[Entry]):
         return slot
 
     def opened(self, slot: int) -> None:
-        """Called when somebody is the first to wait for the turn of a slot."""
+        """Learns that a slot has its first entry; subclasses may override this."""
 
     def remove(self, entry: Entry, slot: int) -> None:
-        """It came in time. Nothing happens if it is not there any more."""
+        """Removes an entry that finished in time; does nothing if it is not there any more."""
         entries = self._slots.get(slot)
         if entries is not None:
             entries.pop(entry, None)
@@ -53,7 +52,7 @@ class TimerWheel(Generic[Entry]):
                 del self._slots[slot]
 
     def turn(self, now_s: float) -> list[Entry]:
-        """Those that are over by now, which are gone with this: by slot the earliest first."""
+        """Removes and returns the entries that are due by now, in the order of their slots."""
         now = int(now_s // self._tick_s)
         over = sorted([slot for slot in self._slots if slot <= now])
         return [entry for slot in over for entry in self._slots.pop(slot)]

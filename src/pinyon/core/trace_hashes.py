@@ -1,10 +1,10 @@
-"""What of a prompt, and of who asked, leaves the process that serves, for a trace ("KVCache cache in the wild" §3.1).
+"""Hashes of a prompt and its client that leave the serving process for a trace ("KVCache cache in the wild" §3.1).
 
-All is hashed with a salt that this one trace has: what leaves cannot be compared with block keys, with another trace,
-or with a guess. Who writes the file makes numbers of the hashes (``pinyon_lab.traces.recording``).
+All hashes use a salt that only this trace has: they cannot be compared with block keys, with another trace, or with a
+guess. The writer of the file turns the hashes into numbers (``pinyon_lab.traces.recording``).
 
-The paper hashes by SipHash. Here blocks have the chained XXH3 of block keys, which starts from an HMAC under the salt:
-its numbers are never published, so all it must do is not to collide, and 128 bits are enough for that.
+The paper hashes by SipHash. Here blocks have the chained XXH3 of block keys, which starts from an HMAC under the salt.
+Its numbers are never published, so they only must not collide, for which 128 bits are enough.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pinyon.core.block_keys import KEY_BYTES, chain_block_keys, namespace, pack_
 from pinyon.core.request import RequestClass
 
 BLOCK_TOKENS = 16
-"""Of the format ``qwen``, whatever the size of the suite's KV blocks."""
+"""The block size of the format ``qwen``, whatever the size of the suite's KV blocks."""
 
 
 def hashed_blocks(salt: bytes, model: str, asked: RequestClass, tokens_le32: bytes) -> bytes:
-    """Packed, of the prompt's blocks, the last one perhaps not full. Equal ones: an equal prefix that may be shared."""
+    """Returns packed hashes of all blocks, the last perhaps partial; equal ones mean a shareable equal prefix."""
     start = namespace(model, "", asked.tenant, salt, asked.cache_salt)
     keys = chain_block_keys(start, tokens_le32, BLOCK_TOKENS)
     rest = tokens_le32[4 * BLOCK_TOKENS * len(keys) :]
@@ -31,7 +31,7 @@ def hashed_blocks(salt: bytes, model: str, asked: RequestClass, tokens_le32: byt
 
 
 def hashed_name(salt: bytes, *names: str) -> bytes:
-    """Of who or what is called so; empty if all of them are."""
+    """Returns a hash of a name that consists of these parts; empty if all parts are."""
     if not any(names):
         return b""
     data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (name.encode() for name in names))

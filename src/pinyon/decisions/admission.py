@@ -1,9 +1,9 @@
-"""Who gets KV memory next: a batching policy chooses among those that wait, and what it chooses is reserved.
+"""Admission to KV memory: a batching policy chooses among the requests that wait, and their blocks are reserved.
 
-Those that run are not kept waiting by those that wait: what is theirs grows (:func:`pinyon.decisions.make_room`), and
+Running requests are not kept waiting by those that wait: what they hold grows (:func:`pinyon.decisions.make_room`), and
 some blocks are left to them when others are admitted.
 
-Whatever gives blocks back may make room for somebody: :meth:`Admission.admit` says for whom.
+Whatever gives blocks back may make room for a request: :meth:`Admission.admit` says for which.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from pinyon.batching import (
 from pinyon.paging import BlockPool, Reservation, Reservations
 
 RECENT = 16
-"""Admitted last, whose needs stand for those of the next one: so many later, the first one of a prefix that all share
-does not count any more."""
+"""Requests admitted last, whose needs stand for those of the next one. After so many more, the first request with a
+prefix that all share does not count any more."""
 USUAL_WEIGHT = 0.125
-"""Of the last one, in the mean of those that ended."""
+"""The weight of the request that ended last, in the mean of those that ended."""
 
 
 class Grant(NamedTuple):
-    """The blocks are those of the request with this number from now on."""
+    """The blocks that the request with this number has from now on."""
 
     number: int
     reservation: Reservation
     passed_over_s: float
-    """For so long others that came later went before it."""
+    """Seconds for which requests that came later went before it."""
 
 
 class Admission:
-    """``slots``: requests admitted at once that are decoded here. ``headroom``: blocks left to those that run."""
+    """The requests that wait for KV memory, and those that have it. ``slots``: the maximum number of admitted requests
+    that are decoded here. ``headroom``: blocks left to running requests."""
 
     def __init__(
         self,
@@ -57,28 +58,28 @@ class Admission:
         self._policy = policy(self)
         self._waiting: dict[int, BatchRequest] = {}
         self._wanted: dict[int, int] = {}
-        """Of each that waits, leading blocks that are spared for it."""
+        """Leading blocks that are spared for each waiting request."""
         self._new: BatchRequest | None = None
-        """The only one that waits, if nothing was asked of the pool since it came: nothing is spared for it yet, for
+        """A request that waits alone, if nothing was asked of the pool since it came. Nothing is spared for it yet, as
         mostly it gets its blocks at once."""
         self._decoded: set[int] = set()
-        """Admitted ones that take a slot."""
+        """Admitted requests that take a slot."""
         self._requests: dict[int, BatchRequest] = {}
-        """The admitted ones, as they were admitted."""
+        """The admitted requests, as they were admitted."""
         self._blocks: dict[int, int] = {}
-        """Of each admitted one."""
+        """Blocks of each admitted request."""
         self._grown = 0
-        """Of these, those that came since they were admitted, of all together."""
+        """Blocks that came to all admitted requests together since they were admitted."""
         self._anew: deque[int] = deque(maxlen=RECENT)
-        """Blocks that others cannot have any more, of each that was admitted lately."""
+        """Blocks that others cannot have any more, for each of the last admitted requests."""
         self._usual_growth = 0.0
-        """Mean of those that ended last."""
+        """The mean growth of the requests that ended last."""
         self._foreign = 0
-        """Of those that wait, prompts for other instances."""
+        """Waiting prompts for other instances."""
         self._last = -1
-        """None of them has a larger number."""
+        """A bound: no admitted request has a larger number."""
         self.prefixes = DecodedPrefixes()
-        """Of those that take a slot."""
+        """Prefixes of the requests that take a slot."""
 
     @property
     def waiting(self) -> int:
@@ -86,7 +87,7 @@ class Admission:
 
     @property
     def waiting_prompts(self) -> int:
-        """Of those that wait, prompts that are computed for other instances."""
+        """Waiting prompts that are computed for other instances."""
         return self._foreign
 
     @property
@@ -96,7 +97,7 @@ class Admission:
 
     @property
     def decoded(self) -> int:
-        """Of these, those that are decoded here, now or later: each has a slot."""
+        """Admitted requests that are decoded here, now or later: each has a slot."""
         return len(self._decoded)
 
     @property
@@ -105,9 +106,9 @@ class Admission:
 
     @property
     def next_blocks(self) -> float:
-        """Blocks that others cannot have any more if one more is admitted, in the mean: as many as those admitted last
-        took when they were, without what others had in use already, and as many as those that are here have grown by
-        (as those that ended last did, while nobody is here). 0: there never was one."""
+        """The mean number of blocks that others can no longer have if one more request is admitted; 0 if none ever was.
+        It is what each of the last requests took on admission, without blocks that were in use already, and what those
+        that are here have grown by. While none is here, it is what those that ended last had grown by."""
         if not self._anew:
             return 0.0
         admitted = len(self._blocks)
@@ -115,7 +116,7 @@ class Admission:
         return sum(self._anew) / len(self._anew) + growth
 
     def enqueue(self, request: BatchRequest) -> None:
-        """It waits for its blocks. Raises ``ValueError`` if its number is known or the pool can never have so many."""
+        """Adds a waiting request. Raises ``ValueError`` if its number is known or the pool never has so many blocks."""
         if request.blocks > self._pool.total:
             raise ValueError(f"{request.blocks} blocks are more than the pool's {self._pool.total}")
         self._policy.enqueue(request)
@@ -128,14 +129,14 @@ class Admission:
             self._spare_new()
 
     def withdraw(self, number: int) -> None:
-        """It does not wait any more. Raises ``KeyError`` if it does not."""
+        """Removes a waiting request. Raises ``KeyError`` if it does not wait."""
         request = self._waiting.pop(number)
         self._foreign -= not request.decodes
         self._policy.remove(number)
         self._unwant(request)
 
     def end(self, number: int) -> None:
-        """An admitted one has given its blocks back, or never will. Raises ``KeyError`` if it is none."""
+        """Removes an admitted request whose blocks were given back or never will be. Raises ``KeyError`` for others."""
         if number in self._waiting or not self._policy.remove(number):
             raise KeyError(number)
         self._decoded.discard(number)
@@ -145,7 +146,7 @@ class Admission:
         self._usual_growth += USUAL_WEIGHT * (grown - self._usual_growth)
 
     def grow(self, number: int, count: int, now_s: float) -> list[int] | None:
-        """So many more blocks for an admitted one; None when there is no room. Raises ``KeyError`` if it is none."""
+        """Returns ``count`` more blocks for an admitted request; None without room. Raises ``KeyError`` for others."""
         held = self._blocks[number]
         self._spare_new()
         blocks = self._reservations.grow(count, now_s)
@@ -155,7 +156,7 @@ class Admission:
         return blocks
 
     def admit(self, now_s: float) -> list[Grant]:
-        """Those that have blocks from now on, in this order."""
+        """Admits waiting requests that have room now, and returns their grants in order."""
         grants: list[Grant] = []
         while self._waiting:
             chosen = self._policy.admit(self.free_slots, self.room_blocks, now_s)
@@ -178,7 +179,7 @@ class Admission:
         )
         if reservation is None:
             raise RuntimeError("the batching policy admitted somebody for whom there is no room")
-        self._unwant(request)  # they are its own now
+        self._unwant(request)  # the blocks are its own now
         if request.decodes:
             self._decoded.add(number)
             self.prefixes.add(number, request.block_keys[: request.reusable])
@@ -200,60 +201,59 @@ class Admission:
 
     @property
     def room_blocks(self) -> int:
-        """Blocks for those that enter."""
+        """Blocks for requests that enter."""
         pool = self._pool
         return max(0, pool.free + pool.cached - (self._headroom if pool.used else 0))
 
     def room_for(self, blocks: int) -> int:
-        """How many of so many blocks each, nothing of them cached, would have room if they entered now. The first one
-        that enters an unused pool leaves no headroom; those behind it do."""
+        """Returns how many requests of ``blocks`` blocks each, none of them cached, would have room if they entered
+        now. The first that enters an unused pool leaves no headroom; those behind it do."""
         pool = self._pool
         free = pool.free + pool.cached
         return max((free - self._headroom) // blocks, min(1, free // blocks) if not pool.used else 0)
 
     def switch(self, choice: str, now_s: float) -> None:
-        """Another policy, with all that wait, as they came, and all that are admitted. O(their keys). Raises
-        ``ValueError`` for an unknown one."""
+        """Switches to another policy, which gets all waiting requests in order of arrival and all admitted ones.
+        O(their keys). Raises ``ValueError`` for an unknown policy."""
         policy = BATCHING_POLICIES.make(choice).policy(self)
         for number in sorted(self._requests):
             policy.adopt(self._requests[number], now_s)
         for number in sorted(self._waiting):
             request = self._waiting[number]
-            if self._policy.gave_way(number):  # it keeps what that is worth
+            if self._policy.gave_way(number):  # the new policy has to know that, too
                 policy.adopt(request, now_s)
                 policy.remove(number)
             policy.enqueue(request)
         self._policy = policy
 
     def observe(self, step: StepSeen) -> None:
-        """See :meth:`BatchingPolicy.observe`."""
+        """Tells the policy of a step: see :meth:`BatchingPolicy.observe`."""
         self._policy.observe(step)
 
-    # -- who gives way to one that waits
+    # -- who gives way to a waiting request
 
     def claimant(self) -> int | None:
-        """See :meth:`BatchingPolicy.claimant`."""
+        """Returns the policy's claimant, if it waits: see :meth:`BatchingPolicy.claimant`."""
         number = self._policy.claimant()
         return number if number in self._waiting else None
 
     def lacks(self, number: int) -> int:
-        """Blocks that one that waits lacks still; 0: it may enter. Raises ``KeyError`` if it does not wait."""
+        """Returns the blocks that a waiting request lacks; 0: it may enter. Raises ``KeyError`` if it does not wait."""
         return max(0, self.need(self._waiting[number]).missing - self.room_blocks)
 
     def held(self, numbers: Iterable[int]) -> int:
-        """Blocks of these admitted ones."""
         return sum(self._blocks[number] for number in numbers)
 
     # -- what the policy looks at
 
     def need(self, request: BatchRequest) -> BlockNeed:
-        """See :class:`pinyon.batching.policy.Holdings`."""
+        """Returns the request's need: see :class:`pinyon.batching.policy.Holdings`."""
         keys = request.block_keys[: request.reusable]
         return BlockNeed(*self._pool.need(keys, request.blocks, promised=request.computes))
 
     def behind(self, number: int) -> int:
-        """See :class:`pinyon.batching.policy.Holdings`."""
-        if number > self._last:  # of those that wait most often, and asked at every release
+        """Returns the blocks of those admitted after it: see :class:`pinyon.batching.policy.Holdings`."""
+        if number > self._last:  # the usual case of those that wait, and asked at every release
             return 0
         return sum([blocks for other, blocks in self._blocks.items() if other > number])
 

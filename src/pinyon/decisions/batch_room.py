@@ -1,17 +1,17 @@
-"""How full an instance is: who waits for room in its batch, and how many more would not have to (SkyWalker §3.3).
+"""The room of an instance: who waits for a place in its batch, and how many more would not have to (SkyWalker §3.3).
 
-"A pending request is a request that has not been scheduled to the continuous batch yet, which indicates that the
-current batch is full and cannot admit more requests, as constrained by GPU memory." So a request waits for room
+A pending request "has not been scheduled to the continuous batch yet, which indicates that the current batch is full
+and cannot admit more requests, as constrained by GPU memory." So a request waits for room
 
-- while it has no KV memory: it came, or gave way, and there is none, or none of the places that
+- while it has no KV memory: it came, or gave way, and there is no memory, or no place of those that
   :class:`pinyon.decisions.Admission` gives out;
-- while it is one too many for the batch: chunks of prompts are computed beside it, so a request whose prompt is
-  computed here, or is to be once its turn has come, has its place in the batch; those beyond ``max_batch`` have none
-  yet. One whose prompt is computed elsewhere takes a place when that has come.
+- while it is one too many for the batch. Chunks of prompts are computed beside it, so a request has its place there if
+  its prompt is computed here, or is to be later. Those beyond ``max_batch`` have none yet. A request whose prompt is
+  computed elsewhere takes a place when that has come.
 
 A prompt that is computed for another instance needs memory alone. It waits for room while it has none, and so do those
-that may not leave the queue of prompts for that reason. Who merely waits until the engine has computed others' prompts
-does not.
+that may not leave the queue of prompts for that reason. A request that merely waits until the engine has computed
+others' prompts does not.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from pinyon.decisions.admission import Admission
 
 @dataclass(frozen=True, slots=True)
 class BatchLoad:
-    """In requests: those of this instance, and prompts that it computes for others. Each is counted once."""
+    """The load in requests: those of this instance, and prompts that it computes for others. Each is counted once."""
 
     waiting: int = 0
-    """For room."""
+    """Requests and prompts that wait for room."""
     running: int = 0
-    """All others."""
+    """Requests and prompts that do not wait for room."""
     room: int = 0
-    """So many more would have room at once: an estimate, see :meth:`BatchRoom.look`."""
+    """The number of further requests that would have room at once: an estimate, see :meth:`BatchRoom.look`."""
 
 
 class BatchRoom:
-    """Looks at the parts of an instance; changes nothing, so any thread may ask."""
+    """A view of the parts of an instance. It changes nothing, so any thread may ask."""
 
     def __init__(self, admission: Admission, prompts: PromptQueue, max_batch: int, shared_blocks: int) -> None:
-        """``shared_blocks``: of the pool, without those that are left to those that run."""
+        """Takes the parts. ``shared_blocks``: blocks of the pool, without those that are left to running requests."""
         self._admission = admission
         self._prompts = prompts
         self._max_batch = max_batch
         self._share = shared_blocks // max_batch
-        """A place's, of the pool."""
+        """The blocks of the pool for each place."""
 
     def look(self, owned: int, elsewhere: int) -> BatchLoad:
-        """``owned``: requests that came to be decoded here and are not gone, those included that have not asked for KV
-        memory yet. ``elsewhere``: of those that do not wait for memory, those whose prompt another instance computes.
+        """Returns the load. ``owned``: requests that came to be decoded here and are not gone, also those that have not
+        asked for KV memory yet. ``elsewhere``: those that do not wait for memory, and whose prompt another instance
+        computes.
 
-        ``room`` is 0 while anybody waits. Else it is what the places of the batch allow, and what the free and cached
-        blocks do if each takes as many as those admitted last did beside what others had in use
-        (:attr:`Admission.next_blocks`; a place's share of the pool, if nobody ever was here), less those that are here
-        and have not asked for theirs. At most ``max_batch``.
+        ``room`` is 0 while anybody waits. Else it is as many as the batch has places for, and the free and cached
+        blocks have room for, at most ``max_batch``. Requests that are here and have not asked for theirs are
+        subtracted. A further request is taken to need as many blocks as those admitted last did beside what others had
+        in use (:attr:`Admission.next_blocks`). If there never was one, it is a place's share of the pool.
         """
         admission, prompts = self._admission, self._prompts
         asking = admission.waiting - admission.waiting_prompts

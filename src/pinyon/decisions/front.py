@@ -1,4 +1,4 @@
-"""What a load balancer decides by itself: who goes on, who is refused, how much a tenant may ask for."""
+"""The decisions that a load balancer makes by itself: who goes on, who is refused, how much a tenant may ask for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FRONT_INPUTS = {
 }
 """The methods that change something, by module."""
 FRONT_GONE = (("queue", "deadline_s"),)
-"""It was always infinite."""
+"""Arguments of older journals that are ignored; this one was always infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontConfig:
-    """What the decisions depend on beside their inputs: requests, and seconds that a level of priority is worth."""
+    """The configuration. ``slots``, ``limit``: requests; ``ageing_s``: seconds that a level of priority is worth."""
 
     slots: int
     limit: int
@@ -27,7 +27,7 @@ class FrontConfig:
 
 
 class FrontDecisions:
-    """The parts, wired. With a ``journal``, whatever they are told is written down."""
+    """The queue and the tenants' rates. With a ``journal``, all their inputs are recorded."""
 
     def __init__(self, config: FrontConfig, journal: Journal | None = None) -> None:
         self.queue = RequestQueue(config.slots, config.limit, config.ageing_s)

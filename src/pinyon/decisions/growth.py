@@ -1,7 +1,7 @@
 """Room for what is decoded: before each step, every running request has the block that its next token goes into.
 
-When there is none, those that came last give way: what they hold is released, and they wait again. So they do for one
-that waits and came before them, if that is enough for it. Who came first always gets on.
+When there is no room, the requests that came last give way: their blocks are released, and they wait again. They also
+do so for a waiting request that came before them, if that is enough for it. The first request always gets on.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pinyon.decisions.admission import Admission
 
 
 class Room(Protocol):
-    """What a service puts around :class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission`."""
+    """The methods of a service around :class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission`."""
 
     def grow(self, number: int, count: int) -> list[int] | None:
-        """See :meth:`pinyon.decisions.Admission.grow`."""
+        """Returns further blocks: see :meth:`pinyon.decisions.Admission.grow`."""
 
     def give_way(self, number: int, table: list[int]) -> None:
-        """It is not admitted any more, and its blocks are released; nobody who waits is admitted by it yet."""
+        """Ends the request's admission, and releases its blocks; no waiting request is admitted by it yet."""
 
 
 def make_room(
     steps: StepScheduler, admission: Admission, room: Room, table_of: Callable[[int], list[int]]
 ) -> list[int]:
-    """Give the running requests the blocks that they need. ``table_of`` has a request's blocks; they are added there.
+    """Gives the running requests the blocks that they need; they are added to the lists that ``table_of`` returns.
 
-    Returns those that gave way, in this order: they are out of the batch, and their tables are empty. What they had
-    computed stays cached as long as nobody needs the room. Whoever called has each of them wait for room again.
+    Returns the requests that gave way, in this order: they are out of the batch, and their tables are empty. What they
+    had computed stays cached as long as nobody needs the room. The caller has each of them wait for room again.
     """
     preempted: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What an engine instance decides: who gets KV blocks, which prompts are on their way, what the next step computes."""
+"""The decisions of an engine instance: who gets KV blocks, which prompts are on their way, what a step computes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 ADMITTED_PER_PLACE = 2
 """Requests that hold KV, for each that a step decodes: the others' prompts are being computed, here or elsewhere."""
 HEADROOM_SHARE = 100
-"""One block in so many is left to running requests by those that enter: else the first one that grows would send one of
-them away again."""
+"""Requests that enter leave one block in so many to running ones: else the first to grow would preempt one of them."""
 
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe", "switch"),
@@ -48,8 +47,7 @@ INSTANCE_INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """What the decisions depend on beside their inputs. ``eviction``, ``batching`` and
-    ``service_order`` are choices of policies."""
+    """The configuration of the decisions. ``eviction``, ``batching`` and ``service_order`` are choices of policies."""
 
     pool_blocks: int
     block_tokens: int
@@ -62,38 +60,39 @@ class InstanceConfig:
     batching: str = "fcfs"
     service_order: str = "fifo"
     kernel: str = ""
-    """How the engine's decode attention reads shared KV, for batching policies; "": not known."""
+    """The way in which the engine's decode attention reads shared KV, for batching policies; "": not known."""
     spare_queued: bool = False
-    """What requests and prompts that wait want is evicted last."""
+    """True: blocks that waiting requests and prompts want are evicted last."""
     refits_apart: bool = False
-    """What a policy learns is told by :meth:`Eviction.adopt`, not worked out where something is evicted."""
+    """True: what a policy learns arrives by :meth:`Eviction.adopt`, and is not computed where something is evicted."""
     first_lease_id: int = 1
     dram_blocks: int = 0
-    """Of the second tier; 0: there is none."""
+    """Blocks of the second tier; 0: there is none."""
     step_tbt_s: float = 0.0
     """See :class:`StepLimits`."""
 
 
 class Eviction:
-    """What comes from outside to the eviction of the pool: another policy, and what was learned elsewhere.
+    """The inputs from outside to the eviction of the pool: another policy, and what was learned elsewhere.
 
     Its calls change which blocks go, so they are inputs of the journal. A fit that a thread has made counts from the
-    call of :meth:`adopt` on, and not from when it was ready: made again, the decisions see it at the same place."""
+    call of :meth:`adopt` on, not from when it was ready: so a replay sees it at the same place.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.switches = 0
-        """Policies that were given up."""
+        """The number of policies that were given up."""
 
     def switch(self, choice: str, now_s: float) -> None:
-        """Another policy, with what is held. O(blocks). Raises ``ValueError`` for an unknown one."""
+        """Switches to another policy, with what is held. O(blocks). Raises ``ValueError`` for an unknown one."""
         policy = EVICTION_POLICIES.make(choice)
         self._pool.switch(policy, now_s, None if self._pool.below is None else EVICTION_POLICIES.make(choice))
         self.switches += 1
 
     def adopt(self, fit: Any, switches: int, both: bool = False) -> bool:
-        """What the policy learned that was in force after so many switches: the one of the pool's keys, or of ``both``
-        tiers' if there are two. False: it is not in force any more."""
+        """Hands a fit to the policy that was in force after so many switches: that of the pool's keys, or of ``both``
+        tiers' keys if there are two tiers. Returns False if that policy is not in force any more."""
         if switches != self.switches:
             return False
         (self._pool.of_all if both else self._pool.eviction).adopt(fit)
@@ -101,13 +100,11 @@ class Eviction:
 
 
 class InstanceDecisions:
-    """The parts, wired. With a ``journal``, whatever they are told is written down."""
+    """The parts of an instance, put together. With a ``journal``, all their inputs are recorded."""
 
     def __init__(self, config: InstanceConfig, journal: Journal | None = None, apart: Refit | None = None) -> None:
-        """``apart`` does the work of ``refits_apart`` and calls back in the owner's thread; a replay has none.
-
-        Raises ``ValueError`` for an unknown policy.
-        """
+        """Makes the parts. ``apart`` does the work of ``refits_apart`` and calls back in the owner's thread; a replay
+        has none. Raises ``ValueError`` for an unknown policy."""
         self._apart = apart
         limits = StepLimits(
             config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens, config.step_tbt_s
@@ -133,7 +130,8 @@ class InstanceDecisions:
                 setattr(self, name, journal.record(name, getattr(self, name), inputs))
 
     def _refit(self, config: InstanceConfig, *, both: bool) -> Refit:
-        """Of the policy of ``both`` tiers' keys, or of the pool's. What is worked out apart comes back as an input."""
+        """Returns the refit of the policy of the pool's keys, or of ``both`` tiers' keys. A fit that is made apart
+        comes back as an input."""
 
         def refit(work: Callable[[], Any], _: Callable[[Any], object]) -> None:
             if self._apart is not None:

@@ -22,19 +22,19 @@ JOURNAL_TYPES = (
     *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates),
     *(Reservation, Rows, StepPlan, StepSeen, Swap, Traits, Use),
 )
-"""The values that the decisions are told and that they answer."""
+"""The types of the values that the decisions are told and that they return."""
 
 _CONFIGS = {"instance": InstanceConfig, "front": FrontConfig}
 
 
 def journal_header(config: InstanceConfig | FrontConfig, **more: str) -> dict[str, Any]:
-    """``more`` is for people: which service wrote it."""
+    """Returns the header of a journal. ``more`` is for people: which service wrote it."""
     kind = next(kind for kind, one in _CONFIGS.items() if type(config) is one)
     return {**more, "decisions": kind, "config": asdict(config)}
 
 
 def replay_journal(lines: Iterable[str]) -> Replay:
-    """See :func:`pinyon.core.journal.replay`."""
+    """Replays a journal: see :func:`pinyon.core.journal.replay`."""
     return replay(lines, _build, Codec(JOURNAL_TYPES), {**INSTANCE_INPUTS, **FRONT_INPUTS}, FRONT_GONE)
 
 

@@ -1,4 +1,4 @@
-"""How long requests wait for KV memory at an instance: what it reports to the conductor."""
+"""The times that requests wait for KV memory at an instance, which reports them to the conductor."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections import OrderedDict, deque
 
 COUNTED = 16
-"""Newcomers of late, of which half wait no longer than is told."""
+"""The number of recent newcomers whose waits count: half of them wait no longer than is reported."""
 FORGET_S = 60.0
-"""What was so long ago tells nothing of who waits now."""
+"""Waits that ended so long ago tell nothing of those that wait now."""
 LEAST_S = 1e-3
-"""Told while somebody waits: 0 says that nobody does."""
+"""The least that is reported while somebody waits: 0 says that nobody does."""
 
 
 class _Wait:
@@ -22,50 +22,48 @@ class _Wait:
 
 
 class RoomWaits:
-    """Of those that came for the first time; who gave way and waits again is not counted.
+    """The waits of requests that came for the first time; a request that gave way and waits again is not counted.
 
-    Room need not be given out as they came, so the one that waits longest says little of a newcomer's wait, and those
-    that had their turn tell of the lucky ones alone. One that waits is counted, too, as soon as it waits longer than
-    half of those do: it is one of the others, whatever becomes of it. Until then it tells nothing.
+    Room need not be given out in order of arrival, so the longest present wait says little about a newcomer's. The
+    waits of requests that have got room tell of the lucky ones alone. So a waiting request is counted, too, as soon as
+    it waits longer than half of those do, whatever becomes of it. Until then it tells nothing.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Wait] = {}
         self._open: OrderedDict[int, _Wait] = OrderedDict()
-        """Those of them that are not counted yet, as they came."""
+        """The waiting requests that are not counted yet, as they came."""
         self._counted: deque[_Wait] = deque(maxlen=COUNTED)
         self._turn_s = 0.0
-        """When somebody had his room, or the first one began to wait."""
+        """The time when a request last got its room, or the first one began to wait."""
 
     def began(self, number: int, now_s: float) -> None:
-        """It waits."""
         if not self._waiting:
             self._turn_s = now_s
         self._waiting[number] = self._open[number] = _Wait(now_s)
         self._count(now_s)
 
     def granted(self, number: int, now_s: float) -> None:
-        """It has its room; if it began to wait here, that tells how long."""
+        """Notes that the request has its room. If it began to wait here, its wait counts."""
         wait = self._end(number, now_s)
-        # Who found room at once when nobody waited tells nothing of those that come while somebody does.
+        # A request that found room at once when nobody waited tells nothing of those that come while somebody does.
         if wait is not None and (self._waiting or now_s > wait.since_s):
             self._counted.append(wait)
         self._turn_s = now_s
         self._count(now_s)
 
     def left(self, number: int, now_s: float) -> None:
-        """It waits no more."""
         self._end(number, now_s)
 
     def _end(self, number: int, now_s: float) -> _Wait | None:
-        """What it has waited, unless that is counted."""
+        """Ends the request's wait. Returns it, or None if it is counted already."""
         wait = self._waiting.pop(number, None)
         if wait is not None:
             wait.until_s = now_s
         return self._open.pop(number, None)
 
     def _count(self, now_s: float) -> None:
-        """Those that wait longer than half of the others."""
+        """Counts the waits that are longer than half of the others."""
         if not self._open:
             return
         half_s = self._half_s(now_s)
@@ -77,15 +75,15 @@ class RoomWaits:
             self._counted.append(wait)
 
     def _half_s(self, now_s: float) -> float:
-        # Copied in one go: it is asked from other threads, too.
+        # Copied in one go: other threads ask, too.
         waits = [each for each in list(self._counted) if now_s - each.until_s <= FORGET_S]
         if not waits:
             return 0.0
         return sorted([min(now_s, each.until_s) - each.since_s for each in waits])[len(waits) // 2]
 
     def wait_s(self, now_s: float) -> float:
-        """How long one that comes now waits, as far as those before it tell, and at least since somebody had his turn;
-        0 while nobody waits."""
+        """Returns how long a newcomer waits, as far as those before it tell; at least the time since a request last got
+        its room, and 0 while nobody waits."""
         if not self._waiting:
             return 0.0
         return max(self._half_s(now_s), now_s - self._turn_s, LEAST_S)

@@ -1,4 +1,4 @@
-"""What goes when room is needed: the interface, and one file per policy."""
+"""Eviction: the interface, and one file per policy."""
 
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policies import EVICTION_POLICIES

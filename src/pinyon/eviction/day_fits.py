@@ -1,7 +1,7 @@
 """Fits of a day by hour and category, from which the next day may start.
 
 "KVCache cache in the wild" appendix A.1: the reuse probability of a category at one time of day is similar between
-workdays, so that yesterday's log predicts today's. By hour, as there (Fig. 29): the day's differ from the night's
+workdays, so that yesterday's log predicts today's. Fits are by hour as in its Fig. 29, since day and night differ
 (Fig. 15).
 """
 
@@ -18,19 +18,19 @@ from pinyon.eviction.fit import UNKNOWN, Fit
 HOURS = 24
 HOUR_S = 3600.0
 CATEGORIES_MAX = 64
-"""In an hour; the paper has "in the range of tens" (§4.2)."""
+"""The greatest number of categories in an hour; the paper has "in the range of tens" (§4.2)."""
 _CATEGORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}/[0-9]{1,7}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class DayFits:
-    """As text it is one line of ``HOUR:CATEGORY@SHARE@SECONDS;...|HOUR:...``, which fits into a policy's option."""
+    """The fits of a day. As text: one line ``HOUR:CATEGORY@SHARE@SECONDS;...|HOUR:...``, for a policy's option."""
 
     hours: Mapping[int, Mapping[str, Fit]]
-    """From 0 to 23, those that something is known of. ``""``: of all categories together."""
+    """The fits by category of each known hour, 0 to 23; ``""`` is all categories together."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError``."""
+        """Raises ``ValueError`` if an hour, category or number is out of bounds."""
         for hour, fits in self.hours.items():
             if not 0 <= hour < HOURS:
                 raise ValueError(f"fits are for hours from 0 to {HOURS - 1}, got {hour}")
@@ -47,7 +47,7 @@ class DayFits:
         return bool(self.hours)
 
     def at(self, since_midnight_s: float) -> Mapping[str, Fit]:
-        """Those of the hour, on whatever day; empty where nothing is known of it."""
+        """Returns the fits of the hour, on whatever day; empty if the hour is not known."""
         return self.hours.get(int(since_midnight_s // HOUR_S) % HOURS, {})
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class DayFits:
 
     @classmethod
     def of_text(cls, text: str) -> DayFits:
-        """Raises ``ValueError`` for what is none."""
+        """Returns the fits that a text describes. Raises ``ValueError`` if it is malformed."""
         hours: dict[int, dict[str, Fit]] = {}
         for part in text.split("|") if text else ():
             hour, _, fits = part.partition(":")
@@ -73,7 +73,7 @@ class DayFits:
         return cls(hours)
 
     def json(self) -> dict[str, Any]:
-        """For a file: readable, and :meth:`of_json`'s."""
+        """Returns the fits as a JSON value for a readable file, as :meth:`of_json` takes it."""
         return {
             "hours": {
                 str(hour): {category: fit._asdict() for category, fit in fits.items()}
@@ -83,7 +83,7 @@ class DayFits:
 
     @classmethod
     def of_json(cls, text: str) -> DayFits:
-        """Of a JSON object with ``hours``, whatever else it has. Raises ``ValueError`` for what is none."""
+        """Returns the fits of a JSON object with ``hours`` and maybe more. Raises ``ValueError`` for other text."""
         try:
             found = json.loads(text)
         except RecursionError:

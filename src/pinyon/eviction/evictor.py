@@ -1,4 +1,4 @@
-"""Whom a pool of keys tells and asks: a policy that may be exchanged, and what is the same under all of them."""
+"""The eviction of a pool of keys: an exchangeable policy, and what is the same under every policy."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from pinyon.eviction.ranked import Ranked
 
 
 class Rows(NamedTuple):
-    """A fit that is an array to its policy, for those who write it down."""
+    """A fit as plain numbers, for journals; to its policy it is an array."""
 
     values: Sequence[Sequence[float]]
 
 
 class Regrets(NamedTuple):
-    """Of keys that came back before as many had gone after them as are held: twice the room would have kept most."""
+    """The keys that came back before as many others were evicted as are held: twice the room would have kept most."""
 
     keys: int
     seconds: float
-    """From going to coming back, together."""
+    """The sum of the times from eviction to return."""
 
 
 class Evictor(Generic[Key]):
-    """Calls are those of :class:`pinyon.eviction.policy.EvictionPolicy`, and O(keys) beside the policy's own cost.
+    """The evictor of one pool.
 
-    What requests that wait *want* is spared ("KVCache cache in the wild" §4.1): it goes only when nothing else may, the
-    deepest first. To the policy it is pinned until then; to everybody else it may go.
+    Its calls are those of :class:`pinyon.eviction.policy.EvictionPolicy`, and O(keys) besides the policy's own cost.
+    Keys that waiting requests *want* are spared ("KVCache cache in the wild" §4.1): they go only when nothing else may,
+    the deepest first. To the policy they are pinned until then; to all others they may go.
 
-    Of what went it remembers when, of as many keys as were held at the last eviction.
+    The evictor remembers when it evicted each key, of as many keys as were held at the last eviction.
     """
 
     def __init__(self, policy: EvictionPolicy[Key], refit: Refit = at_once, spared_max: int = 0) -> None:
-        """``refit``: how a policy that learns has its work done."""
+        """Takes the pool's policy, and as ``refit`` how a policy that learns has its work done."""
         self._policy = policy
         self._pinning: Pinning | None = policy if isinstance(policy, Pinning) else None
         self._refit = refit
         self._learn = learner(policy, self._refit_plainly)
         self.spared_max = spared_max
-        """Keys wanted at once; 0: none."""
+        """The greatest number of keys wanted at once; 0 turns sparing off."""
         self._wanted: dict[Key, tuple[int, int]] = {}
-        """By how many, and its place in the first one's prompt; held or not."""
+        """The number of requests that want each key, held or not, and its place in the first request's prompt."""
         self._spared: Ranked[Key] = Ranked()
-        """Those of the wanted ones that are held and not pinned by others."""
+        """The wanted keys that are held and not pinned by others."""
         self._number = 0
         self._now_s = 0.0
-        """As last told."""
         self._held = 0
         self._ghosts: OrderedDict[Key, float] = OrderedDict()
         self._evicted = 0
@@ -80,7 +80,7 @@ class Evictor(Generic[Key]):
     def stored_pinned(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
     ) -> None:
-        """:meth:`stored` and then :meth:`pinned`."""
+        """Does what :meth:`stored` and then :meth:`pinned` do."""
         pinning = self._pinning
         if pinning is None or self._wanted:
             self.stored(keys, now_s, traits, offsets, after)
@@ -128,8 +128,9 @@ class Evictor(Generic[Key]):
     # -- what is wanted
 
     def want(self, keys: Sequence[Key]) -> int:
-        """A request that waits will use these, the beginning of its prompt. Returns how many of them count: the first
-        ones, until too many are wanted. It gives them back to :meth:`unwant`, whatever becomes of them."""
+        """Begins to spare keys that a waiting request will use, the beginning of its prompt; returns how many count.
+
+        The first keys count, until :attr:`spared_max` are wanted; the request must pass these to :meth:`unwant`."""
         wanted, policy, fresh = self._wanted, self._policy, []
         for place, key in enumerate(keys):
             known = wanted.get(key)
@@ -146,7 +147,7 @@ class Evictor(Generic[Key]):
         return len(keys)
 
     def unwant(self, keys: Sequence[Key]) -> None:
-        """It has got them, or waits no more: they count as used until now."""
+        """Ends the sparing of keys whose request got them or waits no more; they count as used until now."""
         wanted, freed = self._wanted, []
         for key in keys:
             count, place = wanted[key]
@@ -159,7 +160,7 @@ class Evictor(Generic[Key]):
         self._policy.unpinned(freed, self._now_s)
 
     def _spare(self, keys: Sequence[Key], now_s: float) -> None:
-        """Wanted ones that the policy may choose now."""
+        """Begins to spare wanted keys that the policy could choose until now."""
         self._policy.pinned(keys, now_s)
         for key in keys:
             self._put_spared(key)
@@ -182,7 +183,7 @@ class Evictor(Generic[Key]):
         return gone
 
     def evict(self, keys: Sequence[Key], now_s: float) -> None:
-        """These, which may go, go whatever the policy would choose."""
+        """Evicts these keys, which may go, whatever the policy would choose."""
         for key in keys if self._spared else ():
             self._spared.take(key)
         self._policy.dropped(keys, now_s)
@@ -206,7 +207,7 @@ class Evictor(Generic[Key]):
     # -- the policy
 
     def learn(self, now_s: float) -> None:
-        """A moment at which a policy that learns may: as often as one likes."""
+        """Lets a policy that learns do so when it is due; may be called often."""
         self._learn(now_s)
 
     def switch(
@@ -216,7 +217,7 @@ class Evictor(Generic[Key]):
         known_of: KnownOf[Key],
         now_s: float,
     ) -> None:
-        """From now on this one chooses, see :func:`hand_over`. Raises ``ValueError`` if it holds something."""
+        """Replaces the policy, see :func:`hand_over`. Raises ``ValueError`` if the new policy already holds keys."""
         if len(policy):
             raise ValueError("the eviction policy belongs to another pool")
         hand_over(self._policy, policy, [*self._spared, *pinned], known_of, now_s)
@@ -228,7 +229,7 @@ class Evictor(Generic[Key]):
         self._refit(lambda: _plain(work()), lambda fit: adopt(_as_made(fit)))
 
     def adopt(self, fit: Any) -> None:
-        """What the policy learned holds from now on; it is the one whose work that was."""
+        """Applies a fit from now on; it has to come from the present policy's own work."""
         if isinstance(self._policy, Learning):
             self._policy.adopt(_as_made(fit))
 
@@ -236,21 +237,21 @@ class Evictor(Generic[Key]):
 
     @property
     def wanted(self) -> int:
-        """Keys, held or not."""
+        """The number of wanted keys, held or not."""
         return len(self._wanted)
 
     @property
     def evicted(self) -> int:
-        """Keys, since the start."""
+        """The number of keys evicted since the start."""
         return self._evicted
 
     @property
     def regrets(self) -> Regrets:
-        """Since the start."""
+        """The regrets since the start."""
         return Regrets(self._regretted, self._regretted_s)
 
     def beliefs(self) -> Mapping[str, Belief]:
-        """See :meth:`Learning.beliefs`; nothing of a policy that does not learn."""
+        """Returns the policy's :meth:`Learning.beliefs`, or none if it does not learn."""
         policy = self._policy
         return policy.beliefs() if isinstance(policy, Learning) else {}
 

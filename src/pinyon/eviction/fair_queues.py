@@ -1,5 +1,4 @@
-"""The runs that may go, in the order in which they should: by what one of their class and age is worth, and where
-tenants share the room."""
+"""The runs that may go, in order: by the worth of their class and age and, where tenants share the room, by shares."""
 
 from __future__ import annotations
 
@@ -17,33 +16,35 @@ from pinyon.eviction.tenant_shares import TenantShares
 STALE_MIN = 1024
 MANY = 1 << 62
 FADED = 64.0
-"""A share protects for a time (:meth:`TenantShares.protects_s`), and what is older as long as its worth has not fallen
-to one part in so many of what it was when it was used."""
+"""The factor by which a run's worth must have fallen since its use before shares stop protecting it.
+
+Before :meth:`TenantShares.protects_s`, shares protect it in any case."""
 
 
 class RunQueues(Generic[Key]):
-    """A queue for each class and bin of age, the oldest first; a heap of queues by worth. Entries of runs that left
-    stay until they are met, but never more of them than of others and :data:`STALE_MIN`."""
+    """A queue for each class and age bin, oldest run first, and a heap of these queues by worth.
+
+    Entries of runs that left stay until they are met, but never more of them than of others and :data:`STALE_MIN`."""
 
     def __init__(self, table: HazardTable) -> None:
         self._table = table
         self._queues: dict[tuple[int, int], list[tuple[float, int, Run[Key], int]]] = {}
-        """Heaps, by last use: a run may enter long after it."""
+        """Heaps by last use, as a run may enter long after its last use."""
         self._number = itertools.count()
         self._order: list[tuple[float, int, int]] = []
         self._timers: list[tuple[float, int, int]] = []
         self._due_s: dict[tuple[int, int], float] = {}
-        """Of each queue the timer that counts."""
+        """The valid timer of each queue."""
         self.due_s = math.inf
-        """Nothing is to be done by :meth:`advance` before."""
+        """The time before which :meth:`advance` has nothing to do."""
         self._inside = 0
         self._entries = 0
         self._first: tuple[tuple[float, int, int], Run[Key]] | None = None
         self._known = False
-        """Whether that is the first."""
+        """True while ``_first`` is valid."""
 
     def enter(self, run: Run[Key], now_s: float) -> None:
-        """It may go."""
+        """Adds a run that may go, if it is not there already."""
         note: RunNote = run.note
         if not note.stamp & 1:
             note.stamp += 1
@@ -55,7 +56,7 @@ class RunQueues(Generic[Key]):
                 self._sweep()
 
     def leave(self, note: RunNote) -> None:
-        """It may not, or is not there any more."""
+        """Takes out a run that may not go or no longer exists."""
         if note.stamp & 1:
             note.stamp += 1
             self._inside -= 1
@@ -75,14 +76,14 @@ class RunQueues(Generic[Key]):
         self._entries += 1
 
     def _look(self, name: tuple[int, int], at_s: float) -> None:
-        """The first of that queue grows older than its bin."""
+        """Sets a timer for when the first run of a queue grows older than its bin, at ``at_s``."""
         if at_s < self._due_s.get(name, math.inf):
             self._due_s[name] = at_s
             heapq.heappush(self._timers, (at_s, *name))
             self.due_s = self._timers[0][0]
 
     def _sweep(self) -> None:
-        """Only what is valid stays."""
+        """Removes all outdated entries."""
         for queue in self._queues.values():
             queue[:] = [entry for entry in queue if entry[2].note.stamp == entry[3]]
             heapq.heapify(queue)
@@ -90,7 +91,7 @@ class RunQueues(Generic[Key]):
         self.reorder()
 
     def advance(self, now_s: float) -> None:
-        """What grew older is where it belongs."""
+        """Moves runs that grew older into the queues of their age."""
         timers, queues = self._timers, self._queues
         while timers and timers[0][0] <= now_s:
             self._known = False
@@ -106,7 +107,7 @@ class RunQueues(Generic[Key]):
                 if note.stamp == stamp:
                     if note.last_s + edge_s > now_s:
                         break
-                    note.bin = max(bin + 1, bin_of(now_s - note.last_s))  # whatever rounding says
+                    note.bin = max(bin + 1, bin_of(now_s - note.last_s))  # also if rounding says less
                     self._append(run, note)
                 heapq.heappop(queue)
                 self._entries -= 1
@@ -117,7 +118,7 @@ class RunQueues(Generic[Key]):
         self.due_s = timers[0][0] if timers else math.inf
 
     def first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
-        """What is worth least, behind that worth with its class and bin."""
+        """Returns ((worth, class, bin), run) of the run that is worth least, or None."""
         if not self._known:
             self._first, self._known = self._look_for_first(), True
         return self._first
@@ -139,33 +140,35 @@ class RunQueues(Generic[Key]):
         return None
 
     def reorder(self) -> None:
-        """Worths have changed."""
+        """Sorts the queues again after a change of values."""
         self._known = False
         self._order = [(self._table.value(*name), *name) for name in self._queues]
         heapq.heapify(self._order)
 
 
 class FairQueues(Generic[Key]):
-    """``fair``: nothing goes of a tenant that has not more than its share while another has, unless it is old and all
-    but worthless: shares are not for what nobody will use. Else worth alone decides."""
+    """The runs that may go, in queues per group of tenants.
+
+    If ``fair``, nothing is taken from a tenant within its share while another holds more than its own. Runs that are
+    old and all but worthless are not protected. If not ``fair``, worth alone decides."""
 
     def __init__(self, table: HazardTable, fair: bool) -> None:
         self._table = table
         self._queues: dict[int, RunQueues[Key]] = {}
-        """By group of tenants."""
+        """The queues by group of tenants."""
         self._now_s = 0.0
         self._shares = TenantShares() if fair else None
         self._nobody_above = False
-        """Since :meth:`advance`: then shares decide nothing."""
+        """True if shares let no run go since :meth:`advance`; then they decide nothing."""
 
     def whose(self, note: RunNote, tenant: str) -> None:
-        """Of one that holds nothing yet."""
+        """Sets the tenant of a note whose run holds nothing yet."""
         note.tenant = tenant
         if self._shares is not None:
             note.group = self._shares.group(tenant)
 
     def hand(self, run: Run[Key], tenant: str, now_s: float) -> None:
-        """It is that tenant's from now on."""
+        """Hands a run over to another tenant."""
         self.leave(run)
         self.count(run, -len(run.keys))
         self.whose(run.note, tenant)
@@ -173,19 +176,19 @@ class FairQueues(Generic[Key]):
         self.place(run, now_s)
 
     def count(self, run: Run[Key], more: int) -> None:
-        """The tenant of this run has so many more keys."""
+        """Counts ``more`` keys for the tenant of this run."""
         shares = self._shares
         if shares is not None:
             note: RunNote = run.note
             shares.add(note.group, more)
 
     def again(self, note: RunNote, now_s: float) -> None:
-        """Its tenant uses it, for the first time since its last use."""
+        """Counts a reuse of a run by its tenant, before its last use is updated."""
         if self._shares is not None:
             self._shares.again(note.group, now_s - note.last_s)
 
     def most(self, run: Run[Key]) -> int:
-        """Of its keys that may be taken now."""
+        """Returns how many of the run's keys may be taken now."""
         note: RunNote = run.note
         free = len(run.keys) - note.fixed
         return free if self._faded(note) else min(free, self.above(note.group))
@@ -196,12 +199,11 @@ class FairQueues(Generic[Key]):
         return FADED * self._table.value(note.of.number, note.bin) <= self._table.value(note.of.number, 0)
 
     def above(self, group: int) -> int:
-        """How many keys may be taken from these tenants now."""
+        """Returns how many keys may be taken from a group of tenants now."""
         return MANY if self._shares is None or self._nobody_above else self._shares.above(group)
 
     def place(self, run: Run[Key], now_s: float) -> None:
-        """In line, if it is not there already; or out of it, if its end may not go: something extends it, or that is
-        pinned."""
+        """Queues a run if its end may go, else takes it out: another run extends it, or its end is pinned."""
         note: RunNote = run.note
         if len(run.keys) == note.fixed or run.children:
             self.leave(run)
@@ -212,14 +214,14 @@ class FairQueues(Generic[Key]):
         queues.enter(run, now_s)
 
     def leave(self, run: Run[Key]) -> None:
-        """It is not in line, wherever that is."""
+        """Takes a run out of its queue, if it is in one."""
         note: RunNote = run.note
         queues = self._queues.get(note.group)
         if queues is not None:
             queues.leave(note)
 
     def advance(self, now_s: float) -> None:
-        """Before others are asked for."""
+        """Moves on to ``now_s``; to be called before victims are asked for."""
         for queues in self._queues.values():
             if queues.due_s <= now_s:
                 queues.advance(now_s)
@@ -227,8 +229,9 @@ class FairQueues(Generic[Key]):
         self._nobody_above = False
 
     def first(self) -> Run[Key] | None:
-        """What is worth least of those that may go. Of a group that has not more than its share only its least is
-        looked at, whether that has faded."""
+        """Returns the run that is worth least of those that may go, or None.
+
+        Of a group within its share, only the run that is worth least is looked at: it may have faded."""
         least = self._least()
         if least is None:
             self._nobody_above = True
@@ -244,6 +247,6 @@ class FairQueues(Generic[Key]):
         return None if least is None else least[1]
 
     def reorder(self) -> None:
-        """Worths have changed."""
+        """Sorts the queues again after a change of values."""
         for queues in self._queues.values():
             queues.reorder()

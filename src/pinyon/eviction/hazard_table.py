@@ -1,14 +1,17 @@
-"""How likely what was used is used again, by what is known of it and by how long ago that was; learned by watching.
+"""The probability of reuse by class and by time since the last use, learned by watching.
 
-Time since the last use is cut into bins. Of each class it is counted how many came through a bin unused and how many
-were used again in it: a life table, faded, so that old days count less. A part is taken to be like what contains it but
-for its level, as if :data:`LEVEL_PRIOR` uses had been seen as expected, and, bin by bin, :data:`PRIOR` blocks. A part
-of which nothing is known any more is forgotten.
+Time since the last use is divided into bins. For each class, the table counts how many samples passed a bin unused and
+how many were used again in it. This life table fades, so that old days count less. A class is assumed to be like the
+class that contains it, but for its level. That weighs like :data:`LEVEL_PRIOR` uses seen as expected, and in each bin
+like :data:`PRIOR` blocks. A class of which nothing is known any more is forgotten.
 
-A block that is worth holding is worth it until some time: the value is the greatest, over all times to hold it until,
-of (probability that it is used until then) / (expected time that it is held until then or until its use): uses per
-second of a block's room. (With a falling hazard that is the hazard; where a use becomes likelier with time it looks
-ahead. It is Gittins' index of a job that may be given up; Beckmann et al., "LHD", NSDI '18, call it hit density.)
+A block that is worth holding is worth it until some time. Its value is the greatest quotient over all such times, in
+uses per second of a block's room:
+
+- (probability of a use until then) / (expected time that the block is held, until then or until the use).
+
+With a falling hazard, the value is the hazard; where a use becomes likelier with time, it looks ahead. It is Gittins'
+index of a job that may be given up; Beckmann et al., "LHD", NSDI '18, call it hit density.
 """
 
 from __future__ import annotations
@@ -26,24 +29,24 @@ from numpy.typing import NDArray
 from pinyon.eviction.policy import Belief
 
 EDGES_S = (0.0, *(2.0**step for step in range(17)))
-"""Of the bins, the last one open: 1 s to 65,536 s (18 h), doubling."""
+"""The lower edges of the bins: 0, then 1 s to 65,536 s (18 h), doubling; the last bin is open."""
 BINS = len(EDGES_S)
 WIDTHS_S = np.array([*np.diff(EDGES_S), EDGES_S[-1]])
 PRIOR = 100.0
 CLASSES_MAX = 2048
 GROUPS_MAX = 20
-"""Classes that are parts of the root itself."""
+"""The greatest number of groups: classes directly below the root."""
 GROUP_CLASSES = 64
-"""Each of them, with its parts, can have so many, whatever others have."""
+"""The number of classes that each group is sure of, itself among them, however many others have."""
 FORGOTTEN = 0.5
-"""A class is, when it has seen less and nothing of it is waited for."""
+"""A class is forgotten when it has seen less than this, faded, and none of its samples waits."""
 OVER_MIN = 1024
-"""Samples that are over are kept until they are met, but never more than of others and so many."""
+"""Ended samples stay in the heaps until they are met, but never more of them than of others and this many."""
 LEVEL_PRIOR = 50.0
 FIRST_RATE = 1e-3
-"""Uses per second, before anything was seen."""
+"""The assumed uses per second before anything was seen."""
 FALL = 0.7
-"""Of them, in the next bin, as long as nobody got there."""
+"""The factor from one bin's rate to the next bin's, as long as no sample got there."""
 
 
 def bin_of(age_s: float) -> int:
@@ -51,26 +54,26 @@ def bin_of(age_s: float) -> int:
 
 
 class HazardClass:
-    """Those that are alike in what is known of them."""
+    """A class of samples that are alike in what is known of them."""
 
     __slots__ = ("group", "kept", "name", "number", "parent", "parts", "size")
 
     def __init__(self, name: Hashable, number: int, parent: HazardClass | None) -> None:
         self.name = name
         self.number = number
-        """The root's, 0, once it is forgotten."""
+        """The row in the table; the root's, 0, once the class is forgotten."""
         self.parent = parent
         self.group: HazardClass = self if parent is None or parent.parent is None else parent.group
-        """What it is a part of below the root."""
+        """The class directly below the root that contains this one."""
         self.parts = 0
         self.size = 0
-        """Classes of the group that it is."""
+        """The number of classes in the group, if this class is a group."""
         self.kept = False
-        """It is never forgotten."""
+        """True if the class is never forgotten."""
 
 
 class Sample:
-    """One that may be used again; ``of``: its class's number."""
+    """A run that was used or stored and may be used again; ``of`` is the number of its class."""
 
     __slots__ = ("bin", "last_s", "of", "over")
 
@@ -89,31 +92,31 @@ class _Snapshot(NamedTuple):
 
 
 class HazardTable:
-    """``window_s``: what is older by that counts 1/e."""
+    """The life table of all classes; counts fade to 1/e within ``window_s``."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._classes: dict[Hashable, HazardClass] = {}
         shape = (CLASSES_MAX, BINS)
         self._again = np.zeros(shape)
-        """Used again, by class and bin."""
+        """Samples used again, by class and bin."""
         self._through = np.zeros(shape)
-        """Not used again in that bin."""
+        """Samples that passed the bin unused."""
         self._waiting = np.zeros(shape)
-        """In it now."""
+        """Samples that are in the bin now."""
         self._values = np.zeros(shape)
-        """Uses per second of holding one block."""
+        """Values: uses per second of holding one block."""
         self._values[0] = FIRST_RATE * FALL ** np.arange(BINS)
         self._parents = np.zeros(CLASSES_MAX, np.int64)
         self._depths = np.ones(CLASSES_MAX, np.int64)
-        """Where there is no class, nothing was seen of a part of the root."""
+        """The depth below the root; a row without a class counts as a class below the root that saw nothing."""
         self._free = list(range(CLASSES_MAX - 1, -1, -1))
         self._rows = 0
-        """There were never classes behind so many."""
+        """The number of first rows beyond which there never was a class."""
         self._promised = GROUPS_MAX * GROUP_CLASSES
-        """To groups that have fewer classes than they can."""
+        """The rows that groups are still sure of, by :data:`GROUP_CLASSES`."""
         self._samples: list[list[tuple[float, int, Sample]]] = [[] for _ in range(BINS)]
-        """Heaps, by last use: a sample may begin long after it."""
+        """A heap per bin, by last use, as a sample may begin long after its last use."""
         self._number = itertools.count()
         self._alive = self._entries = 0
         self._faded_s: float | None = None
@@ -121,14 +124,14 @@ class HazardTable:
         self._depths[self.root.number] = 0
 
     def of(self, name: Hashable, parent: HazardClass) -> HazardClass:
-        """The class of that name, which is a part of ``parent``; that one itself where there are too many."""
+        """Returns the class of that name within ``parent``; ``parent`` itself if there are too many classes."""
         found = self._classes.get(name)
         if found is not None:
             return found
         return self._add(name, parent) if self._may_have_more(parent) else parent
 
     def keep(self, name: Hashable) -> HazardClass:
-        """A part of the root, for ever."""
+        """Returns the class of that name below the root, which is never forgotten."""
         found = self.of(name, self.root)
         found.kept = True
         return found
@@ -151,10 +154,10 @@ class HazardTable:
         return each
 
     def _forget(self) -> None:
-        """Parts of which nothing is known any more: what they saw remains what the whole saw."""
+        """Forgets classes of which nothing is known any more; their counts pass to the class that contains them."""
         known = self._again.sum(1) + self._through.sum(1)
         waiting = self._waiting.sum(1)
-        for each in reversed(list(self._classes.values())):  # parts came later than the whole
+        for each in reversed(list(self._classes.values())):  # a class is made after the one that contains it
             number, parent = each.number, each.parent
             if parent is None or each.kept or each.parts or waiting[number] > 0 or known[number] >= FORGOTTEN:
                 continue
@@ -171,11 +174,11 @@ class HazardTable:
             each.number = self.root.number
 
     def value(self, number: int, bin: int) -> float:
-        """Of a class, by its number: uses per second of holding one block."""
+        """Returns the value of a class, by its number: uses per second of holding one block."""
         return float(self._values[number, bin])
 
     def begin(self, of: HazardClass, now_s: float) -> Sample:
-        """One was used or stored."""
+        """Begins a sample of a run that was last used or stored at ``now_s``."""
         sample = Sample(of.number, now_s)
         heapq.heappush(self._samples[0], (now_s, next(self._number), sample))
         self._waiting[of.number, 0] += 1
@@ -189,22 +192,22 @@ class HazardTable:
         return sample
 
     def again(self, sample: Sample, now_s: float) -> None:
-        """It was used again."""
+        """Ends a sample whose run was used again."""
         if not sample.over:
             self.give_up(sample)
             last = bin_of(now_s - sample.last_s)
-            self._through[sample.of, sample.bin : last] += 1  # since :meth:`advance`
+            self._through[sample.of, sample.bin : last] += 1  # bins passed since :meth:`advance`
             self._again[sample.of, last] += 1
 
     def give_up(self, sample: Sample) -> None:
-        """Nothing more is to be learned of it."""
+        """Ends a sample of which nothing more is to be learned."""
         if not sample.over:
             sample.over = True
             self._alive -= 1
             self._waiting[sample.of, sample.bin] -= 1
 
     def advance(self, now_s: float) -> None:
-        """Those that came through a bin are counted."""
+        """Moves samples on to the bins of their present age, and counts the bins that they passed."""
         for bin, samples in enumerate(self._samples):
             last = bin == BINS - 1
             until_s = now_s - (2 * EDGES_S[-1] if last else EDGES_S[bin + 1])
@@ -218,7 +221,7 @@ class HazardTable:
                     self._through[sample.of, bin:] += 1
                     self.give_up(sample)
                     continue
-                to = max(bin + 1, bin_of(age_s))  # whatever rounding says
+                to = max(bin + 1, bin_of(age_s))  # also if rounding says less
                 self._through[sample.of, bin:to] += 1
                 self._waiting[sample.of, bin] -= 1
                 self._waiting[sample.of, to] += 1
@@ -227,7 +230,7 @@ class HazardTable:
                 self._entries += 1
 
     def fit(self, now_s: float) -> Callable[[], NDArray[np.float64]]:
-        """Work for any thread: the values, by class and bin, for :meth:`adopt`."""
+        """Lets counts fade, and returns work for any thread that computes values by class and bin for :meth:`adopt`."""
         if self._faded_s is not None and now_s > self._faded_s:
             fade = math.exp((self._faded_s - now_s) / self._window_s)
             self._again[: self._rows] *= fade
@@ -238,7 +241,7 @@ class HazardTable:
         again = self._again[:count].copy()
         seen = (
             again + self._through[:count] + 0.5 * self._waiting[:count]
-        )  # who is still in a bin went through half of it
+        )  # a sample that is still in a bin counts as half
         snapshot = _Snapshot(self._parents[:count].copy(), self._depths[:count].copy(), again, seen)
         unused = [number for number in self._free if number < count]
 
@@ -250,7 +253,7 @@ class HazardTable:
         return work
 
     def adopt(self, values: NDArray[np.float64]) -> None:
-        """Of the classes that there were (others' are 0); those that came since have their parents'."""
+        """Applies the values of classes that existed at the fit (others are 0); newer classes get their parents'."""
         there_was = values[:, 0] > 0.0
         self._values[: len(values)][there_was] = values[there_was]
         for each in self._classes.values():
@@ -258,7 +261,7 @@ class HazardTable:
                 self._values[each.number] = self._values[each.parent.number]
 
     def beliefs(self) -> dict[str, Belief]:
-        """Of the classes whose name is a text."""
+        """Returns the beliefs of the classes whose name is a string."""
         count = self._rows
         again, through = self._again[:count].copy(), self._through[:count].copy()
         _add_parts(self._parents[:count], self._depths[:count], again, through)
@@ -275,7 +278,7 @@ class HazardTable:
 
 
 def _add_parts(parents: NDArray[np.int64], depths: NDArray[np.int64], *counts: NDArray[np.float64]) -> None:
-    """What a part saw, the whole saw."""
+    """Adds the counts of each class to those of the class that contains it."""
     for depth in range(depths.max(), 0, -1):
         parts = np.flatnonzero(depths == depth)
         for each in counts:
@@ -283,12 +286,12 @@ def _add_parts(parents: NDArray[np.int64], depths: NDArray[np.int64], *counts: N
 
 
 def hazards_of(snapshot: _Snapshot) -> NDArray[np.float64]:
-    """Probability, by class and bin, that one which came so far is used in this bin."""
+    """Returns the probability, by class and bin, that a sample which reached the bin is used in it."""
     parents, depths, again, seen = snapshot
     _add_parts(parents, depths, again, seen)
     hazards = np.empty_like(seen)
     rate = FIRST_RATE
-    for bin in range(BINS):  # nothing was seen of what is older than the table: uses per second go on falling
+    for bin in range(BINS):  # in bins that no sample has reached, uses per second go on falling
         usual = 1.0 - np.exp(-rate * WIDTHS_S[bin])
         hazards[0, bin] = (again[0, bin] + usual) / (seen[0, bin] + 1.0)
         rate = -np.log1p(-min(0.999, hazards[0, bin])) / WIDTHS_S[bin] * FALL
@@ -302,7 +305,7 @@ def hazards_of(snapshot: _Snapshot) -> NDArray[np.float64]:
 
 
 def values_of(hazards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """See the module: for each bin the best time to hold until. Shape of both: classes by bins."""
+    """Returns the values (see the module), with the best time to hold for each bin. Both shapes: classes by bins."""
     best = np.zeros_like(hazards)
     for start in range(BINS):
         alive = np.ones(len(hazards))

@@ -1,4 +1,4 @@
-"""Least recently used goes first (Mooncake §3.2.1)."""
+"""The LRU policy: the least recently used key goes first (Mooncake §3.2.1)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pinyon.eviction.policy import Key, Traits
 
 
 class Lru(Generic[Key]):
-    """Order of the last use decides, which for a pinned key ends when it is unpinned. Worth: how long ago, negative."""
+    """Keys by their last use, which for a pinned key ends when it is unpinned. Worth: minus the seconds since then."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[Key, float] = OrderedDict()
-        """Of those that may go: when each was used last."""
+        """The time of the last use of each key that may go."""
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
@@ -24,7 +24,7 @@ class Lru(Generic[Key]):
     def stored_pinned(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
     ) -> None:
-        """Their last use has not ended."""
+        """Does nothing, as the last use of pinned keys has not ended."""
 
     def _append(self, keys: Sequence[Key], now_s: float) -> None:
         order = self._order

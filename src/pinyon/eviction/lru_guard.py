@@ -1,11 +1,12 @@
-"""LRU beside another policy: whether it would have served better lately, and what it would have kept.
+"""A guard beside another policy that knows what LRU would have kept and whether LRU would have served better lately.
 
-It watches what is used and stored, and so knows what LRU would hold in the same room; that costs one key for each that
-is held. What LRU has answered more than the other one is a debt. If it grows too large, nothing goes for a while that
-LRU would have kept, until what is held is what LRU would hold and what there is room for besides. So a policy that is
-wrong about a workload, or about its change, costs little more than that debt: for each time that it is tried again, and
-after each failure that is twice as late. The debt may be as large as what the policy has gained over LRU so far, within
-bounds: one that knows nothing yet has little to lose.
+The guard watches uses and stores, and so knows what LRU would hold in the same room, at the cost of one key for each
+held key. The hits by which LRU is ahead of the policy are a debt. If it grows too large, nothing goes for a while that
+LRU would have kept, until the pool holds what LRU would hold and whatever else there is room for.
+
+So a policy that is wrong about a workload, or about its change, costs little more than that debt each time that it is
+tried. After each failure, it is tried again twice as late. The debt may be as large as the policy's gain over LRU so
+far, within bounds: a policy that knows nothing yet has little to lose.
 """
 
 from __future__ import annotations
@@ -20,45 +21,45 @@ from typing import Generic
 from pinyon.eviction.policy import Key
 
 ALLOWED = 0.005
-"""Of what is asked for: so much less than LRU is no debt."""
+"""The share of all keys asked for by which the policy may have fewer hits than LRU without a debt."""
 LIMIT_MIN, LIMIT_MAX = 0.03, 0.5
-"""Of the room: a debt of so many keys. One request may have as many as there is room for."""
+"""Bounds of the debt limit, as shares of the room. One request may have as many keys as there is room for."""
 HOLD = 8
-"""How long the first time, in keys used or stored: so often the debt."""
+"""The length of the first hold, in keys used or stored, as a multiple of the debt limit."""
 HOLD_MAX = 256
-"""So often the room."""
+"""The greatest length of a hold, as a multiple of the room."""
 FORGIVEN = 8
-"""So often that long without a debt, and the next time is a first one."""
+"""The multiple of the last hold after which, without too large a debt, the next hold counts as the first."""
 
 
 class LruGuard(Generic[Key]):
     def __init__(self) -> None:
         self._kept: OrderedDict[Key, None] = OrderedDict()
-        """By LRU, what is next first."""
+        """The keys that LRU would hold, the next victim first."""
         self._beyond: dict[int, OrderedDict[Key, int]] = {}
-        """What is held and LRU would not, the longest first, by group: when it was that."""
+        """The held keys that LRU would not hold, by group, longest first, with the number of their leaving."""
         self._group_of: dict[Key, int] = {}
         self.on = False
-        """Nothing should go that LRU would have kept."""
+        """True during a hold: nothing should go that LRU would have kept."""
         self._room = 0
         self._debt = 0.0
         self._gained = 0
-        """Keys that LRU would not have answered, less those that it alone would have."""
+        """The policy's hits that LRU would not have had, less those that LRU alone would have had."""
         self._asked = 0
-        """Keys."""
+        """The number of keys asked for."""
         self._turned = 0
-        """When it was turned on or off, in keys."""
+        """The value of ``_asked`` when a hold last began or ended."""
         self._hold = 0.0
-        """In rooms."""
+        """The length of the hold, as a multiple of the room."""
         self._left = 0
-        """So many have left what LRU would hold."""
+        """A counter of the keys that have left what LRU would hold."""
 
     def __len__(self) -> int:
-        """Keys that it remembers."""
+        """Returns the number of remembered keys."""
         return len(self._kept) + len(self._group_of)
 
     def asked(self, keys: Sequence[Key], held: bool) -> None:
-        """A request uses these, in the order of its prompt. ``held``: they were there."""
+        """Counts keys that a request uses, in the order of its prompt; ``held`` says whether they were there."""
         found = self.touched(keys)
         self._asked += len(keys)
         if not self._room:
@@ -76,11 +77,11 @@ class LruGuard(Generic[Key]):
             self._turn(True)
 
     def limit(self) -> float:
-        """Of the debt, in rooms."""
+        """Returns the limit of the debt, as a share of the room."""
         return min(LIMIT_MAX, max(LIMIT_MIN, self._gained / self._room))
 
     def touched(self, keys: Sequence[Key]) -> int:
-        """They are those used last, without having been asked for; how many of them LRU would hold."""
+        """Marks keys as used last without counting them as asked for, and returns how many of them LRU would hold."""
         kept, beyond = self._kept, self._group_of
         found = 0
         for key in reversed(keys):
@@ -105,7 +106,7 @@ class LruGuard(Generic[Key]):
             del self._beyond[group]
 
     def shrink(self, room: int, group_of: Callable[[Key], int | None]) -> None:
-        """There is room for so many keys. ``group_of`` those that are held; None: it is not."""
+        """Sets the room, in keys. ``group_of`` returns the group of a held key, and None for a key that is not held."""
         self._room = room
         kept = self._kept
         while len(kept) > room:
@@ -117,30 +118,30 @@ class LruGuard(Generic[Key]):
                 self._beyond.setdefault(group, OrderedDict())[key] = self._left
 
     def gone(self, keys: Sequence[Key]) -> None:
-        """They are not held any more: LRU may have kept them."""
+        """Notes that keys were evicted, which LRU may have kept."""
         beyond = self._group_of
         for key in keys:
             if key in beyond:
                 self._leave(key)
 
     def dropped(self, keys: Sequence[Key]) -> None:
-        """Nor would LRU hold them."""
+        """Notes that keys are gone for another reason, so that LRU would not hold them either."""
         self.gone(keys)
         for key in keys:
             self._kept.pop(key, None)
 
     def order(self, may: Callable[[int], int]) -> Iterator[Key]:
-        """What LRU would not hold, the longest first, of the groups that ``may`` give."""
+        """Returns the held keys that LRU would not hold, longest first, of groups for which ``may`` is above 0."""
         groups = [keys.items() for group, keys in self._beyond.items() if may(group)]
         return (key for key, _ in heapq.merge(*groups, key=itemgetter(1)))
 
     def later(self, key: Key) -> None:
-        """That one cannot go now: it is next after all the others of its group."""
+        """Puts a key that cannot go now behind all others of its group."""
         self._left += 1
         keys = self._beyond[self._group_of[key]]
         keys[key] = self._left
         keys.move_to_end(key)
 
     def beyond(self, keys: Iterable[Key]) -> int:
-        """How many of the first of these LRU would not hold."""
+        """Returns how many keys at the beginning of ``keys`` LRU would not hold."""
         return sum(1 for _ in takewhile(self._group_of.__contains__, keys))

@@ -1,11 +1,11 @@
-"""What an eviction policy is told and asked, whoever asks.
+"""The interface of eviction policies.
 
-It is told what happens to the keys that are held, as it happens: they are *stored*, *used* by a request, *pinned* while
-somebody reads or writes them, *unpinned*, *dropped* for another reason than eviction. It is asked which ones go. It
-knows keys, never where their content is, so that it can recognise one that comes back. Clock values are arguments.
+A policy is told at once what happens to the held keys. They are *stored*, *used* by a request, *pinned* while their
+blocks are read or written, *unpinned*, or *dropped* for another reason than eviction. It is asked which keys to evict.
+It knows keys, never where their blocks are, so that it recognises a key that comes back. Clock values are arguments.
 
-What is known of a key besides its order are :class:`Traits`, those of the request that stored or used it last: the seam
-for policies that learn what becomes of a kind of request ("KVCache cache in the wild" §4.2).
+Besides its order, a key has :class:`Traits`, those of the request that stored or used it last. Policies learn from them
+what becomes of a kind of request ("KVCache cache in the wild" §4.2).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Traits(NamedTuple):
-    """What is known of the request that a key was stored or used for."""
+    """The known traits of the request that stored or used a key."""
 
     category: str = ""
-    """Of the request: kind and turn; empty = unknown."""
+    """The request's kind and turn; empty = unknown."""
     tenant: str = ""
-    """Whose it is; empty = unknown."""
+    """The request's tenant; empty = unknown."""
 
     @classmethod
     def of(cls, request: RequestClass) -> Traits:
@@ -36,13 +36,13 @@ NO_TRAITS = Traits()
 
 
 def kind_and_turn(category: str) -> tuple[str, int]:
-    """Of ``text/3``; turn 0: it says none."""
+    """Returns kind and turn of a category such as ``text/3``; turn 0 if it names none."""
     kind, _, turn = category.rpartition("/")
     return (kind, int(turn)) if turn.isdecimal() and len(turn) < 10 else (category, 0)
 
 
 class Use(NamedTuple):
-    """By a request: its traits (None: nobody knows), and the place in its prompt of the first key."""
+    """A use of keys by a request: its traits (None if unknown), and the first key's place in its prompt, in blocks."""
 
     traits: Traits | None = None
     first: int = 0
@@ -53,39 +53,39 @@ class Use(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """What a policy takes for true of the blocks of one category."""
+    """An estimate by a policy of how the blocks of one category are reused."""
 
     share: float
-    """Of them that are used again, in [0, 1]."""
+    """The share of the blocks that are used again, in [0, 1]."""
     mean_s: float
-    """Until then, of those."""
+    """The mean time until these are used again."""
 
 
 @runtime_checkable
 class Learning(Protocol):
-    """What policies that learn have besides."""
+    """The further methods of policies that learn."""
 
     def refit(self, now_s: float) -> Callable[[], Any] | None:
-        """Work on what was sampled lately, for any thread; its result is for :meth:`adopt`. None: not now."""
+        """Returns work on recent samples for any thread, with a result for :meth:`adopt`; None if it is too early."""
 
     def adopt(self, fit: Any) -> None:
-        """What was learned holds from now on."""
+        """Applies what was learned from now on."""
 
     def beliefs(self) -> Mapping[str, Belief]:
-        """By category (``""``: of all that has no belief of its own), for people and metrics."""
+        """Returns a belief per category, for people and metrics; ``""`` is for all without a belief of their own."""
 
 
 Refit = Callable[[Callable[[], Any], Callable[[Any], object]], None]
-"""Has work done, anywhere, and its result handed to the second by the policy's owner, or forgets about it."""
+"""A function that has work done in any thread; the policy's owner hands the result to the second argument, or not."""
 
 
 def at_once(work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
-    """Here and now: what replays and tests have, and what is the same every time."""
+    """Does the work at once, as in replays and tests, which have to run the same way every time."""
     adopt(work())
 
 
 def learner(policy: object, refit: Refit = at_once) -> Callable[[float], None]:
-    """What has a policy learn, called with the time, as often as one likes; of others nothing."""
+    """Returns a function that lets a policy which learns do so when it is due; call it often, with the time."""
     if not isinstance(policy, Learning):
         return lambda now_s: None
     learning = policy
@@ -99,72 +99,74 @@ def learner(policy: object, refit: Refit = at_once) -> Callable[[float], None]:
 
 
 class EvictionPolicy(Protocol[Key]):
-    """Keys of one call are in the order of their prompt, each once; ``offsets`` are their places in it, in blocks.
+    """A policy that chooses victims among the keys that it is told of.
 
-    Where a policy has no opinion, what is deeper in its prompt goes first: a block without those before it is of no
-    use. Nothing that is pinned goes. Calls cost O(keys), but for what a policy says of its victims.
-    """
+    The keys of one call are in the order of their prompt, each once; ``offsets`` are their places in it, in blocks.
+    Where a policy has no preference, keys deeper in their prompt go first: a block is useless without those before it.
+    Pinned keys never go. Calls cost O(keys), unless a policy says otherwise about its victims."""
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
     ) -> None:
-        """These are held from now on; none of them was. ``after``: the key before the first one in its prompt; None:
-        there is none, or nobody knows."""
+        """Adds keys, none of which was held. ``after`` is the key before the first one in its prompt; None if there is
+        none or it is unknown."""
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
-        """A request uses these, which are held. ``traits`` are its; None: nobody knows, they stay as they are."""
+        """Notes that a request uses held keys. ``traits`` are the request's; None if unknown: the keys keep theirs."""
 
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
-        """These, which are held and not pinned, must not go."""
+        """Pins keys, which are held and not pinned: they must not go."""
 
     def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
-        """These, which are pinned, may go again."""
+        """Releases pinned keys: they may go again."""
 
     def dropped(self, keys: Sequence[Key], now_s: float) -> None:
-        """These are not held any more; pinned or not."""
+        """Removes keys, pinned or not."""
 
     def victims(self, count: int, now_s: float) -> list[Key]:
-        """Those that should go next, at most ``count``, in this order; they are not held any more."""
+        """Removes and returns the keys to evict next, in this order, at most ``count``."""
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
-        """The next victim and what it is worth, for a choice between pools of one policy: less is to go rather. None:
-        nothing may go."""
+        """Returns the next victim's worth and the victim; None if nothing may go.
+
+        Of several pools of one policy, the one whose next victim is worth least should evict."""
 
     def __len__(self) -> int:
-        """How many may go."""
+        """Returns how many keys may go."""
 
     def __contains__(self, key: object) -> bool:
-        """It is held and may go."""
+        """Returns whether the key is held and may go."""
 
 
 @runtime_checkable
 class Chaining(Protocol):
-    """What policies that go by what extends what have besides."""
+    """The further method of policies that use which key follows which."""
 
     def follows(self, key: Any, after: Any, now_s: float) -> None:
-        """``after`` is the key before this one in its prompt. Both are held; with this one a call of ``stored`` began,
-        with the other one such a call ended, and nobody has used them since."""
+        """Notes that ``after`` is the key before ``key`` in its prompt; both are held, and unused since being stored.
+
+        A call of ``stored`` began with ``key``, and one ended with ``after``."""
 
 
 @runtime_checkable
 class Pinning(Protocol):
-    """What policies have besides to which it is less work that keys are stored by somebody who writes them still."""
+    """The further method of policies that save work if keys, whose blocks are yet to be written, are pinned at once."""
 
     def stored_pinned(
         self, keys: Sequence[Any], now_s: float, traits: Traits, offsets: Sequence[int], after: Any = None
     ) -> None:
-        """As ``stored`` and then ``pinned``."""
+        """Does what ``stored`` and then ``pinned`` do."""
 
 
 class Known(NamedTuple):
-    """Of a key that is held, for a policy that takes over."""
+    """Facts about a held key, for a policy that takes over."""
 
     traits: Traits = NO_TRAITS
-    """Of the request that stored it, or of the last one that used it."""
+    """The traits of the request that stored the key or used it last."""
     place: int = 0
-    """In the prompt that it was stored for."""
+    """The key's place in the prompt that it was stored for, in blocks."""
     after: Any = None
-    """The key before it there; None: there is none, or nobody knows."""
+    """The key before it in that prompt; None if there is none or it is unknown."""
 
 
 KnownOf = Callable[[Key], Known]
@@ -177,19 +179,20 @@ def hand_over(
     known_of: KnownOf[Key],
     now_s: float,
 ) -> None:
-    """Tell ``new`` of all that ``last`` has: in the order in which that would have them go, as used now by the requests
-    that are known of them, then of what is ``pinned``; then which follows which. ``last`` is of no use then.
-    """
+    """Hands all keys of ``last`` over to ``new``; ``last`` is of no use afterwards.
+
+    ``new`` is told of the keys in the order in which ``last`` would evict them, then of the ``pinned`` keys. All count
+    as used now by the requests that are known of them. Then it is told which key follows which."""
     keys = [*last.victims(len(last), now_s), *pinned]
     known = {key: known_of(key) for key in keys}
-    # Places fall along a chain, so that it ends, whatever those who stored it said.
+    # Places fall along a chain, so that each chain ends even if callers gave wrong predecessors.
     before = {
         key: after
         for key, (_, place, after) in known.items()
         if after is not None and after in known and known[after].place == place - 1
     }
     extended, fixed = Counter(before.values()), set(pinned)
-    runs: list[list[Key]] = []  # the deepest key first; nothing else begins in the middle
+    runs: list[list[Key]] = []  # each with the deepest key first; no other run begins in its middle
     for key in keys:
         deeper = runs[-1][-1] if runs else None
         follows = deeper is not None and before.get(deeper) == key and extended[key] == 1

@@ -1,8 +1,8 @@
-"""Held keys as runs of a prefix tree: what a policy goes by that looks at requests, not at single blocks.
+"""The held keys as runs of a prefix tree, for policies that look at requests, not at single blocks.
 
-A run is a stretch of keys that all requests so far have shared or not shared together. It is cut where a request leaves
-it; so a run has one predecessor, and what extends it begins where it ends. Which key follows which is learned from the
-calls: keys of one call are in the order of their prompt. What is not known stands alone.
+A run is a stretch of keys that each request so far has used as a whole or not at all. It is cut where a request leaves
+it, so that a run has one predecessor, and the runs that extend it begin where it ends. The tree learns from the calls
+which key follows which: keys of one call are in the order of their prompt. A run of unknown predecessor stands alone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pinyon.eviction.policy import Key
 
 
 class Run(Generic[Key]):
-    """``keys`` in the order of the prompt, never empty while it is in the tree."""
+    """A run; ``keys`` are in the order of the prompt, and never empty while the run is in the tree."""
 
     __slots__ = ("children", "first", "keys", "note", "parent")
 
     def __init__(self, keys: list[Key], first: int, parent: Run[Key] | None) -> None:
         self.keys = keys
         self.first = first
-        """Place of the first key in its prompt, in blocks."""
+        """The place of the first key in its prompt, in blocks."""
         self.parent = parent
         self.children = 0
-        """Runs that begin where this one ends."""
+        """The number of runs that begin where this one ends."""
         self.note: Any = None
-        """The policy's."""
+        """The policy's own note."""
 
 
 class PrefixTree(Generic[Key]):
-    """Costs O(keys of the call), but for cuts in the middle of long runs."""
+    """A prefix tree whose calls cost O(keys of the call), but for cuts in the middle of long runs."""
 
     def __init__(self) -> None:
         self._run_of: dict[Key, Run[Key]] = {}
@@ -48,14 +48,14 @@ class PrefixTree(Generic[Key]):
         return None if key is None else self._run_of.get(key)
 
     def by_run(self, keys: Sequence[Key]) -> dict[Run[Key], list[Key]]:
-        """These, which are held."""
+        """Returns held keys, grouped by run."""
         found: dict[Run[Key], list[Key]] = {}
         for key in keys:
             found.setdefault(self._run_of[key], []).append(key)
         return found
 
     def add(self, keys: Sequence[Key], first: int, parent: Run[Key] | None) -> Run[Key]:
-        """A new run at the end of ``parent``."""
+        """Adds a run at the end of ``parent`` and returns it; ``first`` is its first key's place in the prompt."""
         run = Run(list(keys), first, parent)
         if parent is not None:
             parent.children += 1
@@ -63,12 +63,12 @@ class PrefixTree(Generic[Key]):
         return run
 
     def extend(self, run: Run[Key], keys: Sequence[Key]) -> None:
-        """It goes on with these; nothing begins at its end."""
+        """Appends keys to a run, which must have no children."""
         run.keys.extend(keys)
         self._run_of.update(dict.fromkeys(keys, run))
 
     def match(self, run: Run[Key], keys: Sequence[Key], at: int) -> tuple[int, int]:
-        """Where ``keys[at:]`` leaves the run, as a place in the run, and how many of them are in it."""
+        """Returns the place in the run where ``keys[at:]`` leave it, and how many of them are in it."""
         held = run.keys
         start = 0 if held[0] == keys[at] else held.index(keys[at])
         count = min(len(held) - start, len(keys) - at)
@@ -77,7 +77,7 @@ class PrefixTree(Generic[Key]):
         return start + count, count
 
     def cut(self, run: Run[Key], at: int) -> Run[Key]:
-        """What is before ``at`` (above 0) becomes a run of its own, which is returned; the rest stays as it is."""
+        """Makes the keys before ``at`` (above 0) a run of its own and returns that; ``run`` keeps the rest."""
         head = Run(run.keys[:at], run.first, run.parent)
         head.children = 1
         del run.keys[:at]
@@ -87,9 +87,9 @@ class PrefixTree(Generic[Key]):
         return head
 
     def follow(self, run: Run[Key], parent: Run[Key]) -> None:
-        """That ``run``, which stood alone, begins where ``parent`` ends, is known now."""
+        """Notes that ``run``, which stood alone, begins where ``parent`` ends; ignored if that would make a circle."""
         before: Run[Key] | None = parent if run.children else None
-        while before is not None:  # no circle, whatever we are told
+        while before is not None:  # no circle, even if a caller is wrong
             if before is run:
                 return
             before = before.parent
@@ -97,8 +97,9 @@ class PrefixTree(Generic[Key]):
         parent.children += 1
 
     def remove(self, run: Run[Key], keys: Sequence[Key]) -> None:
-        """These of it, wherever they are, are not held any more; it may be out of the tree now. O(its keys), but for
-        what is at its end."""
+        """Removes keys from any place of a run, which is out of the tree once it is empty.
+
+        Costs O(keys of the run), unless the keys are at its end."""
         for key in keys:
             del self._run_of[key]
         held, gone = run.keys, set(keys)
@@ -109,7 +110,7 @@ class PrefixTree(Generic[Key]):
         self._emptied(run)
 
     def drop_end(self, run: Run[Key], count: int) -> list[Key]:
-        """Its last keys, at least one, the last one first, are not held any more."""
+        """Removes the last ``count`` keys of a run, at least one, and returns them, the last one first."""
         if count < 1:
             raise ValueError(f"{count} keys of a run cannot go")
         gone = run.keys[: -count - 1 : -1]
@@ -125,5 +126,5 @@ class PrefixTree(Generic[Key]):
             run.parent.children -= 1
 
     def runs(self) -> Iterable[Run[Key]]:
-        """All. O(keys): where nothing better is known."""
+        """Returns all runs, in O(all held keys): for use where there is no faster way."""
         return dict.fromkeys(self._run_of.values())

@@ -1,4 +1,4 @@
-"""An order by rank in which ranks change: what policies with a number per key are made of."""
+"""A set of keys ordered by ranks that may change, for policies with a number per key."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pinyon.eviction.policy import Key
 STALE_MIN = 1024
 
 Rank = tuple[Any, ...]
-"""Numbers, the least goes first; no two keys have the same."""
+"""Numbers, of which the least goes first; no two keys have the same rank."""
 
 
 class Ranked(Generic[Key]):
-    """A heap, and entries in it that are not valid any more: at most as many as valid ones, and :data:`STALE_MIN`."""
+    """A heap whose outdated entries are at most as many as the valid ones and :data:`STALE_MIN`."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, Rank] = {}
-        """A rank and its key behind it: one tuple is compared faster than one within another."""
+        """Tuples of a rank with its key behind it: a flat tuple is compared faster than a nested one."""
         self._heap: list[Rank] = []
 
     def put(self, key: Key, rank: Rank) -> None:
-        """It is in, with this rank, whether it was before or not. O(log n)."""
+        """Adds a key or changes its rank, in O(log n)."""
         entry = self._entries[key] = (*rank, key)
         heap = self._heap
         heapq.heappush(heap, entry)
@@ -32,11 +32,11 @@ class Ranked(Generic[Key]):
             heapq.heapify(self._heap)
 
     def take(self, key: Key) -> bool:
-        """It is out; whether it was in."""
+        """Removes a key, and returns whether it was present."""
         return self._entries.pop(key, None) is not None
 
     def first(self) -> tuple[Rank, Key] | None:
-        """The one with the least rank."""
+        """Returns the least rank and its key."""
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]
@@ -47,7 +47,7 @@ class Ranked(Generic[Key]):
         return None
 
     def pop(self) -> tuple[Rank, Key] | None:
-        """As :meth:`first`, and it is out."""
+        """Removes and returns the least rank and its key."""
         found = self.first()
         if found is not None:
             heapq.heappop(self._heap)
@@ -55,7 +55,7 @@ class Ranked(Generic[Key]):
         return found
 
     def __iter__(self) -> Iterator[Key]:
-        """In no order."""
+        """Returns an iterator over the keys, in no order."""
         return iter(self._entries)
 
     def __len__(self) -> int:

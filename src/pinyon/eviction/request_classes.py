@@ -1,4 +1,4 @@
-"""Which requests are alike: by kind and turn, pace of the conversation, the tenant so far, length of the prompt."""
+"""The classes of requests: by kind and turn, pace of the conversation, the tenant so far, and length of the prompt."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pinyon.eviction.run_note import RunNote
 
 TENANTS_MAX = 65_536
 ANY, OTHER, SHARED, LEFT = "(any)", "(other)", "(shared)", "(left)"
-"""Not of a kind that a client named, of one too many, what several share, and what the next turn left behind. No kind
-is called so (:mod:`pinyon.core.request`)."""
+"""Classes of no kind named by a client, of kinds beyond the limit, of shared runs, and of runs left by the next turn.
+
+No kind can have these names (:mod:`pinyon.core.request`)."""
 TURNS = (1, 2, 3, 4, 5, 7, 10, 15, 23)
-"""Turns are told apart up to the next of these,"""
+"""The bounds of the ranges of turns; a turn belongs to the next bound that is not below it."""
 MORE_TURNS = "more"
-"""and what is beyond."""
+"""The name of all turns beyond the last bound."""
 GAPS_S = (4.0, 16.0, 64.0, 256.0, 1024.0)
 TENANT_PRIOR = 3.0
 TENANT_LEVELS = 8
 RECENT = 64.0
-"""Requests of a tenant that count."""
+"""The number of requests of a tenant after which the counts are halved."""
 
 
 class _Tenant:
-    """How often conversations of one tenant went on, after the first turn and after later ones."""
+    """Counts of how often a tenant's conversations went on, after the first turn and after later turns."""
 
     __slots__ = ("again", "began")
 
@@ -34,7 +35,7 @@ class _Tenant:
 
 
 class RequestClasses:
-    """Gives runs their classes, and tells the table what became of them."""
+    """The classifier of runs, which also tells the table what became of them."""
 
     def __init__(self, table: HazardTable) -> None:
         self._table = table
@@ -44,7 +45,7 @@ class RequestClasses:
         self._shared, self._left = table.keep(SHARED), table.keep(LEFT)
 
     def tip(self, note: RunNote, blocks: int, now_s: float) -> None:
-        """A request ends here, with a prompt so long."""
+        """Gives a class to a run at whose end a request's prompt ends, ``blocks`` long, and begins its sample."""
         later = note.turn > 1
         tenant = self._tenant(note.tenant)
         for each in (tenant, self._all):
@@ -67,7 +68,7 @@ class RequestClasses:
         note.sample = table.begin(note.of, now_s)
 
     def shared(self, note: RunNote, now_s: float) -> None:
-        """Several requests went on differently here: it is judged by its own uses from now on."""
+        """Gives a class to a run after which requests went on differently; from now on its own uses count."""
         self.forget(note)
         table = self._table
         pace = _bucket(note.gap_s, GAPS_S)
@@ -76,7 +77,7 @@ class RequestClasses:
         note.sample = table.begin(note.of, now_s)
 
     def left(self, note: RunNote, now_s: float) -> None:
-        """The next turn used what was before it, and not this."""
+        """Gives a class to a run that the next turn did not use, though it used the run before."""
         if note.sample is not None:
             self.again(note.sample, note, now_s)
         note.of = self._left
@@ -84,7 +85,7 @@ class RequestClasses:
         note.turn = 0
 
     def again(self, sample: Sample, note: RunNote, now_s: float) -> None:
-        """It was used again."""
+        """Counts a reuse, for the sample and for the tenant."""
         if sample.over:
             return
         self._table.again(sample, now_s)
@@ -93,7 +94,7 @@ class RequestClasses:
                 each.again[note.turn > 1] += 1.0
 
     def forget(self, note: RunNote) -> None:
-        """What becomes of it says nothing any more."""
+        """Ends the run's sample, as its fate tells nothing any more."""
         if note.sample is not None:
             self._table.give_up(note.sample)
             note.sample = None

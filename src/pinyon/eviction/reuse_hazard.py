@@ -1,15 +1,16 @@
-"""pinyon's own policy: what is least likely to be used again per second of its room goes first.
+"""pinyon's own policy: the run that is least likely to be used again per second of its room goes first.
 
-It looks at requests, not at blocks. What a request adds to a prompt is a run of keys with one fate: either the next
-turn uses all of it, or nobody does. How likely that is, and when, is learned (:mod:`pinyon.eviction.hazard_table`) by
-kind and turn of the request, by how often this tenant's conversations went on so far and by the pace of this one. Runs
-that several conversations share (instructions of a program) are judged by how often they themselves were used. What
-others leave behind when they go on differently is a class of its own.
+The policy looks at requests, not at blocks. A request adds a run of keys to a prompt, and all of these keys have one
+fate: either the next turn uses the whole run, or no request does. The policy learns how likely that is, and when
+(:mod:`pinyon.eviction.hazard_table`). It goes by kind and turn of the request, by how often this tenant's conversations
+went on so far, and by the pace of this one. Runs that several conversations share (instructions of a program) are
+judged by how often they themselves were used. Runs that are left behind when a request goes on differently are a class
+of their own.
 
-A run goes from its end, and only after everything that extends it: a prefix is worth at least as much as its
+A run is evicted from its end, and only after all runs that extend it: a prefix is worth at least as much as its
 extensions. Nothing is known of the future; if the workload shifts, old counts fade.
 
-Tenants share the room (:mod:`pinyon.eviction.tenant_shares`). Where LRU would serve better it is followed for a while
+Tenants share the room (:mod:`pinyon.eviction.tenant_shares`). Where LRU would serve better, it is followed for a while
 (:mod:`pinyon.eviction.lru_guard`).
 """
 
@@ -34,13 +35,15 @@ from pinyon.eviction.run_pins import RunPins
 
 STALE_MIN = 1024
 LATER_MAX = 64
-"""Looked at of those that the guard gives, before it is worth alone that decides."""
+"""The number of keys offered by the guard that are examined before worth alone decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseHazardSettings:
-    """What happened ``window_s`` ago counts 1/e; beliefs are renewed every ``refit_s``. ``fair``: nobody may have it
-    all. ``guard``: LRU is followed where it would serve better."""
+    """The policy's options.
+
+    Observations fade to 1/e in ``window_s``; beliefs are renewed every ``refit_s``. With ``fair``, no tenant may have
+    all of the pool. With ``guard``, LRU is followed where it would serve better."""
 
     window_s: float = 3600.0
     refit_s: float = 10.0
@@ -52,7 +55,7 @@ class ReuseHazardSettings:
 
 
 class ReuseHazard(Generic[Key]):
-    """Worth: uses to be expected per second of one block's room."""
+    """The policy; a block's worth is the expected number of uses per second of its room."""
 
     def __init__(self, settings: ReuseHazardSettings) -> None:
         self._settings = settings
@@ -89,7 +92,7 @@ class ReuseHazard(Generic[Key]):
             note.turn, note.gap_s = came_back.turn + 1, now_s - came_back.last_s
         if parent is not None:
             before: RunNote = parent.note
-            if before.pending:  # by the request that these are of
+            if before.pending:  # the parent was just used by the request that stores these keys
                 note.turn, note.gap_s = before.turn, before.gap_s
                 before.pending = False
                 self._classes.forget(before)
@@ -151,7 +154,7 @@ class ReuseHazard(Generic[Key]):
             self._remove(run, some, now_s)
 
     def _remove(self, run: Run[Key], keys: Sequence[Key], now_s: float) -> None:
-        """These of it are not held any more, wherever they were."""
+        """Removes keys from any place of a run."""
         self._tree.remove(run, keys)
         self._pins.lost(run, keys)
         self._queues.count(run, -len(keys))
@@ -171,7 +174,7 @@ class ReuseHazard(Generic[Key]):
     # -- what a request tells of those before
 
     def _returned(self, keys: Sequence[Key], now_s: float) -> RunNote | None:
-        """What was evicted is wanted again."""
+        """Counts the return of evicted runs, and returns the note of the last one, if any."""
         found = None
         ghosts = self._ghosts
         for key in [key for key in keys if key in ghosts]:
@@ -181,7 +184,7 @@ class ReuseHazard(Generic[Key]):
         return found
 
     def _end_at(self, key: Key | None, now_s: float) -> Run[Key] | None:
-        """The run that ends with this key, cut there if it went on."""
+        """Returns the run that ends with this key, cut there if it went on; None if the key is not held."""
         run = self._tree.get(key)
         if run is None or run.keys[-1] == key:
             return run
@@ -189,12 +192,12 @@ class ReuseHazard(Generic[Key]):
 
     @staticmethod
     def _goes_on(run: Run[Key]) -> bool:
-        """It is of a request that is still being computed, chunk by chunk."""
+        """Returns whether the run belongs to a request that is still being computed, chunk by chunk."""
         note: RunNote = run.note
         return note.growing and not run.children and note.pins == len(run.keys)
 
     def _cut(self, run: Run[Key], at: int, now_s: float) -> Run[Key]:
-        """A request uses the keys before ``at`` and goes on differently."""
+        """Cuts a run before ``at``, where a request that used it goes on differently, and returns the first part."""
         note: RunNote = run.note
         note.growing = False
         left = len(run.keys) - at
@@ -205,22 +208,22 @@ class ReuseHazard(Generic[Key]):
         if note.pins:
             self._pins.cut(run, head)
         if not note.branches and not run.children and left == 1:
-            self._classes.left(note, now_s)  # of the next turn
+            self._classes.left(note, now_s)  # as the next turn does not use it
             self._queues.leave(run)
         else:
             mine.branches = note.branches
             self._branched(mine, now_s)
-        self._queues.place(run, now_s)  # it may have been kept by what was pinned before it
+        self._queues.place(run, now_s)  # pinned keys before it may have kept it out of the queue
         return head
 
     def _branched(self, note: RunNote, now_s: float) -> None:
-        """One more request goes on differently at the end of this run."""
+        """Counts one more request that goes on differently at the end of this run."""
         note.branches += 1
         note.turn = 0
         self._classes.shared(note, now_s)
 
     def _whole(self, run: Run[Key], now_s: float) -> None:
-        """A request uses all of it."""
+        """Notes that a request uses the whole run."""
         note: RunNote = run.note
         note.growing = False
         gap_s = now_s - note.last_s
@@ -237,7 +240,7 @@ class ReuseHazard(Generic[Key]):
         self._queues.place(run, now_s)
 
     def _used_up_to(self, run: Run[Key], now_s: float, traits: Traits | None) -> None:
-        """The last run that a request uses: where it goes on, and if it does not, its end."""
+        """Notes the last run that a request uses, which is the end of the request unless other runs extend it."""
         note: RunNote = run.note
         if traits is not None:
             kind, turn = kind_and_turn(traits.category)
@@ -265,7 +268,7 @@ class ReuseHazard(Generic[Key]):
         return gone
 
     def _first(self, count: int) -> tuple[Run[Key], int] | None:
-        """Whose keys are next, and how many of them, at most ``count``."""
+        """Returns the run whose last keys should go next, and how many of them, at most ``count``."""
         guard = self._guard
         if guard is not None:
             guard.shrink(max(0, len(self._tree) - count), self._group_of)
@@ -275,7 +278,7 @@ class ReuseHazard(Generic[Key]):
         return None if run is None else (run, min(self._queues.most(run), count))
 
     def _left_by_lru(self, guard: LruGuard[Key], count: int) -> tuple[Run[Key], int] | None:
-        """The same, of what LRU would not hold."""
+        """Returns the same as :meth:`_first`, but only of keys that LRU would not hold."""
         later: list[Key] = []
         found = None
         for key in islice(guard.order(self._queues.above), LATER_MAX):
@@ -284,18 +287,18 @@ class ReuseHazard(Generic[Key]):
             if many and not run.children:
                 found = run, many
                 break
-            later.append(key)  # it is pinned, another tenant's now, or what LRU has kept extends it
+            later.append(key)  # it is pinned, belongs to another tenant now, or a key that LRU would keep extends it
         for key in later:
             guard.later(key)
         return found
 
     def _group_of(self, key: Key) -> int | None:
-        """Of tenants."""
+        """Returns the group of tenants of a held key."""
         run = self._tree.get(key)
         return None if run is None else run.note.group
 
     def _evict(self, run: Run[Key], count: int, now_s: float) -> list[Key]:
-        """From its end."""
+        """Evicts the last ``count`` keys of a run, and returns them."""
         first = run.keys[0]
         gone = self._tree.drop_end(run, count)
         if self._guard is not None:
@@ -303,7 +306,7 @@ class ReuseHazard(Generic[Key]):
         self._queues.count(run, -len(gone))
         if not run.keys:
             note: RunNote = run.note
-            if not note.turn and not note.branches:  # left behind
+            if not note.turn and not note.branches:  # left behind by the next turn
                 self._classes.forget(note)
             elif note.sample is not None and not self._inherits(run):
                 self._ghosts[first] = (note.sample, note)
@@ -316,7 +319,7 @@ class ReuseHazard(Generic[Key]):
         return gone
 
     def _gone(self, run: Run[Key], now_s: float) -> None:
-        """Nothing is left of it: what it extended may be next."""
+        """Takes an empty run out of the queues; its parent may inherit its sample, and may be the next victim."""
         note: RunNote = run.note
         self._queues.leave(run)
         parent = run.parent
@@ -328,18 +331,18 @@ class ReuseHazard(Generic[Key]):
             before.of, before.last_s, before.sample = note.of, note.last_s, note.sample
             before.turn, before.kind, before.gap_s = note.turn, note.kind, note.gap_s
         self._queues.place(parent, now_s)
-        run.parent = None  # what extended it may live on and must not hold all that was ever before it
+        run.parent = None  # runs that extended it may live on, and must not keep all former parents in memory
 
     @staticmethod
     def _inherits(run: Run[Key]) -> bool:
-        """What it extended is of the same conversation alone: that is what the next turn will use."""
+        """Returns whether the parent is of the same conversation alone, so that its next turn will use the parent."""
         parent = run.parent
         if parent is None or not run.note.turn:
             return False
         return bool(parent.keys) and not parent.children and not parent.note.branches
 
     def _anything(self, count: int, now_s: float) -> list[Key]:
-        """What is pinned holds what is before it: that goes as well, if there is nothing else."""
+        """Evicts keys that only pinned keys behind them protect, as there is nothing else to evict."""
         gone: list[Key] = []
         while len(gone) < count and (run := self._pins.deepest()) is not None:
             some = self._pins.free_of(run)[: count - len(gone)]

@@ -1,4 +1,4 @@
-"""What pinyon's own policy knows of a run of keys."""
+"""The note that pinyon's own policy keeps of a run of keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pinyon.eviction.hazard_table import HazardClass, Sample
 
 
 class RunNote:
-    """What the policy knows of a run."""
+    """The facts about one run."""
 
     __slots__ = (
         "bin",
@@ -31,22 +31,22 @@ class RunNote:
         self.of = of
         self.bin = 0
         self.stamp = 0
-        """Counts up when a place in a queue is not valid any more; odd: it is in one."""
+        """A counter that rises when the run enters or leaves a queue; odd while it is in one."""
         self.pins = 0
-        """Keys."""
+        """The number of pinned keys."""
         self.fixed = 0
-        """So many of its first keys may not go: up to the last one that is pinned."""
+        """The number of first keys that may not go: those up to the last pinned one."""
         self.sample: Sample | None = None
         self.kind = ""
         self.turn = 0
         self.tenant = ""
         self.group = 0
-        """Of tenants."""
+        """The group of tenants."""
         self.gap_s = 0.0
-        """Between the uses before: the last one, for what is shared their mean."""
+        """The time between the last two uses; for a shared run a mean of such times."""
         self.branches = 0
-        """Times that a request went on differently at its end."""
+        """The number of requests that went on differently at the run's end."""
         self.pending = False
-        """It was used by a request of which nothing else is known yet."""
+        """True after a use by a request of which nothing else is known yet."""
         self.growing = False
-        """It was stored, and not used since."""
+        """True from when the run is stored until it is used."""

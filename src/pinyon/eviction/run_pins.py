@@ -1,4 +1,4 @@
-"""Which keys of which runs are pinned: in its run, such a key holds all before it."""
+"""The pinned keys of each run; a pinned key also holds all keys before it in its run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pinyon.eviction.run_note import RunNote
 
 
 class RunPins(Generic[Key]):
-    """Keeps ``pins`` and ``fixed`` of runs' notes. Calls cost O(keys), and besides what is free at the ends of their
-    runs."""
+    """The pinned keys, and ``pins`` and ``fixed`` of the runs' notes.
+
+    Calls cost O(keys), and in addition the number of free keys at the ends of their runs."""
 
     def __init__(self, tree: PrefixTree[Key]) -> None:
         self._tree = tree
         self._keys: set[Key] = set()
         self._waiting: list[Run[Key]] = []
-        """See :meth:`deepest`."""
+        """The candidates of :meth:`deepest`, the deepest last."""
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -27,7 +28,7 @@ class RunPins(Generic[Key]):
         return key in self._keys
 
     def add(self, keys: Sequence[Key]) -> Iterable[Run[Key]]:
-        """None of them was pinned. Their runs."""
+        """Pins keys, none of which was pinned, and returns their runs."""
         self._keys.update(keys)
         found = self._tree.by_run(keys)
         for run, some in found.items():
@@ -36,7 +37,7 @@ class RunPins(Generic[Key]):
         return found
 
     def remove(self, keys: Sequence[Key]) -> Iterable[Run[Key]]:
-        """All of them were. Their runs."""
+        """Releases keys, all of which were pinned, and returns their runs."""
         self._keys.difference_update(keys)
         found = self._tree.by_run(keys)
         for run, some in found.items():
@@ -45,20 +46,20 @@ class RunPins(Generic[Key]):
         return found
 
     def lost(self, run: Run[Key], keys: Sequence[Key]) -> None:
-        """These, pinned or not, are not its any more."""
+        """Forgets keys, pinned or not, that the run has lost."""
         run.note.pins -= sum(key in self._keys for key in keys)
         self._keys.difference_update(keys)
         self._fix(run, len(run.keys))
 
     def cut(self, run: Run[Key], head: Run[Key]) -> None:
-        """What was the beginning of ``run`` is a run of its own."""
+        """Divides the pins, as the beginning of ``run`` has become the run ``head``."""
         head.note.pins = sum(key in self._keys for key in head.keys)
         run.note.pins -= head.note.pins
         self._fix(head, len(head.keys))
         self._fix(run, len(run.keys))
 
     def _fix(self, run: Run[Key], below: int) -> None:
-        """From ``below`` on no key is pinned."""
+        """Updates ``fixed`` of a run in which no key from place ``below`` on is pinned."""
         note: RunNote = run.note
         if not note.pins:
             below = 0
@@ -67,12 +68,13 @@ class RunPins(Generic[Key]):
         note.fixed = below
 
     def free_of(self, run: Run[Key]) -> list[Key]:
-        """What is not pinned, the deepest first."""
+        """Returns the run's keys that are not pinned, the deepest first."""
         return [key for key in reversed(run.keys) if key not in self._keys]
 
     def deepest(self) -> Run[Key] | None:
-        """The run that is deepest in its prompt, of those that are not pinned as a whole. Looked for among all, but
-        then for many calls."""
+        """Returns the run deepest in its prompt among those that are not wholly pinned, or None.
+
+        All runs are sorted for that, but once for many calls."""
         waiting = self._waiting
         for again in (False, True):
             while waiting and waiting[-1].note.pins == len(waiting[-1].keys):

@@ -1,4 +1,4 @@
-"""What of a request's blocks is held already, run by run."""
+"""Runs of a request's blocks that are all held already or all missing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Container, Iterator, Sequence
 
 
 def runs(blocks: Sequence[int], inside: Container[int]) -> Iterator[tuple[int, int, bool]]:
-    """``(start, end, whether they are inside)`` of neighbours that are alike, the last ones first. Who takes a run
-    may change what is inside, of its blocks."""
+    """Yields ``(start, end, known)`` for each run of neighbours that are all ``inside`` or all not, the last run first.
+
+    Between two runs, the caller may change which of the blocks of the run just taken are inside."""
     end = len(blocks)
     while end:
         known = blocks[end - 1] in inside

@@ -1,8 +1,8 @@
-"""Who holds how much of a pool, and who is to give (the problem of FairRide, NSDI '16).
+"""Tenants' shares of a pool: how much each holds, and from whom keys may be taken (the problem of FairRide, NSDI '16).
 
-Up to :data:`GROUPS` tenants have equal shares, and nothing is taken from one who has not more than that while another
-has (max-min). With more, shares would be smaller than single conversations, and keeping to them would cost more than it
-is worth: then nobody may have more than 1 / :data:`FLOOD` of the pool while another wants room.
+Up to :data:`GROUPS` tenants have equal shares: nothing is taken from a tenant within its share while another holds more
+than its own (max-min). With more tenants, shares would be smaller than single conversations, and enforcing them would
+cost more than it is worth. Then no tenant may hold more than 1 / :data:`FLOOD` of the pool while another wants room.
 """
 
 from __future__ import annotations
@@ -11,34 +11,35 @@ import math
 import zlib
 
 GROUPS = 64
-"""More tenants than that are put together by hash."""
+"""The number of tenant groups; more tenants than that are grouped by hash."""
 FLOOD = 2
 KNOWN = 4
-"""Of so many groups one has to know after how long they use things again, before that says anything of the others."""
+"""The least number of groups with known reuse times from which those of other groups are inferred."""
 LONGEST_S = 1800.0
-"""Of the times that are looked at."""
+"""The longest reuse time that is told apart from longer ones."""
 ROUND = 16
-"""It is looked at again after so many reuses, and nothing is known before."""
+"""Reuses after which the estimate is renewed; before the first ones, nothing is known."""
 RARE = 0.02
-"""Of the reuses come later."""
+"""The share of reuses that may come later than the estimate."""
 LATER = 4
-"""Times that, as none of the later ones may have been seen yet."""
+"""A factor on the estimate, as none of the later reuses may have been seen yet."""
 SEEN_MAX = 512
-"""Then older ones count half."""
+"""The number of reuses after which older ones count half."""
 
 
 class ReuseGaps:
-    """After how long a tenant uses again what it holds. Nobody else's uses count, so that a tenant which floods the
-    pool cannot make others' blocks look forgotten. Memory: one number for each power of two of seconds."""
+    """The times after which a tenant uses again what it holds, counted by powers of two of seconds.
+
+    Other tenants' uses do not count, so that a tenant which floods the pool cannot make others' blocks look unused."""
 
     def __init__(self) -> None:
         self._counts = [0] * (math.ceil(math.log2(LONGEST_S)) + 1)
         self._seen = 0
         self.over_s: float | None = None
-        """What has waited longer is hardly used again. None: not known."""
+        """The age beyond which a key is hardly used again; None if unknown."""
 
     def add(self, gap_s: float) -> bool:
-        """Used again after so long. Whether :attr:`over_s` was looked at."""
+        """Counts a reuse, and returns whether :attr:`over_s` was renewed."""
         self._counts[min(len(self._counts) - 1, math.ceil(math.log2(max(1.0, gap_s))))] += 1
         self._seen += 1
         if self._seen % ROUND:
@@ -56,20 +57,20 @@ class ReuseGaps:
 
 
 class TenantShares:
-    """Groups of tenants are numbers below :data:`GROUPS`."""
+    """The shares of groups of tenants, which are numbers below :data:`GROUPS`."""
 
     def __init__(self) -> None:
         self._named: dict[str, int] = {}
         self._held = [0] * GROUPS
         self._total = 0
         self._holding = 0
-        """Groups that hold something."""
+        """The number of groups that hold something."""
         self._many = False
         self._largest: int | None = None
-        """What one holds at most; None: not known since something changed."""
+        """The number of keys of the largest group; None if it has to be computed again."""
         self._gaps: dict[int, ReuseGaps] = {}
         self._usual_s = LONGEST_S
-        """A share protects so long, of whom nothing else is known."""
+        """The seconds for which shares protect keys of a group whose own reuse times are unknown."""
 
     def group(self, tenant: str) -> int:
         found = self._named.get(tenant)
@@ -87,7 +88,7 @@ class TenantShares:
         return zlib.crc32(tenant.encode("utf-8", "surrogatepass")) % GROUPS
 
     def add(self, group: int, keys: int) -> None:
-        """It holds so many more (or fewer)."""
+        """Counts ``keys`` more (or fewer, if negative) that the group holds."""
         before = self._held[group]
         after = self._held[group] = before + keys
         self._total += keys
@@ -95,7 +96,7 @@ class TenantShares:
         self._largest = None
 
     def above(self, group: int) -> int:
-        """How many keys may be taken from it now, 0: none, while others have more."""
+        """Returns how many keys may be taken from the group now; 0 if others have to give first."""
         held = self._held[group]
         if self._holding <= 1:
             return held
@@ -107,7 +108,7 @@ class TenantShares:
         return max(0, held - most) if self._largest > most else held
 
     def again(self, group: int, gap_s: float) -> None:
-        """It used what it holds so long after the last time."""
+        """Counts a reuse by the group, ``gap_s`` seconds after the use before."""
         gaps = self._gaps.get(group)
         if gaps is None:
             gaps = self._gaps[group] = ReuseGaps()
@@ -116,7 +117,8 @@ class TenantShares:
             self._usual_s = known[len(known) * 3 // 4] if len(known) >= KNOWN else LONGEST_S
 
     def protects_s(self, group: int) -> float:
-        """What was used longer ago is hardly used again: what this tenant does decides, else what most others do, each
-        of them counted once."""
+        """Returns the age in seconds beyond which the group hardly uses a key again.
+
+        If its own reuses are not known, those of most other groups decide, each counted once."""
         gaps = self._gaps.get(group)
         return self._usual_s if gaps is None or gaps.over_s is None else gaps.over_s

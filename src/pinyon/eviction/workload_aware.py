@@ -1,12 +1,14 @@
 """The workload-aware policy of "KVCache cache in the wild" §4.2.
 
 A block's priority is (ReuseProb_w(t, life), -offset), lexicographic; the least goes first. w is the category of the
-request that used the block last, t the time since then. ReuseProb is the probability that it is used again within
-[t, t + life]: the mass there, not conditioned on survival (an exponential would be constant then, and the order
-vanish). For each category it is p * (1 - exp(-t / tau)) as fitted to what was sampled lately: p the share of blocks
-that were used again, tau their mean time to that. The probability falls with t, so in each category the block that was
-used longest ago is the only candidate (Fig. 24 and "Performance optimization"): O(W) for W categories each time that
-room is made, and O(log W) for each block that goes then, as all are judged at one time.
+request that used the block last, t the time since then. ReuseProb is the probability that the block is used again
+within [t, t + life]. It is the mass there, not conditioned on survival: conditioned, an exponential would be constant,
+and the order would vanish.
+
+For each category, the distribution is p * (1 - exp(-t / tau)), fitted to recent samples. p is the share of blocks that
+were used again, tau their mean time until then. The probability falls with t, so in each category the block that was
+used longest ago is the only candidate (Fig. 24 and "Performance optimization"). That costs O(W) for W categories each
+time that room is made, and O(log W) for each block that goes then, as all are judged at one time.
 
 Where samples are too few, fits of the same hour of an earlier day may stand in (appendix A.1).
 
@@ -29,18 +31,20 @@ from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
 from pinyon.eviction.ranked import Ranked
 
 CATEGORIES_MAX = 256
-"""Clients name kinds and turns: what is beyond counts as unknown, until some are forgotten."""
+"""The limit of categories, as clients name them; further ones count as unknown until some are forgotten."""
 TURNS_MAX = 32
-"""Turns beyond are one category of their kind: one long conversation is not to fill them all."""
+"""The last turn with its own category; later turns share one per kind, lest one long conversation fills them all."""
 FORGOTTEN = 0.5
-"""A category of which nothing is held is, when its samples have faded to less."""
+"""A category without held blocks is forgotten when its samples have faded to less than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadAwareSettings:
-    """``life_s``: the expected lifespan, 0 without it. ``fitted`` false: nothing is fitted to what is seen; without
-    ``fits`` that is one distribution for all categories. Samples fade with ``window_s``; fits are renewed every
-    ``refit_s``. ``fits``: those of an earlier day (appendix A.1), with the clock's value at some midnight."""
+    """The policy's options.
+
+    ``life_s`` is the expected lifespan, 0 for none. If ``fitted`` is false, nothing is fitted to samples; without
+    ``fits``, all categories then have one distribution. Samples fade with ``window_s``; fits are renewed every
+    ``refit_s``. ``fits`` are an earlier day's (appendix A.1); ``midnight_s`` is the clock's value at some midnight."""
 
     life_s: float = 60.0
     fitted: bool = True
@@ -54,7 +58,7 @@ class WorkloadAwareSettings:
 
 
 _Candidate = tuple[tuple[float, int, int], str, Key]
-"""Priority, category, key. No two priorities are equal: they end in a number that is given once."""
+"""Priority, category and key. No two priorities are equal, as they end in a unique number."""
 
 
 class _Held:
@@ -68,8 +72,9 @@ class _Held:
 
 
 class WorkloadAware(Generic[Key]):
-    """Remembers of what it evicted when and for whom it was used, of as many keys as are held: that a block comes back
-    after it went is a reuse as well. Worth: the probability."""
+    """The policy; a block's worth is its probability of reuse.
+
+    It remembers the last use and category of evicted keys, as many as are held, because a return is a reuse as well."""
 
     def __init__(self, settings: WorkloadAwareSettings) -> None:
         self._settings = settings
@@ -83,7 +88,7 @@ class WorkloadAware(Generic[Key]):
         self._number = 0
         self._refit_at_s = -math.inf
         self.fits: Mapping[str, Fit] = {UNKNOWN: PRIOR}
-        """By category; ``""`` of all that is not named."""
+        """The fits by category; ``""`` is for all that are not named."""
 
     # -- what happens
 
@@ -128,7 +133,7 @@ class WorkloadAware(Generic[Key]):
             entry = self._held[key]
             entry.pinned = False
             entry.last_s = now_s
-            entry.category = self._category(entry.category)  # it may have been forgotten meanwhile
+            entry.category = self._category(entry.category)  # the category may have been forgotten meanwhile
             self._put(key, entry)
         self._pinned -= len(keys)
 
@@ -158,7 +163,7 @@ class WorkloadAware(Generic[Key]):
 
     def _sample(self, category: str, seconds: float) -> None:
         sums = self._sums.get(category)
-        if sums is not None:  # it is not forgotten
+        if sums is not None:  # the category is not forgotten
             sums[1] += 1
             sums[2] += seconds
 
@@ -186,7 +191,7 @@ class WorkloadAware(Generic[Key]):
         return None if least is None else (least[0][0], least[2])
 
     def _candidates(self, now_s: float) -> list[_Candidate[Key]]:
-        """One per category that has one."""
+        """Returns the candidate of each category that has one."""
         found = (self._candidate(category, now_s) for category in self._queues)
         return [each for each in found if each is not None]
 
@@ -213,7 +218,7 @@ class WorkloadAware(Generic[Key]):
     # -- what is learned
 
     def refit(self, now_s: float) -> Callable[[], Mapping[str, Fit]] | None:
-        """What makes new fits, in any thread, for :meth:`adopt`; None while it is not time for that."""
+        """Returns work for any thread that makes new fits for :meth:`adopt`; None if it is too early."""
         settings = self._settings
         if not (settings.fitted or settings.fits) or now_s < self._refit_at_s:
             return None
@@ -221,7 +226,7 @@ class WorkloadAware(Generic[Key]):
         earlier = settings.fits.at(now_s - settings.midnight_s)
         if not settings.fitted:
             return lambda: {UNKNOWN: PRIOR, **earlier}
-        fade = math.exp(min(0.0, self._faded_s - now_s) / settings.window_s)  # not the first time
+        fade = math.exp(min(0.0, self._faded_s - now_s) / settings.window_s)  # no fading the first time
         self._faded_s = now_s
         for sums in self._sums.values():
             sums[:] = [each * fade for each in sums]
@@ -232,7 +237,6 @@ class WorkloadAware(Generic[Key]):
         return lambda: {UNKNOWN: PRIOR, **earlier, **fitted(samples)}
 
     def adopt(self, fits: Mapping[str, Fit]) -> None:
-        """These hold from now on."""
         self.fits = fits
 
     def beliefs(self) -> Mapping[str, Belief]:

@@ -1,1 +1,1 @@
-"""An HTTP/1.1 server. It knows no model, no tenant and no route."""
+"""An HTTP/1.1 server that knows no model, no tenant and no route."""

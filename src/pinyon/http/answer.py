@@ -1,4 +1,4 @@
-"""Answers as bytes, and what a handler writes them to."""
+"""Answers as bytes, and the interface to which handlers write them."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STREAM = -1
-"""The length of an answer whose length is not known."""
+"""The value of ``length`` for an answer whose length is not known in advance."""
 
 _STATUS_LINES = {int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 
 class Reply(Protocol):
-    """One request's answer: ``whole``, or ``begin``, ``send`` as often as wanted, ``end``."""
+    """The answer to one request: either ``whole``, or ``begin``, any number of ``send`` calls and ``end``."""
 
     @property
     def begun(self) -> bool:
-        """It is too late for another status."""
+        """True once the answer has begun, so that its status can no longer change."""
         ...
 
     def whole(self, status: int, body: bytes, content_type: bytes = JSON, fields: bytes = b"") -> None: ...
 
     def begin(self, content_type: bytes, fields: bytes = b"", status: int = 200, length: int = STREAM) -> None:
-        """It leaves with the first data."""
+        """Sets the head of the answer; it leaves together with the first data."""
         ...
 
     async def send(self, data: bytes) -> None:
-        """Some, not nothing. Waits while the client is behind."""
+        """Sends data, which must not be empty, and waits while the client is behind."""
         ...
 
     def push(self, data: bytes) -> bool:
-        """As :meth:`send`, at once; False: the client is behind, and nothing was sent."""
+        """Sends data without waiting; returns False, with nothing sent, if the client is behind."""
         ...
 
     async def end(self, data: bytes) -> None:
-        """The last of it, which may be nothing."""
+        """Sends the last data, which may be empty, and ends the answer."""
         ...
 
 
 def field(name: bytes, value: str | bytes) -> bytes:
-    """One header field. Neither part may hold a line's end: what a client sent is checked before."""
+    """Returns one header line. Neither part may contain a line break: input from clients must be checked before."""
     return b"%b: %b\r\n" % (name, value.encode("ascii") if isinstance(value, str) else value)
 
 
 def answer_head(
     status: int, date: bytes, content_type: bytes, length: int, fields: bytes, *, close: bool, chunked: bool
 ) -> bytes:
-    """``date`` and ``fields`` are whole lines."""
+    """Returns the head of an answer as bytes; ``date`` and ``fields`` are complete header lines."""
     return b"%b%b%b%b%b%b%b\r\n" % (
         _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
         date,

@@ -1,13 +1,13 @@
-"""One bound for what all clients together hold of something, bytes or places, and how much of it is one's."""
+"""A bound on what all clients together hold of a resource (bytes, places), with a fair share for each holder."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """All on one event loop. ``used`` never exceeds ``total``.
+    """A budget that all connections of one event loop share; ``used`` never exceeds ``total``.
 
-    Nobody who has a name holds more than what he leaves free: one alone has half of it at most, of two each has a
-    third, and there is always something for the next one.
+    A named holder never holds more than it leaves free: a single holder has at most half of the budget, each of two at
+    most a third. So there is always room for the next one.
     """
 
     def __init__(self, total: int) -> None:
@@ -16,7 +16,7 @@ class Budget:
         self.used = 0
 
     def take(self, size: int, name: str = "") -> bool:
-        """Whether there is room for ``size`` more (or less: negative sizes always fit)."""
+        """Takes ``size`` more and returns True, or returns False if there is no room; a negative size always fits."""
         held = self._held.get(name, 0) + size
         if size > 0 and self.used + size + (held if name else 0) > self._total:
             return False
@@ -29,7 +29,7 @@ class Budget:
 
 
 class Share:
-    """What one connection holds of a budget, in the name of whom it serves."""
+    """The part of a budget that one connection holds, in the name of the client that it serves."""
 
     __slots__ = ("_budget", "_name", "_size")
 
@@ -39,7 +39,7 @@ class Share:
         self._size = 0
 
     def hold(self, size: int) -> bool:
-        """From now on so much; False: there is no room for it, and all stays as it was."""
+        """Changes the held amount to ``size``; returns False, with nothing changed, if there is no room."""
         if size != self._size:
             if not self._budget.take(size - self._size, self._name):
                 return False
@@ -47,7 +47,7 @@ class Share:
         return True
 
     def rename(self, name: str) -> None:
-        """It serves another one, for whom nothing is held until the next :meth:`hold`."""
+        """Gives back what is held and attributes later :meth:`hold` calls to another name."""
         if name != self._name:
             self.hold(0)
             self._name = name

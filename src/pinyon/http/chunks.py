@@ -1,4 +1,4 @@
-"""The chunked transfer coding (RFC 9112 §7.1), strictly: whatever two readers could read differently is an error."""
+"""The chunked transfer coding (RFC 9112 §7.1), strictly: input that two readers could read differently is an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pinyon.http.error import HttpError, invalid
 SIZE_LINE_MAX = 256
 EXTENSIONS_MAX = 16 << 10
 TRAILERS_MAX = 8 << 10
-"""Bytes in one message. Neither extensions nor trailers mean anything here: they are read, counted and dropped."""
+"""Limits per message in bytes. Extensions and trailers have no meaning here: they are read, counted and dropped."""
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e]|\\[\t\x20-\x7e])*"'
@@ -18,7 +18,7 @@ _FIELD = re.compile(rb"%b:[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 
 
 class ChunkReader:
-    """``read`` until ``done``; ``size`` is what the chunks so far declare in all."""
+    """A reader of one chunked body: call ``read`` until ``done``. ``size`` sums up the chunk sizes declared so far."""
 
     __slots__ = ("_behind_data", "_dropped", "_in_trailers", "_left", "_limit", "done", "size")
 
@@ -32,9 +32,10 @@ class ChunkReader:
         self.done = False
 
     def read(self, data: bytes | bytearray, start: int, end: int, body: bytearray | None) -> int:
-        """Read ``data[start:end]`` as far as it goes; returns where to go on. ``body`` None: what is in it is dropped.
+        """Reads ``data[start:end]`` as far as possible and returns the position at which to continue.
 
-        Raises :class:`HttpError`: 400, 413 as soon as a chunk is declared that is too much, 431 for trailers.
+        Appends the content to ``body``, or drops it if ``body`` is None. Raises :class:`HttpError`: 400 for invalid
+        input, 413 as soon as a declared chunk exceeds the limit, 431 for too many bytes of trailers.
         """
         while start < end:
             if self._left:

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection: request by request, one answer at a time.
 
-While a request is answered, reading goes on, for a socket that nobody reads does not tell that its client has left.
-What comes behind the request is kept as bytes; if it is too much, it is dropped, and the answer is the last one. A
-client that is gone cancels its request; one that will only send nothing more gets its answer.
+Reading continues while a request is answered, because a socket that is not read does not show that its client has left.
+Bytes that arrive behind the request are kept. If they exceed a bound they are dropped, and the connection closes after
+the answer. A client that has left cancels its request; a client that has only closed its sending side gets its answer.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from pinyon.http.writer import ReplyWriter
 from pinyon.runtime.deadlines import Deadline
 
 READ_AHEAD_BYTES = 1 << 20
-"""What is kept of pipelined requests."""
+"""The maximum number of bytes that are kept of pipelined requests."""
 DISCARD_BYTES = 64 << 10
-"""A refused body up to this size is read to its end, and the connection lives on."""
+"""The largest rest of a refused body that is read to its end, so that the connection stays open."""
 DROPPED_BYTES = 16 << 20
-"""Of what follows a last request. It is read, for who still sends would see a reset in place of the answer."""
+"""The maximum to read and drop after the last request; unread bytes would reset the connection and hide the answer."""
 LINGER_S = 2.0
-"""How long that goes on when a client was refused."""
+"""The time for which the bytes of a refused client are read and dropped."""
 LINGERING_MAX = 256
 FIRST_S = 3.0
-"""A connection that has brought no request yet gets this long when the server ends: one may be under way."""
+"""The time that a connection without any request yet gets when the server ends: one may be under way."""
 TURN_REQUESTS = 16
-"""Answered in one go; then it is the others' turn."""
+"""The number of requests that a connection may process before others get their turn."""
 
 
 class State(IntEnum):
-    """Where a connection is in the exchange of requests and answers."""
+    """The state of a connection in the exchange of requests and answers."""
 
-    HEAD = 0  # of the next request
+    HEAD = 0  # reading the head of the next request
     BODY = 1
     ANSWER = 2
-    DISCARD = 3  # the body of a request that has its answer
-    LINGER = 4  # whatever comes
+    DISCARD = 3  # dropping the body of a request that was already answered
+    LINGER = 4  # dropping everything that arrives
     CLOSED = 5
 
 
@@ -54,7 +54,7 @@ _AT_WORK = (State.HEAD, State.BODY, State.DISCARD)
 
 
 class Connection(asyncio.Protocol):
-    """Made for each connection by the server, which calls ``shutdown`` and ``end``."""
+    """The protocol of one connection, made by the server, which calls ``shutdown`` and ``end``."""
 
     __slots__ = (
         "_admitted",
@@ -82,22 +82,22 @@ class Connection(asyncio.Protocol):
     def __init__(
         self, shared: HttpState, loop: asyncio.AbstractEventLoop, arrived: Callable[[], None] | None = None
     ) -> None:
-        """``arrived`` is called when it begins to count for itself."""
+        """Creates the protocol; ``arrived`` is called when the connection begins to count as a connection by itself."""
         self._shared = shared
         self._arrived = arrived
         self._loop = loop
         self._reader = RequestReader(shared.limits)
-        self._read_ahead = max(READ_AHEAD_BYTES, shared.limits.head_bytes)  # a head that is not all here is unread
+        self._read_ahead = max(READ_AHEAD_BYTES, shared.limits.head_bytes)  # an incomplete head counts as unread
         self._state = State.HEAD
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._admitted = self._lingers = self._paused = self._used = False
         self._share = Share(shared.budget)
         self._running_bytes = 0
-        """Body of the request that is being answered."""
+        """The size of the body of the request that is being answered."""
         self._dropped = 0
         self._since = 0.0
-        """When the request that is arriving began; 0: none is."""
+        """The loop's time at which the arriving request began; 0 if no request is arriving."""
         self._deadline = Deadline(loop, self._late)
 
     # -- life
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         self._cancel()
 
     def eof_received(self) -> bool:
-        """The client sends nothing more. Whoever waits for an answer has it, unless it turns out to be gone."""
+        """Keeps the transport open if the client, which has ended its sending side, still waits for an answer."""
         writer = self._writer
         waits = self._state is State.ANSWER and not writer.done
         if waits and not (self._visitor.end(self._loop) and (writer.begun or writer.interim())):
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         return waits and not self._transport.is_closing()
 
     def shutdown(self) -> None:
-        """Close with the next answer, or now if nothing is asked and something was answered."""
+        """Closes the connection after the next answer, or now if it is idle and has answered a request before."""
         self._writer.close = True
         if self._state is not State.HEAD or self._reader.unread:
             return
@@ -164,14 +164,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Nothing is asked."""
+        """True while no body is arriving and no request is being answered."""
         return self._state is State.HEAD
 
     def abort(self) -> None:
         self._transport.abort()
 
     def end(self) -> None:
-        """End now; a request that has no answer yet is told why."""
+        """Closes the connection now; a request without an answer is told that the server shuts down."""
         waiting = self._state is State.BODY or (self._state is State.ANSWER and not self._writer.begun)
         if not waiting or self._transport.is_closing():
             self._transport.abort()
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read what is here as far as its turn has come."""
+        """Processes the received bytes until this connection's turn is over."""
         if self._state in _AT_WORK and not self._transport.is_closing():
             try:
                 for _ in range(TURN_REQUESTS):
@@ -213,11 +213,11 @@ class Connection(asyncio.Protocol):
         self._settle()
 
     def _step(self) -> bool:
-        """Whether something is done that more may follow."""
+        """Takes one step in the received bytes and returns whether another step may follow."""
         reader, state = self._reader, self._state
         if state is State.HEAD:
             if self._writer.paused:
-                return False  # the client does not read its answers: no more of them
+                return False  # the client does not read its answers, so it gets no more of them
             head = reader.head()
             if head is None:
                 if self._visitor.ended:
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _settle(self) -> None:
-        """Account for what is kept; what is too much of it is not waited for."""
+        """Accounts for the bytes that are kept, and stops reading or drops bytes if there are too many."""
         reader = self._reader
         if not self._share.hold(reader.held + self._running_bytes):
             self._over_budget()
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
             self._drop_unread()
             full = False
         if full != self._paused and not self._transport.is_closing():
-            # Others have their turn, or the client does not read its answers: no request runs meanwhile.
+            # Other connections have their turn, or the client does not read its answers; no request runs now.
             self._paused = full
             if full:
                 self._transport.pause_reading()
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _drop_unread(self) -> None:
-        """What came behind a request may come again on another connection."""
+        """Drops the unread bytes and closes after this answer: the client can repeat them on another connection."""
         self._writer.close = True
         self._reader.drop()
         self._charge()
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
     # -- one request
 
     def _begin(self, head: RequestHead) -> None:
-        """The head is here; what speaks against the request is said before its body is read."""
+        """Starts a request whose head is complete; refuses it, if it must, before its body is read."""
         shared = self._shared
         self._writer.start(head)
         exchange: Exchange = shared.app.open(head)
@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(CONTINUE)
 
     def _turn_away(self, head: RequestHead, error: PinyonError) -> None:
-        """Answer before the body has come. A small one is read to its end, for the next request comes behind it."""
+        """Answers with an error before the body has come; reads a small body to its end, to reach the next request."""
         missing = head.content_length - self._reader.unread
         if head.content_length < 0 or missing > DISCARD_BYTES or (head.expects_continue and missing > 0):
             self._refuse(error)
@@ -332,7 +332,7 @@ class Connection(asyncio.Protocol):
             self._served()
 
     def _served(self) -> None:
-        """In its task's last step: one turn of the loop less than to be called back."""
+        """Ends the request within its task's last step, which is one turn of the loop earlier than a done callback."""
         if self._task is None:
             return
         self._shared.tasks.discard(self._task)
@@ -342,7 +342,7 @@ class Connection(asyncio.Protocol):
             if self._writer.done:
                 self._next()
             else:
-                self._transport.abort()  # the rest of its answer will never come
+                self._transport.abort()  # the rest of the answer will never come
         if self._reader.unread or self._paused or self._writer.paused or self._visitor.ended:
             self._go_on()
         else:
@@ -350,11 +350,11 @@ class Connection(asyncio.Protocol):
 
     def _cancel(self) -> None:
         if self._task is not None:
-            self._task.add_done_callback(lambda _: self._served())  # where it had not begun, it says nothing itself
+            self._task.add_done_callback(lambda _: self._served())  # a task that never started does not call it
             self._task.cancel()
 
     def _next(self) -> None:
-        """The request is over."""
+        """Ends the current request and makes the connection ready for the next one."""
         self._visitor.answered()
         self._writer.finish()
         self._used = True
@@ -372,11 +372,11 @@ class Connection(asyncio.Protocol):
     def _write_error(self, error: PinyonError) -> None:
         exchange = self._exchange
         status = self._writer.error(error)
-        if self._task is None:  # who runs says by itself how it ended
+        if self._task is None:  # a running task reports its outcome itself
             self._shared.app.refused(exchange, status)
 
     def _refuse(self, error: PinyonError, *, linger: bool = True) -> None:
-        """The last answer: nothing that follows could be made sense of, or is worth it."""
+        """Sends an error as the last answer and drops all that follows, which is unreadable or not worth reading."""
         self._writer.close = True
         self._write_error(error)
         self._writer.silence()
@@ -402,16 +402,16 @@ class Connection(asyncio.Protocol):
         self._writer.resume()
         if self._reader.unread:
             self._go_on()
-        elif self._state is State.HEAD:  # what it was slow to read was the last answer: idle from here on
+        elif self._state is State.HEAD:  # the slow read was of the last answer, so the idle time begins now
             self._deadline.set(self._loop.time() + self._shared.limits.idle_s)
 
     # -- time
 
     def _arm(self) -> None:
-        """The time by which more must have come."""
+        """Sets the time by which more bytes must have arrived."""
         state, limits = self._state, self._shared.limits
         if state is State.ANSWER or (state is State.HEAD and self._writer.paused):
-            self._deadline.due = inf  # how long a request may take, and a client may read nothing, others see to
+            self._deadline.due = inf  # the app limits the request's time, the writer the client's stall
             self._since = 0.0
         elif state is State.BODY or state is State.DISCARD or (state is State.HEAD and self._reader.unread):
             self._since = self._since or self._loop.time()

@@ -8,7 +8,7 @@ from pinyon.core.errors import PinyonError
 
 
 class HttpError(PinyonError):
-    """A status, and header fields that go with it."""
+    """An error with an HTTP status and the header fields that go with it."""
 
     def __init__(
         self,
@@ -24,5 +24,5 @@ class HttpError(PinyonError):
 
 
 def invalid() -> HttpError:
-    """What has come is no HTTP."""
+    """Returns the error for received bytes that are not valid HTTP."""
     return HttpError(400, "Invalid HTTP request received.")

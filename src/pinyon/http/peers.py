@@ -1,6 +1,6 @@
-"""Whose connection it is, and how much one address holds. Addresses that others name are believed of trusted proxies.
+"""Clients' addresses, and how much one address holds. Forwarded addresses are believed of trusted proxies only.
 
-A peer is an IPv4 address or an IPv6 /64: who has one address of a /64 has them all.
+A peer is an IPv4 address or an IPv6 /64: whoever has one address of a /64 has them all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pinyon.core.errors import InvalidArgument
 
 FORWARDED_FIELDS = ("x-forwarded-for", "forwarded")
 HOPS_MAX = 32
-"""Of forwarded addresses that are looked at."""
+"""The maximum number of forwarded addresses that are examined, counted from the last."""
 NETWORKS_MAX = 256
 
 Address = IPv4Address | IPv6Address
@@ -30,9 +30,11 @@ def parse_address(text: str) -> Address | None:
 
 
 class TrustedProxies:
-    """``networks`` is a list like ``10.0.0.0/8, 2001:db8::/32``; ``field`` the one header field that they write.
+    """The proxies whose forwarded addresses are believed.
 
-    One only: a proxy that writes ``X-Forwarded-For`` hands on what a client wrote into ``Forwarded``.
+    ``networks`` is a list like ``10.0.0.0/8, 2001:db8::/32``; ``field`` is the only header field that the proxies
+    write. A second one would be unsafe: a proxy that writes ``X-Forwarded-For`` passes on what a client wrote into
+    ``Forwarded``.
     """
 
     def __init__(self, networks: str = "", field: str = FORWARDED_FIELDS[0]) -> None:
@@ -57,12 +59,12 @@ class TrustedProxies:
         return any(address in network for network in self._networks)
 
     def client(self, proxy: str, fields: Sequence[tuple[bytes, bytes]]) -> str:
-        """Who a trusted ``proxy`` asks for: the last hop named that is no trusted proxy itself; else the proxy."""
+        """Returns the last forwarded hop that is not itself a trusted proxy, or else ``proxy``, which is trusted."""
         hops = [hop for name, value in fields if name == self._field for hop in value.split(b",")]
         found = proxy
         for hop in reversed(hops[-HOPS_MAX:]):
             address = parse_address(_hop_address(hop.decode("latin-1"), self._field))
-            if address is None:  # "unknown", hidden, or nonsense: nothing before it can be believed
+            if address is None:  # "unknown", obfuscated or malformed: no hop before it can be believed
                 break
             found = str(address)
             if not self._in_networks(address):
@@ -71,7 +73,7 @@ class TrustedProxies:
 
 
 def _hop_address(hop: str, field: bytes) -> str:
-    """The address in one element, without a port."""
+    """Returns the address in one element of the field, without its port."""
     text = hop.strip()
     if field == b"forwarded":
         pairs = [pair.partition("=") for pair in text.split(";")]
@@ -83,7 +85,7 @@ def _hop_address(hop: str, field: bytes) -> str:
 
 
 class Peers:
-    """Counts per peer what it holds; forgets who holds nothing."""
+    """The number of places that each peer holds; peers that hold none are forgotten."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -93,7 +95,7 @@ class Peers:
         return len(self._counts)
 
     def take(self, address: str) -> str | None:
-        """One more, if the limit allows it: what to :meth:`give` back; else None."""
+        """Takes a place for an address; returns the peer to pass to :meth:`give`, or None if the limit is reached."""
         peer = network_of(address)
         count = self._counts.get(peer, 0)
         if count >= self._limit:

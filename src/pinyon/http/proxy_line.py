@@ -1,4 +1,4 @@
-"""The PROXY protocol, versions 1 and 2: who is behind the proxy that this connection comes from.
+"""The PROXY protocol, versions 1 and 2: the address of the client behind the proxy that opened this connection.
 
 https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2.
 """
@@ -11,19 +11,19 @@ from pinyon.http.error import HttpError
 from pinyon.http.peers import parse_address
 
 LINE_MAX = 107
-"""Of version 1, CRLF included (section 2.1)."""
+"""The maximum bytes of a version 1 header, including CRLF (section 2.1)."""
 BLOCK_MAX = 536
-"""Of version 2: what senders may count on (section 2.2); what is behind the addresses is skipped."""
+"""The maximum of version 2, which senders may rely on (section 2.2); bytes behind the addresses are skipped."""
 HEADER_MAX = BLOCK_MAX
-"""Of both versions."""
+"""The maximum bytes of a header of either version."""
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 ProxyLine = tuple[str, int]
-"""The client's address (empty: the proxy speaks for itself), and how many bytes were read."""
+"""The client's address (empty if the proxy speaks for itself) and the number of bytes read."""
 
 
 def read_proxy_line(data: bytes) -> ProxyLine | None:
-    """None while it is not all here. Raises :class:`HttpError` if it is none."""
+    """Reads a PROXY header; returns None if it is incomplete. Raises :class:`HttpError` if it is not a header."""
     if data[: len(SIGNATURE)] == SIGNATURE[: len(data)]:
         return _version_2(data)
     if data[:6] != b"PROXY "[: len(data)]:

@@ -1,6 +1,6 @@
-"""What a connection has received, read request by request. No I/O: bytes in, heads and bodies out.
+"""The bytes that a connection has received, read request by request. No I/O: bytes in, heads and bodies out.
 
-Nothing behind the request that is being read is looked at: a pipelined request stays bytes until it is its turn.
+Bytes behind the current request are not examined: a pipelined request stays bytes until its turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pinyon.http.limits import HttpLimits
 from pinyon.http.request import RequestHead, parse_head
 
 TURN_BYTES = 64 << 10
-"""A call reads no more of a chunked body than this: whoever sends chunks of one byte must not stop everyone else."""
+"""The maximum of a chunked body that one call reads, so that one-byte chunks cannot stall other clients."""
 
 _BLANK = re.compile(rb"(?:\r\n)*")
 _METHOD = re.compile(rb"[A-Z][A-Z-]{0,19}(?: |\Z)")
@@ -21,7 +21,7 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
 class RequestReader:
-    """``receive``, then ``head`` until there is one, then ``body`` until it is whole, then ``take_body``; and again."""
+    """A reader of requests: ``receive``, ``head`` until not None, ``body`` until True, ``take_body``; and again."""
 
     __slots__ = ("_body", "_chunks", "_data", "_discard", "_left", "_limits", "_searched", "_start", "turn_over")
 
@@ -29,23 +29,23 @@ class RequestReader:
         self._limits = limits
         self._data: bytes | bytearray = b""
         self._start = 0
-        """Of what is unread in ``_data``."""
+        """The position in ``_data`` at which the unread bytes begin."""
         self._searched = 0
         self._left = 0
         self._chunks: ChunkReader | None = None
         self._body: bytes | bytearray = b""
         self._discard = False
         self.turn_over = False
-        """:meth:`body` stopped for the sake of others, not for want of bytes."""
+        """True if :meth:`body` stopped to give others their turn, not for lack of bytes."""
 
     @property
     def unread(self) -> int:
-        """Bytes received and not read yet."""
+        """The number of bytes received and not read yet."""
         return len(self._data) - self._start
 
     @property
     def held(self) -> int:
-        """Bytes of body and unread ones."""
+        """The number of bytes of the body and of the unread bytes."""
         return len(self._body) + len(self._data) - self._start
 
     def receive(self, data: bytes) -> None:
@@ -60,11 +60,11 @@ class RequestReader:
         self._data += data
 
     def drop(self) -> None:
-        """Forget what is unread."""
+        """Drops the unread bytes."""
         self._data, self._start, self._searched = b"", 0, 0
 
     def head(self) -> RequestHead | None:
-        """The next request's head, or None until it is here. Raises :class:`HttpError` as soon as it is known."""
+        """Returns the next request's head; None if incomplete. Raises :class:`HttpError` as soon as it is invalid."""
         data = self._data
         start = self._start
         if start == len(data):
@@ -88,7 +88,7 @@ class RequestReader:
         return head
 
     def _check_unfinished(self, start: int) -> None:
-        """What cannot become a head any more is not waited for."""
+        """Raises :class:`HttpError` if the incomplete head can no longer become a valid one."""
         data, limits = self._data, self._limits
         size = len(data) - start
         if not size or (size == 1 and data[start] == 13):
@@ -101,7 +101,7 @@ class RequestReader:
             raise self._head_too_large()
 
     def body(self) -> bool:
-        """Read on; whether the body is whole. Raises :class:`HttpError`."""
+        """Reads on and returns whether the body is complete. Raises :class:`HttpError`."""
         if self._chunks is not None:
             end = min(len(self._data), self._start + TURN_BYTES)
             self.turn_over = end < len(self._data)
@@ -124,7 +124,7 @@ class RequestReader:
         return not self._left
 
     def discard(self) -> None:
-        """The rest of this body is of no use."""
+        """Drops the body read so far, and the rest of it as it arrives."""
         self._discard = True
         self._body = b""
 
@@ -133,7 +133,7 @@ class RequestReader:
         return body
 
     def _move(self, start: int) -> int:
-        """``start`` is where what is unread begins; returns where that is now."""
+        """Marks the unread bytes as beginning at ``start``; returns their position after read bytes are removed."""
         data = self._data
         if start == len(data):
             self.drop()

@@ -1,7 +1,7 @@
-"""A request's head as HTTP has it: request line, header fields, and how the body is framed.
+"""The head of an HTTP request: request line, header fields and the framing of the body.
 
-llhttp (by httptools) reads the bytes, strictly: no bare LF, no folded lines, no NUL, no second Content-Length, no
-Content-Length beside Transfer-Encoding. What is checked here is what it leaves to its users.
+llhttp (through httptools) reads the bytes, strictly: no bare LF, no folded lines, no NUL, no second Content-Length, no
+Content-Length beside Transfer-Encoding. This module checks what llhttp leaves to its users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 
 class RequestHead:
-    """``fields`` have names in lower case. ``content_length`` is 0 where there is no body, -1 where it is chunked."""
+    """A request's head; names in ``fields`` are lower case. ``content_length`` is 0 for no body, -1 for a chunked
+    one."""
 
     __slots__ = (
         "close",
@@ -42,9 +43,9 @@ class RequestHead:
         self.content_type = b""
         self.expects_continue = False
         self.close = False
-        """The client wants no other answer on this connection."""
+        """True if the client wants no further answer on this connection."""
         self.old = False
-        """HTTP/1.0: no chunked answers, no interim ones."""
+        """True for HTTP/1.0, which has no chunked and no interim answers."""
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -54,7 +55,7 @@ class RequestHead:
 
 
 def parse_head(raw: bytes, limits: HttpLimits) -> RequestHead:
-    """``raw`` ends with the empty line. Raises :class:`HttpError`: 400, 414, 431, 501, 505."""
+    """Returns the parsed head; ``raw`` ends with the empty line. Raises :class:`HttpError`: 400, 414, 431, 501, 505."""
     line_end = raw.find(b"\r\n")
     if line_end > limits.line_bytes:
         raise HttpError(414, f"The request line is longer than {limits.line_bytes} bytes.")
@@ -67,7 +68,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> RequestHead:
     try:
         parser.feed_data(raw)
     except HttpParserUpgrade:
-        pass  # we speak nothing else: the request is answered as if it had not offered to
+        pass  # the server speaks no other protocol, so the offer to upgrade is ignored
     except HttpParserError:
         raise invalid() from None
     version = parser.get_http_version()
@@ -82,7 +83,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> RequestHead:
 
 
 def _path(target: bytes) -> str:
-    if target[:1] != b"/" and target != b"*":  # absolute form, or what CONNECT has
+    if target[:1] != b"/" and target != b"*":  # absolute form, or the authority form of CONNECT
         try:
             target = parse_url(target).path or b"/"
         except HttpParserError:

@@ -1,4 +1,4 @@
-"""The HTTP server: listens, keeps the connections, and ends them in good order."""
+"""The HTTP server: listens, keeps the connections and ends them in an orderly way."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pinyon.http.tls_acceptor import TlsAcceptor
 from pinyon.runtime.logging import get_logger
 
 FAREWELL_S = 0.5
-"""For the last answers to leave, once the time for draining is over."""
+"""The time for the last answers to leave once the time for draining is over."""
 HANDSHAKES_S = 1.0
-"""For connections without TLS yet when the server ends."""
+"""The time for TLS handshakes that are under way when the server ends."""
 BACKLOG = 2048
 
 _log = get_logger("lb.http")
 
 
 class HttpServer:
-    """``start`` → ``announce`` → ``drain``."""
+    """An HTTP server, used in this order: ``start`` → ``announce`` → ``drain``."""
 
     def __init__(
         self,
@@ -37,8 +37,7 @@ class HttpServer:
         *,
         reuse_port: bool = False,
     ) -> None:
-        """``tls`` gives the context for a connection that is made now. With ``reuse_port`` other processes may listen
-        there, too."""
+        """Takes ``tls``, which returns a context per connection; ``reuse_port`` lets other processes listen too."""
         if tls is not None and shared.proxy_protocol:
             raise InvalidArgument("a PROXY header cannot come before TLS: give one of the two", field="proxy_protocol")
         self._shared = shared
@@ -51,7 +50,7 @@ class HttpServer:
         self._started = False
 
     async def start(self) -> str:
-        """Bind and serve. Returns ``host:port``; raises :class:`Unavailable` if the port is taken."""
+        """Binds and serves; returns ``host:port``. Raises :class:`Unavailable` if the port is taken."""
         host, port = parse_address(self._listen)
         loop = asyncio.get_running_loop()
         try:
@@ -71,15 +70,14 @@ class HttpServer:
 
     @property
     def connections(self) -> set[Connection]:
-        """Open ones."""
         return self._shared.connections
 
     def announce(self) -> None:
-        """All is served as before, but each answer is the last one on its connection: clients go elsewhere in time."""
+        """Makes each answer the last one on its connection, so that clients leave in time; all are still served."""
         self._shared.closing = True
 
     async def drain(self, seconds: float) -> None:
-        """Accept nothing new, let requests finish for ``seconds``, then cancel them and close all connections."""
+        """Stops accepting, lets requests finish for ``seconds``, then cancels them and closes all connections."""
         if not self._started:
             return
         self._started = False
@@ -110,7 +108,7 @@ class HttpServer:
             self._date.cancel()
 
     async def _accept_last(self, seconds: float) -> None:
-        """Stop listening, and take what has connected by then: its requests are under way."""
+        """Stops listening and takes the connections made by then, whose requests may be under way."""
         for server in self._servers:
             server.close()
         if self._secure is not None:
@@ -124,31 +122,30 @@ class HttpServer:
         else:
             loop = asyncio.get_running_loop()
             made = [loop.connect_accepted_socket(self._connection, client) for client, _ in clients]
-            await asyncio.gather(*made, return_exceptions=True)  # an error: the client has left
+            await asyncio.gather(*made, return_exceptions=True)  # an error means that the client has left
 
     def _connection(self) -> Connection:
         return Connection(self._shared, asyncio.get_running_loop())
 
     def _tick(self) -> None:
-        """The Date header, made once per second."""
+        """Renews the Date header once per second."""
         self._shared.date = field(b"date", formatdate(usegmt=True))
         self._date = asyncio.get_running_loop().call_later(1.0, self._tick)
 
 
 class Listeners:
-    """The sockets on which it listens: ``open`` → ``waiting`` → ``close``.
+    """The sockets on which the server listens: ``open`` → ``waiting`` → ``close``.
 
-    They are the server's own, and what accepts from them has a copy: when it has stopped, the connections that the
-    kernel had made by then are still here and can be taken. Without that, closing would reset them, and a client that
-    came in time could not know whether its request was served.
+    The server owns these sockets, and whatever accepts from them uses a duplicate. When accepting has stopped,
+    connections that the kernel had made by then can still be taken from here. Closing would otherwise reset them, and a
+    client that came in time could not know whether its request was served.
     """
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
 
     async def open(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """Listen on all addresses of the host; the port. With ``reuse_port`` other processes may, too. Raises
-        :class:`OSError`, and then holds nothing."""
+        """Listens on all addresses of the host; returns the port. Raises :class:`OSError`, and then holds no socket."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
@@ -162,10 +159,10 @@ class Listeners:
         return int(self.sockets[0].getsockname()[1])
 
     def waiting(self) -> list[tuple[socket.socket, str]]:
-        """What has connected and was not accepted, with the client's host: at most a backlog of each socket."""
+        """Returns the connections not yet accepted, with the client's host: at most a backlog of each socket."""
         clients = []
         for bound in self.sockets:
-            with suppress(OSError):  # BlockingIOError: that was the last; or no descriptors are left
+            with suppress(OSError):  # BlockingIOError: there is none left; others: no descriptors are left
                 for _ in range(BACKLOG):
                     client, address = bound.accept()
                     client.setblocking(False)
@@ -173,7 +170,6 @@ class Listeners:
         return clients
 
     def close(self) -> None:
-        """Refuse connections from now on."""
         for bound in self.sockets:
             bound.close()
         self.sockets.clear()

@@ -1,4 +1,4 @@
-"""What all connections of one HTTP server share."""
+"""State that all connections of one HTTP server share."""
 
 from __future__ import annotations
 
@@ -21,39 +21,42 @@ class Exchange(Protocol):
     """A request whose head is known."""
 
     error: PinyonError | None
-    """What speaks against it already, before its body is read."""
+    """The reason to refuse the request, known before its body is read; None if there is none."""
     fields: bytes
-    """Header fields of whatever answer it gets: its id, and what browsers ask for."""
+    """Header fields of any answer to the request: its id and the fields that browsers ask for."""
     holder: str
-    """In whose name its bytes are held; empty: in nobody's."""
+    """The name on whose account the request's bytes are held; empty for no account."""
     guarded: bool
-    """It costs something: limits per client are for these."""
+    """True for a costly request, to which limits per client apply."""
     plain: bool
-    """It is answered at once, on the event loop."""
+    """True for a request that is answered at once, on the event loop."""
 
 
 class App(Protocol):
-    """What the server serves."""
+    """The application that the server serves."""
 
     def refusal(self, error: PinyonError, *, named: bool) -> tuple[int, bytes, bytes]:
-        """Returns status, body (JSON) and header fields of the answer to what is no request of the app's yet, or not
-        any more. ``named``: the answer has a request's own fields already."""
+        """Returns status, body (JSON) and header fields of an answer to a request that the app does not handle now.
+
+        The app does not have the request yet, or not any more. ``named``: the answer already has a request's own
+        fields.
+        """
         ...
 
     def open(self, head: RequestHead) -> Any:
-        """An :class:`Exchange`; says in it if the request is refused. Never raises."""
+        """Returns an :class:`Exchange`, whose ``error`` is set if the request is refused. Never raises."""
         ...
 
     def answer(self, exchange: Any, body: bytes | bytearray, reply: Reply) -> None:
-        """Of a plain one."""
+        """Answers a plain request at once."""
         ...
 
     def serve(self, exchange: Any, body: bytes | bytearray, reply: Reply) -> Coroutine[Any, Any, None]:
-        """Of any other one; cancelled when the client leaves."""
+        """Answers any other request; the coroutine is cancelled when the client leaves."""
         ...
 
     def refused(self, exchange: Any | None, status: int) -> None:
-        """The server itself has answered; None: before there was a head."""
+        """Learns that the server itself has answered; ``exchange`` is None if there was no head yet."""
         ...
 
 
@@ -68,13 +71,13 @@ class HttpState:
     peer_connections: Peers
     peer_requests: Peers
     admitted: int = 0
-    """Open connections that count, those without TLS yet among them where there is to be TLS."""
+    """The number of open connections that count against the limit; with TLS also those before the handshake."""
     lingering: int = 0
     closing: bool = False
-    """Answers are the last ones on their connections."""
+    """True once each answer is the last one on its connection."""
     date: bytes = b""
-    """The header's line."""
+    """The complete line of the Date header."""
     connections: set[Any] = field(default_factory=set)
     emptied: asyncio.Event | None = None
-    """Set with the end of the last connection."""
+    """An event that is set when the last connection ends."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -1,7 +1,7 @@
-"""Accepts connections to an HTTPS server and counts them from then on: who says nothing holds a socket, too.
+"""Accepts connections to an HTTPS server and counts them from the start, since a silent client holds a socket too.
 
-``create_server`` with TLS would make a connection's protocol known only after the handshake, and nobody would count
-those before it.
+``create_server`` with TLS would make a connection's protocol known only after the handshake, so that connections before
+it would not be counted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pinyon.runtime.logging import get_logger
 
 HANDSHAKE_S = 10.0
 PAUSE_S = 0.5
-"""After a failure to accept, such as for want of descriptors: what is there would fail again."""
+"""The pause after a failure to accept, such as for lack of descriptors: an immediate retry would fail again."""
 
 _log = get_logger("lb.http")
 
 
 class TlsAcceptor:
-    """``start`` → ``close``."""
+    """An acceptor of TLS connections: ``start`` → ``stop`` → ``close``."""
 
     def __init__(self, shared: HttpState, tls: Callable[[], ssl.SSLContext]) -> None:
-        """``tls`` gives the context for a connection that is made now."""
+        """Creates an acceptor; ``tls`` returns the context for each new connection."""
         self._shared = shared
         self._tls = tls
         self._accepting: set[asyncio.Task[None]] = set()
@@ -39,22 +39,21 @@ class TlsAcceptor:
             self._run(self._accept(bound), self._accepting)
 
     async def stop(self) -> None:
-        """Accept no more."""
         await _end(self._accepting)
 
     async def close(self, seconds: float) -> None:
-        """Who has not shown by then that it speaks TLS is cut."""
+        """Waits up to ``seconds`` for the handshakes that are under way, then ends them."""
         if self._handshakes and seconds > 0:
             await asyncio.wait(list(self._handshakes), timeout=seconds)
         await _end(self._handshakes)
 
     def take(self, client: socket.socket, host: str) -> None:
-        """Begin with an accepted connection."""
+        """Starts the handshake of an accepted connection, or closes it if a limit is reached."""
         place = _Place(self._shared)
         if place.take(host):
             self._run(self._handshake(client, place), self._handshakes)
         else:
-            client.close()  # before there is TLS nothing can be said
+            client.close()  # before the handshake no answer can be sent
 
     def _run(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -75,7 +74,7 @@ class TlsAcceptor:
     async def _handshake(self, client: socket.socket, place: _Place) -> None:
         loop, shared = asyncio.get_running_loop(), self._shared
         try:
-            with contextlib.suppress(OSError):  # no TLS, one that does not fit, none in time, or the client left
+            with contextlib.suppress(OSError):  # no TLS, a mismatch, no handshake in time, or the client left
                 await loop.connect_accepted_socket(
                     lambda: Connection(shared, loop, place.give_back),
                     client,
@@ -94,7 +93,7 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
 
 
 class _Place:
-    """What a connection counts for until it is one."""
+    """The place that a connection takes in the limits until its handshake is done."""
 
     def __init__(self, shared: HttpState) -> None:
         self._shared = shared
@@ -114,7 +113,7 @@ class _Place:
         return True
 
     def give_back(self) -> None:
-        """Calling it twice is fine."""
+        """Gives the place back, once; further calls do nothing."""
         if self._taken:
             self._taken = False
             self._shared.admitted -= 1

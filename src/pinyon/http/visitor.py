@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, and what is counted against that address."""
+"""The client at the other end of a connection, and what is counted against its address."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pinyon.http.state import HttpState
 
 LOOK_S = 0.01
 LOOK_MAX_S = 1.0
-"""Between two looks, twice as long each time."""
+"""The longest wait between two looks; it starts at ``LOOK_S`` and doubles each time."""
 TCP_CLOSE = 7
-"""``tcpi_state`` of a connection that was reset (Linux)."""
+"""The ``tcpi_state`` of a connection that was reset (Linux)."""
 
 
 class Visitor:
-    """``arrive``, then for each costly request ``ask`` and ``answered``; ``leave`` gives all back."""
+    """A connection's client: ``arrive``, then ``ask`` and ``answered`` for each costly request, then ``leave``."""
 
     __slots__ = ("_connection", "_request", "_shared", "_transport", "_trusted", "_watch", "address", "preface")
 
@@ -32,18 +32,18 @@ class Visitor:
         self._connection: str | None = None
         self._request: str | None = None
         self.preface: bytes | None = None
-        """What has come of the PROXY header; None: none is expected, or it is read."""
+        """The bytes of the PROXY header so far; None if no header is expected or it has been read."""
         self.address = ""
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A peer that acknowledges nothing for this long is dead, also after its answer was written.
+            # A peer that acknowledges no data for this long is dead, also after its answer was written.
             stall_ms = int(shared.limits.write_stall_s * 1e3)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
             self.address = (transport.get_extra_info("peername") or ("",))[0]
 
     def arrive(self) -> None:
-        """Raises :class:`HttpError` for an address that has too many connections."""
+        """Takes a place for the connection. Raises :class:`HttpError` if the address has too many connections."""
         shared = self._shared
         self._trusted = shared.proxies.trusts(self.address)
         if self._trusted and shared.proxy_protocol:
@@ -53,13 +53,13 @@ class Visitor:
 
     def _take(self) -> None:
         if self._trusted or not self.address:
-            return  # a proxy's connections are those of many
+            return  # a proxy's connections belong to many clients
         self._connection = self._shared.peer_connections.take(self.address)
         if self._connection is None:
             raise HttpError(503, "Too many connections from this address.", retry_after_s=1.0)
 
     def introduce(self, data: bytes) -> bytes:
-        """Read the PROXY header; returns what follows it. Raises :class:`HttpError`."""
+        """Reads the PROXY header and returns the bytes that follow it. Raises :class:`HttpError`."""
         data = (self.preface or b"") + data
         line = read_proxy_line(data[:HEADER_MAX])
         if line is None:
@@ -74,21 +74,21 @@ class Visitor:
         return data[size:]
 
     def ask(self, head: RequestHead) -> None:
-        """Raises :class:`HttpError` if the client that a trusted proxy names has too many requests."""
+        """Takes a place for a request. Raises :class:`HttpError` if the client behind a trusted proxy has too many."""
         if not self._trusted:
-            return  # one request at a time on a connection, and those are counted
+            return  # a connection has one request at a time, and connections are counted
         self._request = self._shared.peer_requests.take(self._shared.proxies.client(self.address, head.fields))
         if self._request is None:
             raise HttpError(429, "Too many requests at once from this address.", retry_after_s=1.0)
 
     def answered(self) -> None:
-        """The request that :meth:`ask` was asked for is over."""
+        """Gives back the place that :meth:`ask` took."""
         if self._request is not None:
             self._shared.peer_requests.give(self._request)
             self._request = None
 
     def end(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """It sends nothing more; whether that it is gone would show, and end the connection."""
+        """Starts to watch a client that sends no more; returns whether its leaving would end the connection."""
         if self._watch is None and _HalfClosed.can_tell(self._transport):
             self._watch = _HalfClosed(loop, self._transport, self._transport.abort)
         return self.ended
@@ -107,12 +107,11 @@ class Visitor:
 
 
 class _HalfClosed:
-    """A client that sends nothing more: is it still there? Calls ``gone`` when the connection is known to be dead.
-    ``close`` ends the watch.
+    """A watch on a client that sends no more, to find out whether it is still there.
 
-    TCP says the same of one that has closed its socket and of one that has only shut its sending side. They differ in
-    what they do with bytes: the closed one's kernel answers with a reset. So something is sent, and the connection
-    looked at.
+    Calls ``gone`` when the connection is known to be dead; ``close`` ends the watch. TCP says the same of a client that
+    closed its socket and of one that only shut its sending side. They differ in how they treat bytes: the kernel of a
+    closed socket answers with a reset. So the owner sends something, and the watch looks at the connection.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, gone: Callable[[], None]) -> None:
@@ -124,7 +123,7 @@ class _HalfClosed:
 
     @staticmethod
     def can_tell(transport: asyncio.Transport) -> bool:
-        """Not with TLS, where who ends its side has ended the connection; and on TCP only."""
+        """Returns whether a watch works: on TCP, but not with TLS, where ending one side ends the connection."""
         sock = transport.get_extra_info("socket")
         return (
             sock is not None

@@ -10,11 +10,11 @@ from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState
 
 NO_BODY = (204, 304)
-"""Statuses of answers that end with their head (RFC 9110 section 6.4.1), and say nothing of a length."""
+"""Statuses of answers that have neither a body nor a length (RFC 9110 section 6.4.1)."""
 
 
 class ReplyWriter:
-    """A :class:`pinyon.http.answer.Reply`, for each request anew after ``start``."""
+    """A :class:`pinyon.http.answer.Reply`, reset for each request by ``start``."""
 
     __slots__ = ("_bodiless", "_chunked", "_corked", "_framed", "_loop", "_shared", "_stall", "_transport", "_waiter",
                  "begun", "close", "done", "fields", "paused", "silent")  # fmt: skip
@@ -26,18 +26,18 @@ class ReplyWriter:
         self._bodiless = False
         self._chunked = self._framed = True
         self._corked = b""
-        """An answer's head, held back until its body begins: one system call instead of two."""
+        """The head of an answer, held back until its body begins: one system call instead of two."""
         self._waiter: asyncio.Future[None] | None = None
         self._stall: asyncio.TimerHandle | None = None
         self.fields = b""
-        """Of every answer to this request."""
+        """Header fields of every answer to this request."""
         self.begun = False
         self.done = False
         self.close = False
-        """The answer is the last one here."""
+        """True if the answer is the last one on this connection."""
         self.paused = False
         self.silent = False
-        """Nothing is written any more: somebody else has had the last word."""
+        """True once nothing is written any more, because someone else had the last word."""
 
     def start(self, head: RequestHead) -> None:
         self._bodiless = head.method == "HEAD"
@@ -63,13 +63,13 @@ class ReplyWriter:
         self._transport.write(head if self._bodiless else head + body)
 
     def error(self, error: PinyonError) -> int:
-        """Returns the status."""
+        """Answers with an error and returns its status."""
         status, body, fields = self._shared.app.refusal(error, named=bool(self.fields))
         self.whole(status, body, JSON, fields)
         return status
 
     def interim(self) -> bool:
-        """Send something that is no answer yet; False: this client knows no such thing."""
+        """Sends an interim answer (100 Continue); returns False for an HTTP/1.0 client, which knows none."""
         if self._chunked:
             self._transport.write(CONTINUE)
         return self._chunked
@@ -92,7 +92,7 @@ class ReplyWriter:
 
     def push(self, data: bytes) -> bool:
         if self.silent:
-            return True  # nobody reads it
+            return True  # the answer is not read any more
         if self.paused:
             return False
         if self._bodiless:
@@ -140,7 +140,7 @@ class ReplyWriter:
         self._wake()
 
     def silence(self) -> None:
-        """For good."""
+        """Stops all writing for good."""
         self.silent = True
         self._wake()
 

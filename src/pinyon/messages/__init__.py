@@ -1,5 +1,5 @@
-"""Messages to values and back, each said once: the only room that knows both ``pinyon.api`` and the values.
+"""Conversions between messages and values: the only room that knows both ``pinyon.api`` and the values.
 
-What comes from outside is checked here, field by field: a wrong input raises :class:`InvalidArgument` that names the
-message's field.
+Input from outside is checked here, field by field: wrong input raises :class:`InvalidArgument` that names the message's
+field.
 """

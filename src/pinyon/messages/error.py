@@ -1,4 +1,4 @@
-"""Errors as values: inside streams that must live on, and in the metadata of failed calls."""
+"""Errors as messages: inside streams that must live on, and in the metadata of failed calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def error_from_proto(message: common_pb2.Error) -> PinyonError:
 
 
 def error_from_status(code: str, details: str, metadata: Iterable[tuple[str, str | bytes]]) -> PinyonError:
-    """The error a peer raised, by the name of the call's status, what it says, and the metadata that came with it."""
+    """Returns the error that a peer raised, from the call's status code, its details and its metadata."""
     for key, value in metadata:
         if key == ERROR_METADATA_KEY and isinstance(value, bytes):
             try:

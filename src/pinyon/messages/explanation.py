@@ -1,4 +1,4 @@
-"""Why a request was placed where it was."""
+"""Explanations why a request was placed where it was."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pinyon.placement.decision_log import LoggedDecision
 from pinyon.placement.explanation import Candidate, Explanation
 
 _PARTS = ("room", "queue", "transfer", "prefill", "drain", "ttft", "others")
-"""Of a candidate: seconds in the value, milliseconds in the message."""
+"""Durations of a candidate: seconds in the value, milliseconds in the message."""
 
 
 def explained_to_proto(
     logged: LoggedDecision, explanation: Explanation, age_s: float
 ) -> conductor_pb2.ExplainedDecision:
-    """``age_s``: since the decision."""
+    """Returns a logged decision with its explanation; ``age_s`` is the time since the decision."""
     request = logged.request
     message = conductor_pb2.ExplainedDecision(
         request_id=request.request_id,

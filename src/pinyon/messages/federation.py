@@ -1,4 +1,4 @@
-"""What load balancers and the regional controller tell each other."""
+"""Messages between load balancers and the regional controller."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from pinyon.messages.checks import check_address, check_id, check_text
 URL_CHARS_MAX = 512
 CLUSTERS_MAX = 16
 UPSTREAMS_MAX = 256
-"""That one load balancer names for a cluster; a cluster of several has more, and people add to it."""
+"""The maximum number of servers that one load balancer names for a cluster.
+
+A cluster of several load balancers has more, and operators can add servers.
+"""
 INSTANCES_MAX = 256
 REGIONS_MAX = 64
 LATENCIES_MAX = 256
 LATENCY_MS_MAX = 3.6e6
 T = TypeVar("T", bound=Collection[Any])
 _Check = Callable[[Any, str], Any]
-"""Gives a field's value as it counts; raises :class:`InvalidArgument`, naming the field."""
+"""A function that returns a field's value in its final form; raises :class:`InvalidArgument` naming the field."""
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
 _STATES: dict[LbState, controller_pb2.LbState] = {
@@ -44,19 +47,19 @@ _COUNTS = (
     *("queue", "in_flight", "available_instances", "instances"),
     *("forwarded_total", "accepted_total", "hit_chunks_total", "asked_chunks_total"),
 )
-"""Of a report: the same in message and value."""
+"""Counts of a load report with the same name in message and value."""
 _counts: Callable[[Any], tuple[int, ...]] = attrgetter(*_COUNTS)
 _OF_INSTANCE = ("name", "pending", "running", "outstanding", "available")
 _of_instance: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OF_INSTANCE)
 
 
 def check_region(name: str, field: str) -> str:
-    """A name that requests can allow or forbid."""
+    """Returns a region's name if requests can allow or forbid it."""
     return check_geography(name, field)
 
 
 def check_url(url: str, field: str) -> str:
-    """The base of URLs, without a query, and without a password, which would be on logs."""
+    """Returns a base URL without query and without a password, which would appear in logs."""
     match = _URL.fullmatch(check_text(url, field, URL_CHARS_MAX))
     if match is None or int(match[1] or 0) > 65535:
         raise InvalidArgument("must be http://HOST or https://HOST, with port and path if need be", field=field)
@@ -64,7 +67,7 @@ def check_url(url: str, field: str) -> str:
 
 
 def check_instance(name: str, field: str) -> str:
-    """An instance's id, or an upstream's base URL."""
+    """Returns an instance's id, or the base URL of an upstream."""
     return check_url(name, field) if "://" in name else check_id(name, field)
 
 
@@ -75,22 +78,22 @@ def _few(items: T, most: int, field: str) -> T:
 
 
 def _or_none(check: _Check) -> _Check:
-    """The same of a text that may be empty."""
+    """Returns a check that also accepts an empty text."""
     return lambda text, field: check(text, field) if text else ""
 
 
 def _all(check: _Check, most: int) -> _Check:
-    """Of each of so many at most."""
+    """Returns a check of each of at most ``most`` items."""
     return lambda items, field: tuple([check(each, field) for each in _few(items, most, field)])
 
 
 def _urls(most: int) -> _Check:
-    """What comes twice counts once."""
+    """Returns a check of a list of URLs that drops duplicates."""
     return lambda urls, field: tuple(dict.fromkeys(_all(check_url, most)(urls, field)))
 
 
 _Fields = Sequence[tuple[str, str, _Check]]
-"""Of a value: the attribute, the message's field, and what checks that."""
+"""The attribute of a value, the field of the message and its check, for each field."""
 
 _LB: _Fields = (
     ("lb_id", "lb_id", check_id),
@@ -150,7 +153,7 @@ def lb_info_to_proto(info: LbInfo) -> controller_pb2.LoadBalancerInfo:
 
 
 def lb_info_from_proto(message: controller_pb2.LoadBalancerInfo, field: str = "registration") -> LbInfo:
-    """A registration. Raises :class:`InvalidArgument`."""
+    """Returns a checked registration. Raises :class:`InvalidArgument`."""
     said = _from_proto(message, _LB, field)
     owned = _few(message.clusters, CLUSTERS_MAX, f"{field}.clusters")
     clusters = tuple([_owned(each, message.region, f"{field}.clusters") for each in owned])
@@ -160,7 +163,7 @@ def lb_info_from_proto(message: controller_pb2.LoadBalancerInfo, field: str = "r
 
 
 def _owned(message: controller_pb2.OwnedCluster, region: str, field: str) -> OwnedCluster:
-    """Without a name it has its region's."""
+    """Returns a load balancer's own cluster, which has the name of the region if it has no other."""
     if bool(message.conductor) == bool(message.upstream_urls):
         raise InvalidArgument("must have either a conductor or upstreams", field=field)
     named = message.name or region
@@ -168,7 +171,7 @@ def _owned(message: controller_pb2.OwnedCluster, region: str, field: str) -> Own
 
 
 def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
-    """Of more instances and regions than a report may have, the first ones."""
+    """Returns a load report; instances and regions beyond its maximum are left out."""
     return controller_pb2.LoadBalancerLoad(
         **dict(zip(_COUNTS, _counts(load), strict=True)),
         forwarded_by_region=dict(list(load.forwarded_by_region.items())[:REGIONS_MAX]),
@@ -181,7 +184,7 @@ def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
 
 
 def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
-    """A report. Raises :class:`InvalidArgument`."""
+    """Returns a checked load report. Raises :class:`InvalidArgument`."""
     few = _few(message.per_instance, INSTANCES_MAX, "load.per_instance")
     return LbLoad(
         **dict(zip(_COUNTS, _counts(message), strict=True)),
@@ -201,7 +204,7 @@ def _by_region(counts: Mapping[str, int], field: str) -> dict[str, int]:
 
 
 def latencies_from_proto(latencies_ms: Mapping[str, float]) -> dict[str, float]:
-    """Round trips by load balancer id. Raises :class:`InvalidArgument`."""
+    """Returns round trips in ms by load balancer id. Raises :class:`InvalidArgument`."""
     for lb_id, latency_ms in _few(latencies_ms, LATENCIES_MAX, "latencies_ms").items():
         check_id(lb_id, "latencies_ms")
         if not math.isfinite(latency_ms) or not 0 <= latency_ms <= LATENCY_MS_MAX:
@@ -228,7 +231,7 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
 
 
 def federation_from_proto(message: controller_pb2.Federation) -> Federation:
-    """Raises :class:`InvalidArgument` for what no controller of this kind would say."""
+    """Returns the checked federation. Raises :class:`InvalidArgument` for what no controller would send."""
     regions = _few(message.regions, MEMBERS_MAX, "regions")
     members = _few(message.load_balancers, MEMBERS_MAX, "load_balancers")
     clusters = _few(message.clusters, MEMBERS_MAX * CLUSTERS_MAX, "clusters")
@@ -248,8 +251,10 @@ def federation_to_json(federation: Federation) -> dict[str, Any]:
 
 
 def federation_from_json(said: Any) -> Federation:
-    """What a later version has said besides is left out. Raises :class:`InvalidArgument`, and ``ValueError`` for what
-    is none at all."""
+    """Returns the federation, ignoring fields of later versions.
+
+    Raises :class:`InvalidArgument` for invalid fields, and ``ValueError`` for a document that is no federation.
+    """
     try:
         return federation_from_proto(ParseDict(said, controller_pb2.Federation(), ignore_unknown_fields=True))
     except ParseError as error:

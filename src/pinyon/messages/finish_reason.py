@@ -1,4 +1,4 @@
-"""Why a generation ended."""
+"""Reasons why a generation ended."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def finish_reason_to_proto(reason: FinishReason) -> common_pb2.FinishReason:
 
 
 def finish_reason_from_proto(number: int) -> FinishReason | None:
-    """None: not ended yet, or by a reason that is not known here."""
+    """Returns the reason; None if the generation has not ended or the reason is not known here."""
     return _REASONS.get(number)

@@ -1,4 +1,4 @@
-"""What instances say of themselves, and what the conductor says of them."""
+"""Messages about instances: their own registrations and load reports, and the conductor's list."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 
 FAILED_SOURCES_MAX = 64
 LOAD_MS_MAX = 3.6e6
-"""What is longer is a broken clock."""
+"""The maximum of a reported duration; a longer one comes from a broken clock."""
 BATCH_MAX = 1 << 32
 KV_TOKENS_MAX = 1 << 48
-"""More than all memory there is."""
+"""The maximum number of KV tokens, more than any memory can hold."""
 LEVEL_BLOCKS_MAX = 4096
 PREFIX_BLOCKS_MAX = 1 << 24
 NO_SOURCES: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ _LOAD = (
     *("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms"),
     *("mean_batch", "mean_kv_tokens", "kv_tokens", "room_wait_ms", "draining", "waiting_for_room", "room"),
 )
-"""The same in message and value, as those before."""
+"""Fields with the same name in message and value, like those of ``_INFO``."""
 _load_values: Callable[[InstanceLoad], tuple[Any, ...]] = attrgetter(*_LOAD)
 
 
@@ -55,7 +55,7 @@ def info_to_proto(info: InstanceInfo) -> conductor_pb2.InstanceInfo:
 
 
 def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
-    """A registration."""
+    """Returns a checked registration."""
     role = role_from_proto(message.role)
     if role is None:
         raise InvalidArgument("must be given", field="registration.role")
@@ -89,7 +89,7 @@ def load_to_proto(load: InstanceLoad) -> conductor_pb2.InstanceLoad:
 
 
 def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
-    """A load report."""
+    """Returns a checked load report."""
     kv_tokens, mean_kv_tokens, mean_batch = message.kv_tokens, message.mean_kv_tokens, message.mean_batch
     tbt_ms, room_ms, level_blocks = message.mean_tbt_ms, message.room_wait_ms, message.prefix_level_blocks
     if not (
@@ -103,7 +103,7 @@ def load_from_proto(message: conductor_pb2.InstanceLoad) -> InstanceLoad:
         raise _out_of_range(message)
     if len(message.failed_source_addresses) > FAILED_SOURCES_MAX:
         raise InvalidArgument(f"must be at most {FAILED_SOURCES_MAX} addresses", field="load.failed_source_addresses")
-    # in order, for it is made for every report
+    # positional arguments, for speed: each report comes through here
     return InstanceLoad(
         message.pending_requests,
         message.running_requests,

@@ -1,4 +1,4 @@
-"""The shape of KV objects."""
+"""The shape of KV objects as a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pinyon.core.layout import KvLayout
 
 _NAMES = ("layers", "kv_heads", "head_dim", "block_tokens", "dtype")
 shape_of: Callable[[KvLayout | common_pb2.KvLayout], tuple[Any, ...]] = attrgetter(*_NAMES)
-"""Of message and value alike."""
+"""Returns the shape of a message or a value."""
 
 
 def layout_to_proto(layout: KvLayout) -> common_pb2.KvLayout:

@@ -1,4 +1,4 @@
-"""How likely tokens were."""
+"""Log-probabilities of tokens as messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pinyon.core.request import LOGPROBS_MAX
 
 
 def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
-    """All of a message have as many likeliest tokens."""
+    """Appends one token's log-probabilities; all tokens of a message have the same number of likeliest tokens."""
     message.logprobs.append(one.logprob)
     message.top_count = len(one.top)
     for token, logprob in one.top:
@@ -18,7 +18,7 @@ def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
 
 
 def append_logprob_rows(message: common_pb2.Logprobs, rows: LogprobRows) -> None:
-    """All of a message have as many likeliest tokens."""
+    """Appends several tokens' log-probabilities; all tokens of a message have the same number of likeliest tokens."""
     message.logprobs.extend(rows.logprobs.tolist())
     message.top_count = rows.top_tokens.shape[1]
     message.top_tokens.extend(rows.top_tokens.ravel().tolist())
@@ -26,7 +26,7 @@ def append_logprob_rows(message: common_pb2.Logprobs, rows: LogprobRows) -> None
 
 
 def check_logprobs(message: common_pb2.Logprobs, tokens: int) -> None:
-    """Raises :class:`InvalidArgument` if the parts do not fit together, or are not those of so many tokens."""
+    """Raises :class:`InvalidArgument` if the parts do not fit together or are not for ``tokens`` tokens."""
     count, each = len(message.logprobs), message.top_count
     if each > LOGPROBS_MAX or not len(message.top_tokens) == len(message.top_logprobs) == count * each:
         raise InvalidArgument(f"{count} log-probabilities do not have {each} likeliest tokens each", field="logprobs")
@@ -35,13 +35,13 @@ def check_logprobs(message: common_pb2.Logprobs, tokens: int) -> None:
 
 
 def logprobs_from_proto(message: common_pb2.Logprobs) -> list[TokenLogprob]:
-    """Raises :class:`InvalidArgument` if the parts do not fit together."""
+    """Returns all log-probabilities. Raises :class:`InvalidArgument` if the parts do not fit together."""
     check_logprobs(message, len(message.logprobs))
     return logprobs_between(message, 0, len(message.logprobs))
 
 
 def logprobs_after(message: common_pb2.Logprobs, start: int) -> common_pb2.Logprobs:
-    """Without those of the first ``start`` tokens of a checked message."""
+    """Returns a checked message without the first ``start`` tokens."""
     first = start * message.top_count
     return common_pb2.Logprobs(
         logprobs=message.logprobs[start:],
@@ -52,10 +52,9 @@ def logprobs_after(message: common_pb2.Logprobs, start: int) -> common_pb2.Logpr
 
 
 def logprobs_between(message: common_pb2.Logprobs, start: int, end: int) -> list[TokenLogprob]:
-    """Those of the tokens ``[start, end)`` of a checked message: of a prompt there may be so many that they take a
-    second, and half a gigabyte, at once."""
+    """Returns those of tokens ``[start, end)`` of a checked message; all at once may take a second and 0.5 GB."""
     each = message.top_count
-    # Slices: a message's own iterators are slow.
+    # Slices are used because a message's own iterators are slow.
     span = slice(start * each, end * each)
     top = list(zip(message.top_tokens[span], message.top_logprobs[span], strict=True))
     return [
@@ -65,9 +64,9 @@ def logprobs_between(message: common_pb2.Logprobs, start: int, end: int) -> list
 
 
 class SentLogprobs:
-    """A :class:`pinyon.core.logprobs.Logprobs`: those of checked messages, made into values where they are asked for.
+    """A :class:`pinyon.core.logprobs.Logprobs` of checked messages, converted to values only on request.
 
-    Whoever adds to one of a given message changes that message.
+    Adding to an object that was made from a message changes that message.
     """
 
     __slots__ = ("_message",)
@@ -88,5 +87,5 @@ class SentLogprobs:
         append_logprob_rows(self._message, rows)
 
     def put(self, message: common_pb2.Logprobs) -> None:
-        """Into one that is sent."""
+        """Copies the log-probabilities into a message to send."""
         message.CopyFrom(self._message)

@@ -1,6 +1,6 @@
-"""What a worker is asked, by load balancers and by other workers, and what it answers. What others ask is checked here.
+"""Requests to a worker from load balancers and other workers, which are checked here, and its answers.
 
-A wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unknown model) that names the proto field.
+Wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unknown model) that names the proto field.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SOURCES: dict[int, KvSource] = {number: source for source, number in _SOURCE_NU
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
-    """Where a prompt's KV goes: byte offset in the remote region of each block from ``first_block`` on."""
+    """The target of a prompt's KV: byte offsets in the remote region of the blocks from ``first_block`` on."""
 
     segment: SegmentDescriptor
     region_key: bytes
@@ -48,25 +48,25 @@ class PushTarget:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """What follows a prompt, computed here or elsewhere."""
+    """The result of a prefill, computed here or elsewhere."""
 
     token: int
     report: PrefillReport
     logprob: TokenLogprob | None
-    """The token's, if the order asks for it."""
+    """The log-probability of the first token, if the order asks for it."""
     prompt_logprobs: SentLogprobs | None
-    """Those of the prompt's tokens from the second one on, as they travel: there may be many."""
+    """Log-probabilities of the prompt's tokens from the second one on, kept as a message: there may be many."""
 
 
-# -- what a load balancer asks
+# -- requests of a load balancer
 
 
 def parse_submission(message: worker_pb2.Submission, served: Served, default_timeout_s: float) -> GenerateOrder:
-    """
-    Raises:
-        InvalidArgument, NotFound: see the module.
-        FailedPrecondition: this instance's role does not allow it, the placement names another instance, or the tokens
-            generated so far came from other weights.
+    """Returns the checked order of a load balancer.
+
+    Raises :class:`InvalidArgument` and :class:`NotFound` as the module says. Raises :class:`FailedPrecondition` if this
+    instance's role does not allow it, the placement names another instance, or the tokens generated so far came from
+    other weights.
     """
     if not served.role.decodes:
         raise FailedPrecondition(f"{served.instance_id} is a prefill instance: it generates nothing", field="placement")
@@ -107,11 +107,11 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
     return GenerateOrder(prompt, prefill_id, prefill_address, timeout_s, placement.number)
 
 
-# -- what a decode instance asks of a prefill instance
+# -- requests of a decode instance to a prefill instance
 
 
 def hello_to_proto(served: Served, segment: SegmentDescriptor) -> worker_pb2.PrefillHello:
-    """``segment``: where the decode instance's memory is reached."""
+    """Returns the greeting to a prefill instance; ``segment`` says how to reach the decode instance's memory."""
     return worker_pb2.PrefillHello(
         instance_id=served.instance_id,
         segment=segment_to_proto(segment),
@@ -121,11 +121,9 @@ def hello_to_proto(served: Served, segment: SegmentDescriptor) -> worker_pb2.Pre
 
 
 def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDescriptor:
-    """Where the decode instance's memory is reached.
+    """Returns how to reach the decode instance's memory.
 
-    Raises:
-        InvalidArgument
-        FailedPrecondition: another model or KV layout.
+    Raises :class:`InvalidArgument`, or :class:`FailedPrecondition` for another model or KV layout.
     """
     check_text(message.instance_id, "hello.instance_id")
     if (shape := shape_of(message.layout)) != shape_of(served.layout):
@@ -134,15 +132,17 @@ def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDesc
         raise FailedPrecondition("the instances serve different weights", field="hello.model_fingerprint")
     try:
         return segment_from_proto(message.segment)
-    except PinyonError as error:  # compiled, ``InvalidArgument as`` takes no class of the transfer engine's
+    except PinyonError as error:  # compiled, ``InvalidArgument as`` rejects the transfer engine's subclasses
         raise InvalidArgument(error.message, field="hello.segment") from error
 
 
 def prefill_to_proto(
     order: PrefillOrder, first_block: int, offsets: Iterable[int], timeout_s: float, waited_s: float, traceparent: str
 ) -> worker_pb2.PrefillStart:
-    """Ask for the prompt's KV at byte ``offsets`` of the target region, one for each block from ``first_block`` on.
-    ``waited_s``: since the order came."""
+    """Returns a request for the prompt's KV at byte ``offsets`` of the target region, one per block.
+
+    The offsets are those of the blocks from ``first_block`` on; ``waited_s`` is the time since the order arrived.
+    """
     left_s = order.ttft_left_s - waited_s
     return worker_pb2.PrefillStart(
         request_id=order.request_id,
@@ -164,10 +164,7 @@ def prefill_to_proto(
 
 
 def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOrder:
-    """
-    Raises:
-        InvalidArgument
-    """
+    """Returns the checked order. Raises :class:`InvalidArgument`."""
     order = _prompt(message, message, served)
     if len(order.tokens) > served.max_context:
         raise InvalidArgument(
@@ -178,11 +175,7 @@ def parse_prefill(message: worker_pb2.PrefillStart, served: Served) -> PrefillOr
 
 
 def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, served: Served) -> PushTarget:
-    """Where the KV of ``message``'s prompt goes: inside its target region, reached as ``segment`` says.
-
-    Raises:
-        InvalidArgument
-    """
+    """Returns where the prompt's KV goes: offsets in its target region. Raises :class:`InvalidArgument`."""
     layout = served.layout
     blocks = layout.blocks_for(len(message.prompt_tokens_le32) // 4)
     first, offsets = message.first_target_block, tuple(message.target_offsets_bytes)
@@ -195,22 +188,18 @@ def parse_target(message: worker_pb2.PrefillStart, segment: SegmentDescriptor, s
         return PushTarget(segment, b"", first, ())
     try:
         region = region_from_proto(message.target_region)
-    except PinyonError as error:  # see above
+    except PinyonError as error:  # caught as PinyonError for the reason in parse_hello
         raise InvalidArgument(error.message, field="target_region") from error
     if max(offsets) + layout.block_bytes > region.length:
         raise InvalidArgument("a target lies outside the region", field="target_offsets_bytes")
     return PushTarget(replace(segment, regions=(region,)), region.key, first, offsets)
 
 
-# -- what became of a prompt
+# -- results of a prefill
 
 
 def parse_first_token(message: worker_pb2.PrefillResult, order: PrefillOrder, served: Served) -> FirstToken:
-    """What a prefill instance made of the order's prompt.
-
-    Raises:
-        Internal: it is not what was asked for.
-    """
+    """Returns a prefill instance's result for the order. Raises :class:`Internal` if it does not fit the order."""
     if not 0 <= message.first_token < served.vocab_size:
         raise Internal("the prefill instance sent no token of the vocabulary")
     logprob, prompt_logprobs = None, None
@@ -234,7 +223,7 @@ def _prompt(
     plan: common_pb2.Placement | worker_pb2.PrefillStart,
     served: Served,
 ) -> PrefillOrder:
-    """``plan`` says what to fetch. A load balancer may leave the keys to the instance, another instance has them."""
+    """Returns the checked prompt; ``plan`` says what to fetch. A load balancer may leave out the block keys."""
     check_text(message.request_id, "request_id")
     request_class = class_from_proto(message.request_class)
     tokens, generated = _tokens(message.prompt_tokens_le32, served), message.generated_tokens
@@ -248,7 +237,7 @@ def _prompt(
         start = served.namespace(request_class.tenant, request_class.cache_salt)
         keys = chain_block_keys(start, message.prompt_tokens_le32, served.layout.block_tokens)
     prefill_ms = plan.predicted_prefill_ms
-    if not 0 <= prefill_ms <= MS_MAX:  # nor NaN
+    if not 0 <= prefill_ms <= MS_MAX:  # also rejects NaN
         field = "predicted_prefill_ms" if plan is message else "placement.predicted_prefill_ms"
         raise InvalidArgument(f"must be milliseconds from 0 to {MS_MAX}", field=field)
     return PrefillOrder(
@@ -319,7 +308,7 @@ def fetch_span_to_proto(span: FetchSpan) -> common_pb2.FetchSpan:
 
 
 def fetch_spans_from_proto(messages: Iterable[common_pb2.FetchSpan], blocks: int) -> tuple[FetchSpan, ...]:
-    """Spans in block order inside a prompt of so many ``blocks``. A source that is not named is a peer."""
+    """Returns spans in block order within a prompt of ``blocks`` blocks. An unspecified source counts as a peer."""
     spans: list[FetchSpan] = []
     end = 0
     for message in messages:

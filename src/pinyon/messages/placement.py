@@ -1,4 +1,4 @@
-"""What the conductor is asked, and what it answers."""
+"""Placement requests to the conductor, and its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MS_MAX = (1 << 31) - 1
 def request_from_proto(
     message: conductor_pb2.ScheduleRequest, request_id: str, ttft_slo_s: float, tbt_slo_s: float
 ) -> PlacementRequest:
-    """The request, under ``request_id``, with the given SLOs, the conductor's, where it names none."""
+    """Returns the checked request, under ``request_id``, with the conductor's SLOs (as given) where it has none."""
     check_id(request_id, "request_id")
     model = check_id(message.model, "model")
     prompt_tokens = message.prompt_tokens
@@ -46,7 +46,10 @@ def request_from_proto(
 
 
 def placement_to_proto(decision: PlacementDecision, ttft_slo_s: float = 0.0, number: int = 0) -> common_pb2.Placement:
-    """``ttft_slo_s``: what the request was placed for; 0: nothing. ``number``: by which it is logged; 0: it is not."""
+    """Returns a placement.
+
+    ``ttft_slo_s`` is the SLO for which the request was placed (0: none), ``number`` that of its log entry (0: none).
+    """
     message = common_pb2.Placement()
     fill_placement(message, decision, ttft_slo_s, number)
     return message
@@ -55,7 +58,7 @@ def placement_to_proto(decision: PlacementDecision, ttft_slo_s: float = 0.0, num
 def fill_placement(
     message: common_pb2.Placement, decision: PlacementDecision, ttft_slo_s: float = 0.0, number: int = 0
 ) -> None:
-    """The same where it is sent from: a message that is put into another one is written and read for that."""
+    """Fills an existing message: a message that is copied into another is serialized and parsed for that."""
     prefill, decode = decision.prefill.info, decision.decode.info
     message.prefill_instance_id = prefill.instance_id
     message.prefill_address = prefill.address

@@ -1,4 +1,4 @@
-"""What a prompt's computation took: to load balancers in milliseconds, to the conductor in microseconds."""
+"""The durations of a prefill: in milliseconds to load balancers, in microseconds to the conductor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pinyon.placement.decision_log import FirstToken
 
 NAME_CHARS_MAX = 128
 MS_MAX = 3_600_000
-"""An hour; what is longer is a broken clock."""
+"""An hour; a longer duration comes from a broken clock."""
 _PARTS = ("queue", "fetch", "compute", "push")
 _SAME = ("prefill_instance_id", "computed_tokens", "local_tokens", "peer_tokens", "store_tokens")
-"""Alike in both messages."""
+"""Fields with the same name in both messages."""
 _values: Callable[[worker_pb2.PrefillReport], tuple[Any, ...]] = attrgetter(*PrefillReport._fields)
 
 
@@ -25,12 +25,12 @@ def report_to_proto(report: PrefillReport) -> worker_pb2.PrefillReport:
 
 
 def report_from_proto(message: worker_pb2.PrefillReport) -> PrefillReport:
-    """A peer's word: shown and counted, nothing is decided by it."""
+    """Returns a peer's report unchecked: it is shown and counted, but no decision depends on it."""
     return PrefillReport(*_values(message))
 
 
 def first_token_to_proto(number: int, value: FirstToken) -> conductor_pb2.FirstTokenMeasurement:
-    """What came of the placement with this number."""
+    """Returns the measured result of the placement with this number."""
     report = value.report
     said: dict[str, Any] = {name: getattr(report, name) for name in _SAME}
     said |= {f"{part}_us": _us(getattr(report, f"{part}_ms")) for part in _PARTS}
@@ -38,7 +38,7 @@ def first_token_to_proto(number: int, value: FirstToken) -> conductor_pb2.FirstT
 
 
 def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> FirstToken:
-    """An instance's word, as above."""
+    """Returns an instance's measurement, unchecked like :func:`report_from_proto`."""
     said: dict[str, Any] = {name: getattr(message, name) for name in _SAME}
     said["prefill_instance_id"] = message.prefill_instance_id[:NAME_CHARS_MAX]
     said |= {f"{part}_ms": getattr(message, f"{part}_us") * 1e-3 for part in _PARTS}
@@ -46,5 +46,5 @@ def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> Firs
 
 
 def _us(milliseconds: float) -> int:
-    """What is no time is none: a peer's word is never an error."""
+    """Returns microseconds; an impossible duration becomes 0, since a peer's report never causes an error."""
     return round(1e3 * milliseconds) if 0 <= milliseconds <= MS_MAX else 0

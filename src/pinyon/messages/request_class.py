@@ -1,4 +1,4 @@
-"""What kind of request it is, and whose."""
+"""The class of a request: its kind, and whose it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pinyon.core.request import RequestClass
 
 def class_to_proto(value: RequestClass) -> common_pb2.RequestClass:
     message = common_pb2.RequestClass(kind=value.kind, turn=value.turn, arrived_unix_s=value.arrived_unix_s)
-    # Most requests say nothing else, and every field costs.
+    # Most requests set no other field, and setting a field takes time.
     if value.session:
         message.session = value.session
     if value.user:
@@ -28,7 +28,7 @@ def class_to_proto(value: RequestClass) -> common_pb2.RequestClass:
 
 
 def class_from_proto(message: common_pb2.RequestClass) -> RequestClass:
-    """An absent one is that of a request nobody said anything of."""
+    """Returns the class of a request; an absent message gives the class of an unlabelled request."""
     try:
         return RequestClass(
             message.kind,
@@ -38,7 +38,7 @@ def class_from_proto(message: common_pb2.RequestClass) -> RequestClass:
             message.priority,
             message.arrived_unix_s,
             message.tenant,
-            tuple(message.geographies) if message.geographies else (),  # an empty field takes as long to go through
+            tuple(message.geographies) if message.geographies else (),  # iterating an empty field takes as long
             message.cache_salt,
             message.no_store,
         )

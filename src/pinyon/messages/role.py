@@ -1,4 +1,4 @@
-"""What an instance does."""
+"""The role of an instance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def role_to_proto(role: Role) -> common_pb2.Role:
 
 
 def role_from_proto(number: int) -> Role | None:
-    """None for unspecified."""
+    """Returns the role; None if it is unspecified."""
     if number == common_pb2.ROLE_UNSPECIFIED:
         return None
     if number not in _ROLES:

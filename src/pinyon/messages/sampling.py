@@ -1,4 +1,4 @@
-"""How tokens are chosen: each field by the kind that the table of :class:`SamplingParams` gives it."""
+"""Sampling parameters as messages: each field has the kind that the table of :class:`SamplingParams` gives it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from pinyon.core.field_kinds import Kind, Number, Texts, TokenBiases, TokenIds
 from pinyon.core.request import SAMPLING_FIELDS, SamplingField, SamplingParams
 
 DECIMALS = 6
-"""They give back what was written before it became a float32."""
+"""The decimals to which a float32 is rounded, which restores the number as it was written."""
 
 LEAST = 10.0**-DECIMALS
-"""The least number that travels where 0 is refused. Smaller ones become it: clients say ``top_p`` 1e-50, which a
-float32 does not hold, and mean the likeliest token."""
+"""The least number that is sent where 0 is refused; smaller ones are replaced by it.
+
+Clients send a ``top_p`` of 1e-50, which a float32 cannot hold, and mean the likeliest token.
+"""
 
 _OFTEN = ("max_tokens", "temperature", "top_p", "seed")
-"""Named by many requests: written without the table, which takes longer."""
+"""Fields that many requests set: written without the table, which takes longer."""
 
 _Put = Callable[[common_pb2.SamplingParams, str, Any], None]
 _Read = Callable[[Any], Any]
@@ -56,7 +58,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _rounded_above(value: Any) -> Any:
-    """Does not make 0, which the field may not be, of what is above it."""
+    """Returns a rounded value that stays above 0, as the field must not be 0."""
     return round(value, DECIMALS) or (LEAST if value > 0.0 else value)
 
 
@@ -89,7 +91,7 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def put_sampling(message: common_pb2.SamplingParams, sampling: SamplingParams) -> None:
-    """Into one that is new. Every field costs, and most requests name few."""
+    """Fills a new message; only fields that differ from the default are set, since each field takes time."""
     message.max_tokens = sampling.max_tokens
     if sampling.temperature:
         message.temperature = sampling.temperature
@@ -105,7 +107,10 @@ def put_sampling(message: common_pb2.SamplingParams, sampling: SamplingParams) -
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams, max_tokens: int = 0) -> SamplingParams:
-    """``max_tokens``: for a message that names none; 0: it has to. Raises :class:`InvalidArgument` naming the field."""
+    """Returns checked sampling parameters. Raises :class:`InvalidArgument` naming the field.
+
+    ``max_tokens`` applies to a message that does not set it; 0 makes the field mandatory.
+    """
     said: dict[str, Any] = {"max_tokens": max_tokens}
     for descriptor, value in message.ListFields():
         name, read, check = _FIELDS[descriptor]

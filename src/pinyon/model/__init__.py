@@ -1,4 +1,4 @@
-"""What a model is, apart from its weights: configuration, identity, tokens, chat template, stop strings.
+"""A model apart from its weights: configuration, identity, tokens, chat template, stop strings.
 
 The load balancer needs all of this and no weights; the worker's engine needs the configuration.
 """

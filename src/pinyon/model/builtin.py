@@ -1,6 +1,6 @@
-"""The default model: small, seeded, random, made in memory. It speaks gibberish, but printable and not in a loop.
+"""The default model: small, seeded, random, made in memory. Its output is gibberish, but printable and not in a loop.
 
-Everything about it follows from this file, so its fingerprint is the hash of these values.
+All of the model follows from this file, so its fingerprint is the hash of these values.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pinyon.model.tokenizer import ByteTokenizer
 BUILTIN_SEED = 20240607
 
 BUILTIN_RECIPE = "uniform-philox-1"
-"""Names how weights follow from the seed (``services.worker.engines.weights``); another recipe needs another name."""
+"""The name of the recipe for weights (``services.worker.engines.weights``); another recipe needs another name."""
 
 
 def builtin_config() -> ModelConfig:
-    """About 3.1 M parameters; only printable ASCII, newline and EOS can be sampled."""
+    """Returns a model of about 3.1 M parameters; only printable ASCII, newline and EOS can be sampled."""
     sampled = {*range(0x20, 0x7F), 0x0A, ByteTokenizer.EOS}
     return ModelConfig(
         architecture="llama",

@@ -2,8 +2,8 @@
 
 The fingerprint goes into the block keys' namespace, so two services reuse each other's KV only if it is equal. For a
 checkpoint it covers ``config.json``, the headers of the safetensors files (names, types, shapes, offsets) and their
-sizes, not the gigabytes behind them. A fine-tune differs from its base in none of that, so a few bytes of every
-tensor are hashed too: loading a card reads about a kilobyte per tensor.
+sizes, not the gigabytes behind them. A fine-tune differs from its base in none of these, so a few bytes of every tensor
+are hashed too: loading a card reads about a kilobyte per tensor.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ BUILTIN_NAME = "pinyon-tiny"
 JSON_BYTES_MAX = 256 << 20
 HEADER_BYTES_MAX = 100 << 20
 FILES_MAX = 4_096
-# Begin, middle and end of each tensor: merging even a small adapter into a matrix changes all of its values.
+# The beginning, middle and end of each tensor are hashed: merging even a small adapter into a matrix changes all of its
+# values.
 _SAMPLE_BYTES = 256
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """``path`` is None for the built-in model. ``fingerprint`` is 32 hex digits. ``own_chat_template``: the checkpoint
-    has one; else conversations are written as plain lines, which no model was trained on."""
+    """A model's identity and text tools. ``path`` is None for the built-in model. ``fingerprint`` is 32 hex digits.
+
+    ``own_chat_template`` is True if the checkpoint has a template. Otherwise conversations are written as plain lines,
+    on which no model was trained.
+    """
 
     name: str
     config: ModelConfig
@@ -49,9 +53,9 @@ class ModelCard:
 def load_card(
     model: str | None = None, name: str | None = None, strftime_now: Callable[[str], str] | None = None
 ) -> ModelCard:
-    """The card of a checkpoint folder, or of the built-in model when ``model`` is None.
+    """Returns the card of a checkpoint folder, or of the built-in model when ``model`` is None.
 
-    ``name`` is what clients call it; by default the folder's name. ``strftime_now`` tells chat templates the time.
+    ``name`` is the name that clients use, by default the folder's. ``strftime_now`` tells chat templates the time.
     Reads no tensors. Raises :class:`NotFound` if there is no such folder, :class:`InvalidArgument` if a file in it is
     missing, malformed or unsupported.
     """
@@ -81,7 +85,7 @@ def load_card(
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in name order: those of the index if there is one."""
+    """Returns the safetensors files of a checkpoint in name order: those of the index if there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = _json_object(index, _read(index)).get("weight_map")
@@ -89,7 +93,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
             raise InvalidArgument(f"{index.name}: weight_map must map tensor names to file names", field="model")
         names = sorted(set(weight_map.values()))
         for file_name in names:
-            # A name is a file beside the index; a path could point anywhere.
+            # Only names of files beside the index are allowed; a path could point anywhere.
             if Path(file_name).name != file_name:
                 raise InvalidArgument(f"{index.name}: {file_name!r} is not a plain file name", field="model")
         files = [folder / file_name for file_name in names]
@@ -132,7 +136,7 @@ def _checkpoint_fingerprint(folder: Path, config_bytes: bytes) -> str:
 
 
 def _tensor_ranges(file: Path, header: bytes, data_bytes: int) -> list[tuple[int, int]]:
-    """``(begin, end)`` of each tensor in the file's data, in file order."""
+    """Returns ``(begin, end)`` of each tensor in the file's data, in file order."""
     ranges = []
     for name, entry in _json_object(file, header).items():
         if name == "__metadata__":
@@ -148,7 +152,7 @@ def _tensor_ranges(file: Path, header: bytes, data_bytes: int) -> list[tuple[int
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json's object; older checkpoints name their special tokens in a file of its own."""
+    """Returns tokenizer_config.json's object; older checkpoints have their special tokens in a separate file."""
     path = folder / "tokenizer_config.json"
     settings = _json_object(path, _read(path)) if path.is_file() else {}
     names = folder / "special_tokens_map.json"
@@ -160,7 +164,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _tokenizer(
     folder: Path, config: ModelConfig, config_json: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[HfTokenizer, dict[str, str]]:
-    """The tokenizer, and the special tokens that have a name."""
+    """Returns the tokenizer and the named special tokens."""
     path = folder / "tokenizer.json"
     text = _text(path)
     rules = _json_object(path, text.encode())
@@ -172,7 +176,8 @@ def _tokenizer(
             f"tokenizer.json or tokenizer_config.json is malformed: {error!r}", field="model"
         ) from error
     tokenizer = HfTokenizer(text if made == rules else json.dumps(made, ensure_ascii=False), config.eos_token_ids)
-    # Checkpoints often pad the embedding beyond the tokenizer; the reverse would be a token without an embedding.
+    # Checkpoints often pad the embedding beyond the tokenizer. A larger tokenizer would have tokens without an
+    # embedding.
     if tokenizer.vocab_size > config.vocab_size:
         raise InvalidArgument(
             f"tokenizer.json has {tokenizer.vocab_size} tokens, the model only {config.vocab_size}", field="model"
@@ -182,7 +187,7 @@ def _tokenizer(
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     source: Any = settings.get("chat_template")
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several templates, by name
         by_name = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
         source = by_name.get("default")
     jinja = folder / "chat_template.jinja"

@@ -4,10 +4,10 @@ A checkpoint brings its own Jinja template, which runs sandboxed and bounded; th
 Two promises hold for both:
 
 - Text of a message or of a variable never becomes a special token: a user who writes ``<|im_end|>`` has written ten
-  characters. (A template that puts two texts together with nothing between them makes one of them.) Where no such text
-  is there, tokens are those of ``transformers``' ``apply_chat_template``.
+  characters. (A template can still form a special token by joining two texts directly.) For messages without such text,
+  the tokens are those of ``transformers``' ``apply_chat_template``.
 - Appending turns keeps the earlier rendering as a prefix (for a checkpoint: if its template does), so the next turn of
-  a conversation reuses the KV of the ones before.
+  a conversation reuses the KV of earlier turns.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""For a checkpoint without a template of its own."""
+"""The template for a checkpoint that has none."""
 
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"))
-"""Variables that have a source of their own."""
+"""Variables that clients cannot set, because their values come from elsewhere."""
 
-# Private-use characters around the index of what is escaped in a message: a marker, or the first of these characters.
-# No template produces them; a name in an object may.
+# Private-use characters around the index of an escaped text: a marker, or the first of these characters. No template
+# produces them, but a name in an object may.
 _OPEN, _CLOSE = "\uf8f0", "\uf8f1"
 _HERE = "\uf8f2"
-"""Where a last message ends that is to be continued."""
+"""The mark at the end of a last message that the model is to continue."""
 _ESCAPE = re.compile(f"{_OPEN}([0-9]{{1,9}}){_CLOSE}")
 
 
 class ChatTemplate(Protocol):
-    """Renders a conversation, ready for the assistant to answer."""
+    """A renderer of conversations into prompts for the assistant to answer."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """The prompt as people read it. ``variables``: plain JSON values that the template reads beside the messages
-        (vLLM's ``chat_template_kwargs``).
+        """Returns the prompt as readable text.
 
-        Raises :class:`InvalidArgument` with field ``messages``, also when the names in them change nothing, or
-        ``chat_template_kwargs`` for one of its own variables or one that the template does not read.
+        ``variables`` are plain JSON values that the template reads beside the messages (vLLM's
+        ``chat_template_kwargs``). Raises :class:`InvalidArgument` with field ``messages``, also when names in the
+        messages change nothing. The field is ``chat_template_kwargs`` for a reserved variable or one that the template
+        does not read.
         """
 
     def encode_chat(
@@ -71,21 +72,23 @@ class ChatTemplate(Protocol):
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
-        """The prompt's tokens. Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as
-        :meth:`Tokenizer.encode`.
+        """Returns the prompt's tokens.
 
-        ``continue_final_message``: the prompt ends with the last message's text, for the model to go on with it; not
-        together with ``add_generation_prompt``. ``add_special_tokens``: also those that the tokenizer begins or ends a
-        text with, beside what the template writes.
+        Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`Tokenizer.encode`. With
+        ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
+        generation prompt. The option ``add_special_tokens`` adds those that the tokenizer puts around a text, beside
+        the template's.
         """
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
-        """Raises :class:`InvalidArgument` naming what the template does not read, or has a source of its own.
-        ``reasoning_effort`` ``none`` asks for nothing where it is not read."""
+        """Raises :class:`InvalidArgument` naming a variable that is reserved or that the template does not read.
+
+        A ``reasoning_effort`` of ``none`` asks for nothing, so it is accepted where it is not read.
+        """
 
 
 class ByteChatTemplate:
-    """The built-in model's: ``BOS (role text END_OF_TURN)* ASSISTANT``."""
+    """The built-in model's template: ``BOS (role text END_OF_TURN)* ASSISTANT``."""
 
     _ROLES: ClassVar[dict[str, int]] = {
         "system": ByteTokenizer.SYSTEM,
@@ -137,7 +140,7 @@ class JinjaChatTemplate:
     """A checkpoint's template (``chat_template`` of tokenizer_config.json, or chat_template.jinja).
 
     ``tokens`` are those that templates know by name: ``bos_token``, ``eos_token``, …. ``strftime_now`` formats the
-    present time for templates that write the date; without it they are refused.
+    present time; without it, templates that write the date are refused.
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class JinjaChatTemplate:
                 rendered, add_special_tokens=add_special_tokens, new_chars=new_chars, whose=whose
             )
         if new_chars is not None and sum(map(len, texts)) > new_chars:
-            raise MuchNew  # to escape them takes as long as to encode them
+            raise MuchNew  # escaping takes as long as encoding
         tokens = self._encode_escaped(checked, given, markers.pattern, new_chars, **how)
         before, behind = self._tokenizer.around if add_special_tokens else ((), ())
         return np.concatenate([before, tokens, behind]).astype("<u4") if add_special_tokens else tokens
@@ -212,7 +215,7 @@ class JinjaChatTemplate:
         _check_variables(variables, self._reads)
 
     def _check_names(self, messages: list[dict[str, str]], variables: Mapping[str, Any]) -> None:
-        """They must do something."""
+        """Raises :class:`InvalidArgument` if names in the messages do not change the prompt."""
         if not any("name" in message for message in messages):
             return
         nameless = [{"role": message["role"], "content": message["content"]} for message in messages]
@@ -221,7 +224,7 @@ class JinjaChatTemplate:
             if named != self._render(nameless, variables):
                 return
         except InvalidArgument:
-            return  # the template wants one
+            return  # the template demands names
         _refuse_names(messages)
 
     def _encode_escaped(
@@ -232,7 +235,7 @@ class JinjaChatTemplate:
         new_chars: int | None,
         **how: bool,
     ) -> TokenArray:
-        """Some text holds a marker: escape it, let the template write its own, then encode piece by piece."""
+        """Encodes texts that contain markers: escapes them, renders, then encodes piece by piece."""
         escaped, escapes, found = self._escaped, self._escapes, self._to_escape
 
         def escape(value: Any) -> Any:
@@ -300,7 +303,7 @@ class JinjaChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks what the assistant says, for training; here it says nothing."""
+    """The tag ``{% generation %}…{% endgeneration %}``, which marks the assistant's text for training; ignored here."""
 
     tags = {"generation"}  # noqa: RUF012  # as the base class declares it
 
@@ -310,7 +313,7 @@ class _GenerationTag(Extension):
 
 
 class _TemplateRefusal(Exception):
-    """``raise_exception(...)`` inside a template."""
+    """The error of ``raise_exception(...)`` inside a template."""
 
 
 def _raise_exception(message: object) -> None:
@@ -332,7 +335,7 @@ def _tojson(
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All texts of a JSON value; names in objects do not count."""
+    """Yields all texts of a JSON value, except the names in objects."""
     if isinstance(value, str):
         yield value
     else:
@@ -342,7 +345,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _check_variables(variables: Mapping[str, Any], reads: frozenset[str]) -> None:
-    """Each must do something."""
+    """Raises :class:`InvalidArgument` if the template does not read each variable."""
     unknown = sorted(variables.keys() - reads)
     if unknown == ["reasoning_effort"] and variables["reasoning_effort"] == "none":
         return
@@ -369,8 +372,7 @@ def _bad(what: str) -> InvalidArgument:
 
 
 def _checked(messages: Sequence[Mapping[str, Any]], roles: set[str] | None) -> list[dict[str, str]]:
-    """``role``, ``content`` and, unless it is empty, ``name`` as strings. ``content`` may be a list of OpenAI text
-    parts."""
+    """Returns ``role``, ``content`` (joined from OpenAI text parts) and, unless empty, ``name`` as strings."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise _bad("must be a list of objects")
     if not messages:

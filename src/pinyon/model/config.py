@@ -1,7 +1,7 @@
 """The shape of a Llama-family model, read from a Hugging Face ``config.json`` and ``generation_config.json``.
 
-Three architectures: Llama (the base), Qwen2 (adds a bias to Q, K and V), Qwen3 (adds an RMSNorm over each head of Q
-and K). What this code does not compute (sliding windows, quantised weights, other rope scalings, …) is refused by
+Three architectures: Llama (the base), Qwen2 (adds a bias to Q, K and V), Qwen3 (adds an RMSNorm over each head of Q and
+K). Features that this code does not compute (sliding windows, quantised weights, other rope scalings, …) are refused by
 name: a model that loads is computed as its authors meant it.
 """
 
@@ -18,7 +18,7 @@ Architecture = Literal["llama", "qwen2", "qwen3"]
 
 _ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
-# Far above any real model, low enough that a hostile config.json cannot make the engine allocate the machine.
+# Far above any real model, but low enough that a hostile config.json cannot exhaust the machine's memory.
 VOCAB_MAX = 2_000_000
 HIDDEN_MAX = 131_072
 LAYERS_MAX = 1_024
@@ -30,9 +30,9 @@ SUPPRESS_MAX = VOCAB_MAX
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context.
+    """The stretching of rotary frequencies beyond the trained context.
 
-    ``linear`` divides every frequency by ``factor``. ``llama3`` divides the low ones only and blends in between
+    ``linear`` divides every frequency by ``factor``. ``llama3`` divides only the low frequencies and blends in between
     (Llama 3.1); the last three fields belong to it.
     """
 
@@ -54,9 +54,9 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything the engine must know to compute the model, and the lb to bound a request.
+    """All values that the engine needs to compute the model, and the load balancer to bound a request.
 
-    ``max_context`` counts tokens of prompt and answer together. ``eos_token_ids`` may be empty (never ends by itself).
+    ``max_context`` counts tokens of prompt and answer together. ``eos_token_ids`` may be empty (no end by itself).
     ``suppress_tokens`` are never sampled. Raises :class:`InvalidArgument` naming the field.
     """
 
@@ -117,16 +117,17 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one KV head."""
+        """The number of query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
     def kv_layout(self, block_tokens: int) -> KvLayout:
-        """The KV object's layout for blocks of ``block_tokens`` tokens (float32)."""
+        """Returns the layout of a KV object of ``block_tokens`` tokens (float32)."""
         return KvLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_tokens, "float32")
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
-        """From the parsed JSON objects. Raises :class:`InvalidArgument` for what is missing, wrong or unsupported."""
+        """Returns these JSON objects' configuration. Raises :class:`InvalidArgument` for missing, wrong or unsupported
+        values."""
         _object("config.json", config)
         if generation_config is not None:
             _object("generation_config.json", generation_config)
@@ -142,7 +143,7 @@ class ModelConfig:
         if config.get("head_dim") is not None:
             head_dim = _int(config, "head_dim")
         elif architecture == "qwen3":
-            head_dim = 128  # Qwen3Config's default; it is not derived from the hidden size
+            head_dim = 128  # Qwen3Config's default, which is not derived from the hidden size
         elif heads > 0 and hidden % heads == 0:
             head_dim = hidden // heads
         else:
@@ -195,7 +196,7 @@ def _refuse_unsupported(config: Mapping[str, Any], architecture: Architecture) -
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """``(theta, scaling)`` from ``rope_theta`` + ``rope_scaling``, or ``rope_parameters`` (transformers ≥ 5)."""
+    """Returns ``(theta, scaling)`` from ``rope_theta``, ``rope_scaling`` or ``rope_parameters`` (transformers ≥ 5)."""
     parameters = config.get("rope_parameters")
     scaling = config.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):

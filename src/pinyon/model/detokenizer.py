@@ -1,7 +1,7 @@
-"""Tokens to text as they come, never half a character.
+"""Tokens to text as they arrive, never half a character.
 
-Whatever the pieces the tokens arrive in, the deltas put together are exactly ``tokenizer.decode(all tokens)``, with the
-special tokens' texts or without.
+However the tokens are split into pieces, the deltas put together are exactly ``tokenizer.decode(all tokens)``, with or
+without the texts of special tokens.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from pinyon.model.tokenizer import HfTokenizer, Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _HELD_MAX = 32
-"""So often tokens wait for others that might change them. No character has so many, but a token that is U+FFFD itself
-may come for ever, and what waits is decoded with each."""
+"""The maximum number of times that tokens wait for others that might change them.
+
+No character has so many tokens, but a token that is U+FFFD itself may come for ever, and waiting tokens are decoded
+again with each new one.
+"""
 
 
 class IncrementalDetokenizer:
-    """One request's output text.
+    """The output text of one request.
 
-    A tokenizer whose tokens are byte strings (:meth:`Tokenizer.token_bytes`) goes through an incremental UTF-8
-    decoder. Any other is decoded over a sliding window: text is given out once a later token cannot change it.
+    If all tokens are byte strings (:meth:`Tokenizer.token_bytes`), an incremental UTF-8 decoder is used. Otherwise
+    tokens are decoded over a sliding window: text is returned once a later token cannot change it.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        table = tokenizer.token_bytes() if skip_special_tokens else None  # which has no texts of special ones
+        table = tokenizer.token_bytes() if skip_special_tokens else None  # the table lacks texts of special tokens
         self._impl: _Bytes | _Window = _Window(tokenizer, skip_special_tokens) if table is None else _Bytes(table)
 
     def push(self, tokens: Iterable[int]) -> str:
-        """The text that became certain with ``tokens``; may be empty."""
+        """Returns the text that became certain with ``tokens``; may be empty."""
         return self._impl.push(tokens)
 
     def flush(self) -> str:
-        """What is left at the end; an unfinished character becomes U+FFFD. Nothing may be pushed afterwards."""
+        """Returns the rest at the end; an incomplete character becomes U+FFFD. No push may follow."""
         return self._impl.flush()
 
 
@@ -42,7 +45,7 @@ class _Bytes:
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
         self._begun = b""
-        """Of a character that is not whole."""
+        """The bytes of an incomplete character."""
 
     def push(self, tokens: Iterable[int]) -> str:
         table = self._table
@@ -60,11 +63,11 @@ class _Bytes:
 
 
 class _Window:
-    """``tokens[anchor:]`` is decoded twice, with and without the new ones; the difference is the delta.
+    """A sliding window: ``tokens[anchor:]`` is decoded with and without the new tokens; the difference is the delta.
 
     The anchor lies at least one emitted token back, so that decoders which treat the text's start specially (strip a
     leading space) do so in both. While the tail ends in U+FFFD or in a byte-fallback piece (``<0xE2>``), a later token
-    can still change it, and nothing of it is given out.
+    can still change it, and none of it is returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
@@ -74,10 +77,11 @@ class _Window:
         self._tokens: list[int] = []
         self._read = 0
         self._held = 0
-        """How often nothing was given out, one after the other."""
+        """The number of times in a row that no text was returned."""
 
     def push(self, tokens: Iterable[int]) -> str:
-        kept = [token for token in tokens if not self._is_left_out(token)]  # they do not even end a run of byte pieces
+        # Skipped tokens do not even end a run of byte pieces.
+        kept = [token for token in tokens if not self._is_left_out(token)]
         end = next((end for end in range(len(kept), 0, -1) if not self._is_byte_piece(kept[end - 1])), 0)
         self._tokens += kept[:end]
         delta = self._advance(final=False) if end else ""
@@ -95,7 +99,7 @@ class _Window:
         if unsure and not final and self._held < _HELD_MAX:
             return ""
         self._held = 0
-        # The new window begins with the tokens just given out: the next delta is measured from their end.
+        # The new window begins with the tokens just emitted: the next delta is measured from their end.
         self._tokens = self._tokens[self._read :]
         self._read = len(self._tokens)
         return after[len(before) :]

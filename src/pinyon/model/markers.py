@@ -1,4 +1,4 @@
-"""The texts of added tokens, found within another text in one pass."""
+"""A search for the texts of added tokens within another text, in one pass."""
 
 from __future__ import annotations
 
@@ -6,37 +6,41 @@ import re
 from collections.abc import Iterable, Sequence
 
 DEPTH_MAX = 64
-"""Of groups within each other, which Python's compiler of regular expressions takes by recursion."""
+"""The maximum depth of nested groups, which Python's compiler of regular expressions processes by recursion."""
 MARKS_PER_CHAR = 4
-"""A place where a marker may begin takes as long as a quarter of a character takes a tokenizer,"""
+"""The number of places where a marker may begin that cost as much as a tokenizer's work on one character."""
 MARKER_CHARS = 4
-"""and a marker as long as so many characters."""
+"""The number of characters whose tokenization costs as much as one marker."""
 
 
 class Markers:
-    """``pattern`` finds the longest marker at each place; there is none in a text without one of ``marks``."""
+    """Markers to search for. ``pattern`` finds the longest marker at each place; a text without ``marks`` has none."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Of ``texts`` at least one is not empty; empty ones are nowhere."""
+        """Takes the markers; at least one of ``texts`` must not be empty, and empty ones are ignored."""
         by_first = _by_first(texts)
         self.marks = tuple(_common(group) for group in by_first.values())
         self.pattern = re.compile(_tree([text for group in by_first.values() for text in group]))
         self._split = re.compile(f"({self.pattern.pattern})").split
 
     def work(self, texts: Iterable[str]) -> int:
-        """How many characters a search in ``texts`` counts for, rounded up, whatever it finds; 0: no marker is there.
+        """Returns the cost of a search in ``texts`` in characters, rounded up; 0 if there is no marker.
 
-        A place may begin a hundred markers: only the first characters that they all have are looked at here."""
+        The cost is independent of what the search finds. A hundred markers may begin at one place: this counts only the
+        first characters that they share.
+        """
         return -(-sum(text.count(mark) for text in texts for mark in self.marks) // MARKS_PER_CHAR)
 
     def split(self, text: str) -> list[str]:
-        """What is before the first marker, this marker, what is between it and the second one, and so on."""
+        """Splits a text into the part before the first marker, the marker, the part up to the second one, and so on."""
         return self._split(text)
 
 
 def _tree(texts: Sequence[str], depth: int = 0) -> str:
-    """A regular expression of them that tells by each character which are left, longest first: as fast for a thousand
-    as for one. A flat alternation tries all of them at each place."""
+    """Returns a regular expression that narrows the texts down by each character, longest first.
+
+    It is as fast for a thousand texts as for one; a flat alternation tries all of them at each place.
+    """
     if depth == DEPTH_MAX:
         return f"(?:{'|'.join(map(re.escape, sorted(texts, key=len, reverse=True)))})"
     ways = []
@@ -58,7 +62,7 @@ def _by_first(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _common(texts: Sequence[str]) -> str:
-    """What they all begin with."""
+    """Returns the longest common prefix."""
     first, last = min(texts), max(texts)
     size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     return first[:size]

@@ -1,7 +1,7 @@
-"""Byte-pair encoding of one word in ASCII (Sennrich et al. 2016): the pair that was learned first is merged, again and
-again, of the same pair the leftmost one.
+"""Byte-pair encoding of one ASCII word (Sennrich et al. 2016).
 
-The library does the same, and takes 3 µs of each call for what it tells of a token beside its number.
+The pair that was learned first is merged, again and again; of equal pairs the leftmost. The library does the same, but
+spends 3 µs of each call on details of tokens beside their ids.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 WORD_BYTES: Final = 64
-"""Of a longer word every pair is not looked at after each merge."""
+"""The maximum length of a word encoded here, since all pairs are examined after each merge."""
 _ID_BITS: Final = 21
 _END: Final = 1 << _ID_BITS
-"""Of ids, and of how many merges there are."""
+"""The exclusive upper bound of ids and of the number of merges."""
 _NEVER: Final = 1 << 62
 _ODD: Final = 0x9E3779B97F4A7C1
 
 
 class Merges:
-    """``letters``: the token of each byte below 128. ``pairs``: of tokens, in the order in which they were learned, and
-    the token that becomes of them; where one stands twice, the later one counts. Ids are below 2^21, as are the
-    numbers of pairs."""
+    """The merges of a vocabulary.
+
+    ``letters`` has the token of each byte below 128; ``pairs`` has pairs of tokens, in the order in which they were
+    learned, and the token that replaces them. The later of two equal pairs counts. Ids and the number of pairs are
+    below 2^21.
+    """
 
     def __init__(self, letters: Sequence[int], pairs: Sequence[tuple[int, int, int]]) -> None:
         if len(letters) != 128 or len(pairs) >= _END:
@@ -37,7 +40,7 @@ class Merges:
             size *= 2
         self._mask: i64 = size - 1
         self._pairs = vec[i64]([0] * (2 * size))
-        """By open addressing: the pair and one, then its number and its token."""
+        """A hash table with open addressing: the pair plus one, then its number and its token."""
         for number, (left, right, together) in enumerate(pairs):
             pair: i64 = left << _ID_BITS | right
             at = self._slot(pair)
@@ -45,18 +48,18 @@ class Merges:
             self._pairs[2 * at + 1] = number << _ID_BITS | together
 
     def take_whole(self, words: Iterable[tuple[bytes, int]]) -> None:
-        """These words are these tokens whatever the pairs say. Nearly all of a vocabulary are anyway."""
+        """Makes each of these words its own token, whatever the pairs say; most words of a vocabulary are anyway."""
         self._whole = {word: token for word, token in words if self.tokens(word) != token.to_bytes(4, "little")}
 
     def tokens(self, word: bytes) -> bytes:
-        """As little-endian u32, of at most ``WORD_BYTES`` bytes below 128."""
+        """Returns the tokens of a word of at most ``WORD_BYTES`` bytes below 128, as little-endian u32."""
         known = self._whole.get(word)
         if known is not None:
             return known.to_bytes(4, "little")
         left: i64 = len(word)
         ids = vec[i64]([0] * left)
         merges = vec[i64]([_NEVER] * left)
-        """Of each with the next one: number and token."""
+        """The number and token of each position's merge with the next one."""
         at: i64 = 0
         while at < left:
             ids[at] = self._letters[i64(word[at])]
@@ -92,7 +95,7 @@ class Merges:
         return out.getvalue()
 
     def word_encoder(self, longer: Callable[[str], bytes]) -> Callable[[str], bytes]:
-        """Tokens of any word in ASCII, by ``longer`` if it is."""
+        """Returns an encoder of ASCII words, which passes those over ``WORD_BYTES`` to ``longer``."""
 
         def encode(word: str) -> bytes:
             return self.tokens(word.encode("ascii")) if len(word) <= WORD_BYTES else longer(word)
@@ -105,7 +108,7 @@ class Merges:
         return self._pairs[2 * at + 1] if self._pairs[2 * at] else _NEVER
 
     def _slot(self, pair: i64) -> i64:
-        """Where this pair is, or else would be."""
+        """Returns the slot of this pair, or the free slot where it would be."""
         pairs, mask = self._pairs, self._mask
         at = (pair * _ODD) >> 24 & mask
         while pairs[2 * at] and pairs[2 * at] != pair + 1:
@@ -114,8 +117,10 @@ class Merges:
 
 
 def merges_of(rules: Mapping[str, Any], letters: Mapping[int, str]) -> Merges | None:
-    """Of a tokenizer.json's object whose words are bytes, each written as one of ``letters``; None if its model does
-    more than merge."""
+    """Returns the merges of a tokenizer.json's object; None if its model does more than merge.
+
+    Its words are bytes, each written as one of ``letters``.
+    """
     model = rules["model"]
     vocab: dict[str, int] = model.get("vocab") or {}
     if model.get("dropout") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):

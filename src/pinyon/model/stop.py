@@ -1,8 +1,8 @@
 """Stop strings over a stream of text.
 
-The text is given out as soon as it cannot be the beginning of a stop string; from a match on, everything is dropped
-(the stop string itself too). Of several matches the one that *ends* first counts, since generation would have stopped
-there; of those that end together, the longest. The result does not depend on how the text is cut into deltas.
+Text is returned as soon as it cannot be the beginning of a stop string; from a match on, all text is dropped, the stop
+string included. Of several matches the one that *ends* first counts, since generation would have stopped there; of
+those that end together, the longest. The result does not depend on how the text is cut into deltas.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class StopMatcher:
-    """Matches the stop strings of one request. With none it passes everything through."""
+    """The matcher of one request's stop strings. Without stop strings all text passes."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stops)
@@ -26,16 +26,16 @@ class StopMatcher:
         return self._matched
 
     def push(self, delta: str, *, ends: bool = True) -> tuple[str, bool]:
-        """``(text that is safe to give out, whether a stop string has matched)``. After a match: ``("", True)``.
+        """Returns ``(text that is safe to emit, whether a stop string has matched)``; ``("", True)`` after a match.
 
-        Without ``ends`` nothing matches that ends in ``delta``; what ends later and begins in it still does.
+        Without ``ends``, a match that ends in ``delta`` does not count; one that begins in it and ends later does.
         """
         if self._matched:
             return "", True
         if not self._stops:
             return delta, False
         text = self._held + delta
-        # A match that ends inside what was held would have been found then, or did not count.
+        # A match that ends inside the held text was found earlier, or did not count.
         stops = self._stops if ends else ()
         found = [(at + len(stop), at) for stop in stops if (at := text.find(stop, self._first(stop))) >= 0]
         if found:
@@ -51,19 +51,21 @@ class StopMatcher:
         return text[:cut], False
 
     def flush(self) -> str:
-        """What was held back, when the stream ends without a match."""
+        """Returns the held text when the stream ends without a match."""
         held, self._held = self._held, ""
         return held
 
     def _first(self, stop: str) -> int:
-        """Where one may begin that ends in new text."""
+        """Returns the first position at which a match that ends in the new text may begin."""
         return max(0, len(self._held) - len(stop) + 1)
 
 
 class _Beginning:
-    """How much of one stop string the text so far ends in: ``length``, less than all of it (Knuth, Morris, Pratt: Fast
-    Pattern Matching in Strings, 1977). A character takes the same time however long the strings are that it is held
-    for: they are the client's choice."""
+    """The length of the longest proper prefix of a stop string with which the text so far ends.
+
+    The algorithm is that of Knuth, Morris and Pratt (Fast Pattern Matching in Strings, 1977). A character takes the
+    same time however long the stop strings are, which clients choose.
+    """
 
     __slots__ = ("_borders", "_stop", "length")
 
@@ -71,7 +73,7 @@ class _Beginning:
         self._stop = stop
         self.length = 0
         self._borders = borders = [0, 0]
-        """By length of a beginning: its longest end that is a shorter beginning."""
+        """The length of the longest suffix that is a shorter prefix, for each length of a prefix."""
         border = 0
         for char in stop[1:]:
             while border and stop[border] != char:
@@ -87,6 +89,6 @@ class _Beginning:
             while length and stop[length] != char:
                 length = borders[length]
             length += stop[length] == char
-            if length == len(stop):  # it did not count
+            if length == len(stop):  # a match that did not count
                 length = borders[length]
         self.length = length

@@ -1,7 +1,7 @@
 """Text to tokens and back.
 
-``encode`` returns little-endian u32, the form that block keys are computed from and that travels in ``*_le32`` fields,
-so no hop converts.
+``encode`` returns little-endian u32, the form from which block keys are computed and which ``*_le32`` fields carry, so
+no hop converts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# A text at a time: threads of the library's own would only wait.
+# One text is encoded at a time, so the library's own threads would only wait.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from tokenizers import Tokenizer as _RustTokenizer
@@ -33,11 +33,11 @@ TEXT_BYTES_MAX = 64 << 20
 
 
 class Tokenizer(Protocol):
-    """What the lb and the detokenizer need."""
+    """The interface that the load balancer and the detokenizer need."""
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are in ``[0, vocab_size)``."""
+        """The exclusive upper bound of token ids."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
@@ -45,31 +45,36 @@ class Tokenizer(Protocol):
     def encode(
         self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
     ) -> TokenArray:
-        """Tokens of a text prompt, dtype ``<u4``, as ``transformers`` has them: markers of special tokens in ``text``
-        become these tokens, and ``add_special_tokens`` adds those that the tokenizer begins or ends a text with.
+        """Returns the tokens of a text prompt, dtype ``<u4``, as ``transformers`` has them.
 
-        Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit, and
-        :class:`MuchNew` when it has more than ``new_chars`` characters that take the tokenizer time, because their like
-        did not come lately from ``whose`` it is.
+        Markers of special tokens in ``text`` become these tokens. ``add_special_tokens`` adds the tokens that the
+        tokenizer puts around a text.
+
+        Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit. Raises
+        :class:`MuchNew` when more than ``new_chars`` characters take the tokenizer time, because similar text of the
+        same owner (``whose``) was not encoded lately.
         """
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``tokens``: special tokens are left out, invalid UTF-8 becomes U+FFFD. Never raises for ids in
-        the vocabulary; ids outside are left out. Not skipped, special tokens are their markers, if they have any."""
+        """Returns the text of ``tokens``; invalid UTF-8 becomes U+FFFD.
+
+        Special tokens are left out, or become their markers, if any, when not skipped. Ids outside the vocabulary are
+        left out; ids in it never raise.
+        """
 
     def token_bytes(self) -> list[bytes] | None:
-        """The bytes of each token id, if ``decode`` is their concatenation read as UTF-8; else None.
+        """Returns the bytes of each token id, if ``decode`` is their concatenation read as UTF-8; else None.
 
-        Always the same list, not to be changed: a detokenizer per request asks for it.
+        Always returns the same list, which must not be changed: each request's detokenizer asks for it.
         """
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte, plus special tokens that no text can produce and that only chat prompts have: a text
-    prompt is its bytes, with or without ``add_special_tokens``.
+    """A tokenizer with one token per UTF-8 byte, plus special tokens that only chat prompts have.
 
-    Ids 0 to 255 are the bytes; then BOS, EOS, one marker per chat role and the end of a turn. The vocabulary is
-    padded to 272, a multiple of 16, for the matrix shapes.
+    No text can produce a special token: a text prompt is its bytes, with or without ``add_special_tokens``. Ids 0 to
+    255 are the bytes; then BOS, EOS, one marker per chat role and the end of a turn. The vocabulary is padded to 272, a
+    multiple of 16, for the matrix shapes.
     """
 
     BOS = 256
@@ -105,10 +110,10 @@ _BYTE_TABLE = [bytes((i,)) for i in range(256)] + [b""] * (ByteTokenizer.VOCAB_S
 
 
 class HfTokenizer:
-    """A ``tokenizer.json`` of the ``tokenizers`` library."""
+    """A tokenizer of the ``tokenizers`` library, from a ``tokenizer.json``."""
 
     def __init__(self, tokenizer_json: str, eos_token_ids: tuple[int, ...] = ()) -> None:
-        """From the file's text. Raises :class:`InvalidArgument` when the library cannot read it."""
+        """Reads the file's text. Raises :class:`InvalidArgument` when the library cannot read it."""
         try:
             self._plain = _RustTokenizer.from_str(tokenizer_json)
             self._marked = _RustTokenizer.from_str(tokenizer_json)
@@ -133,7 +138,7 @@ class HfTokenizer:
         if pattern and all(token.content for token in added.values()):
             markers = {token.content: int(i).to_bytes(4, "little") for i, token in added.items()}
             word = _word_encoder(self._plain)
-            # In Python, merging takes longer than the library.
+            # Uncompiled, merging takes longer than the library does.
             merges = merges_of(rules, _byte_letters()) if compiled() else None
             if merges is None:
                 self._words = WordTokens(pattern, markers, word, self._whole)
@@ -142,11 +147,11 @@ class HfTokenizer:
 
     @property
     def remembers(self) -> bool:
-        """What came before takes it hardly any time."""
+        """True if text that was encoded before takes hardly any time."""
         return self._words is not None
 
     def _whole(self, text: str) -> bytes:
-        """Tokens by the library."""
+        """Returns the tokens by the library."""
         return _ids(self._marked, text, False).tobytes()
 
     @property
@@ -159,7 +164,7 @@ class HfTokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Marker text to id, of the tokens that only a chat template may write."""
+        """The ids, by marker text, of the tokens that only a chat template may write."""
         return dict(self._special)
 
     def encode(
@@ -177,9 +182,9 @@ class HfTokenizer:
         return _ids(self._marked, text, add_special_tokens)
 
     def encode_plain(self, text: str, *, goes_on: bool = False) -> TokenArray:
-        """Like :meth:`encode`, but nothing in ``text`` becomes a special token: ``<|im_end|>`` is ten characters.
+        """Encodes like :meth:`encode`, but no text becomes a special token: ``<|im_end|>`` is ten characters.
 
-        ``goes_on``: other text comes before this one, so the space that some tokenizers begin with is not added.
+        With ``goes_on``, other text precedes this one, so the space that some tokenizers begin with is not added.
         """
         utf8(text)
         tokenizer = self._inner if goes_on else self._plain
@@ -187,7 +192,7 @@ class HfTokenizer:
 
     @cached_property
     def around(self) -> tuple[TokenArray, TokenArray]:
-        """What ``add_special_tokens`` puts before a text, and behind it."""
+        """The tokens that ``add_special_tokens`` puts before and after a text."""
         bare, whole = (_ids(self._marked, "a", added) for added in (False, True))
         for start in range(len(whole) - len(bare) + 1):
             if np.array_equal(whole[start : start + len(bare)], bare):
@@ -203,11 +208,11 @@ class HfTokenizer:
         return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens))
 
     def is_left_out(self, token: int) -> bool:
-        """Whether ``decode`` skips this id: a special token, or none of the vocabulary."""
+        """Returns whether ``decode`` skips this id: a special token, or an id outside the vocabulary."""
         return token in self._special_ids or self._plain.id_to_token(token) is None
 
     def id_to_piece(self, token: int) -> str | None:
-        """The vocabulary's entry, as written in ``tokenizer.json``."""
+        """Returns the vocabulary's entry, as written in ``tokenizer.json``."""
         piece: str | None = self._plain.id_to_token(token)
         return piece
 
@@ -224,7 +229,7 @@ class HfTokenizer:
             if piece is None or token in self._special_ids:
                 table.append(b"")
                 continue
-            # As the library does: a piece with a character outside the alphabet (an added token) is taken literally.
+            # As in the library, a piece with a character outside the alphabet (an added token) is taken literally.
             if all(c in alphabet for c in piece):
                 table.append(bytes(alphabet[c] for c in piece))
             else:
@@ -233,7 +238,7 @@ class HfTokenizer:
 
 
 def utf8(text: str) -> bytes:
-    """``text`` as UTF-8. Raises :class:`InvalidArgument` for lone surrogates or more than ``TEXT_BYTES_MAX``."""
+    """Returns ``text`` as UTF-8. Raises :class:`InvalidArgument` for lone surrogates or over ``TEXT_BYTES_MAX``."""
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError:
@@ -244,13 +249,13 @@ def utf8(text: str) -> bytes:
 
 
 def _ids(tokenizer: _RustTokenizer, text: str, add_special_tokens: bool) -> TokenArray:
-    """The batch of one is what reckons no places of tokens in the text: a quarter less CPU, the same tokens."""
+    """Returns the tokens by a batch of one, which skips the tokens' places in the text: a quarter less CPU."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return np.array(encoding.ids, dtype="<u4")
 
 
 def _word_encoder(tokenizer: _RustTokenizer) -> Callable[[str], bytes]:
-    """Tokens of one word in ASCII, as little-endian u32, by the model of a ``tokenizer`` whose words are bytes."""
+    """Returns an encoder of one ASCII word, as little-endian u32, by a ``tokenizer`` whose words are bytes."""
     letters, model = _byte_letters(), tokenizer.model
 
     def encode(word: str) -> bytes:
@@ -260,9 +265,10 @@ def _word_encoder(tokenizer: _RustTokenizer) -> Callable[[str], bytes]:
 
 
 def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _RustTokenizer:
-    """One that does not put a space before a text, if ``tokenizer`` does so once per text (and not per piece of it).
+    """Returns a tokenizer that does not put a space before a text.
 
-    ``rules``: what the tokenizer was read from; they are changed.
+    This is ``tokenizer`` itself unless it adds a space once per text (not per piece of it). ``rules``, from which the
+    tokenizer was read, are changed.
     """
     before = rules.get("pre_tokenizer")
     steps = before.get("pretokenizers", [before]) if isinstance(before, dict) else []
@@ -280,12 +286,12 @@ def _is_byte_level(rules: dict[str, Any]) -> bool:
 
 
 def _byte_letters() -> dict[int, str]:
-    """How a vocabulary of bytes writes those below 128."""
+    """Returns the characters with which a vocabulary of bytes writes those below 128."""
     return {byte: letter for letter, byte in _byte_alphabet().items() if byte < 128}
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's mapping of the 256 bytes to printable characters, inverted."""
+    """Returns GPT-2's mapping of the 256 bytes to printable characters, inverted."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(b): b for b in printable}
     others = [b for b in range(256) if b not in set(printable)]

@@ -1,9 +1,10 @@
-"""What a checkpoint's tokenizer files come to when ``transformers`` (version 5, as vLLM uses it) reads them.
+"""A checkpoint's tokenizer files, read as ``transformers`` (version 5, as vLLM uses it) reads them.
 
-``tokenizer.json`` alone says what is put around a text (its post-processor): ``add_bos_token`` and ``add_eos_token`` of
-``tokenizer_config.json`` do nothing beside it. But ``tokenizer_config.json`` adds special tokens, and for two tokenizer
-classes, those of the first Llamas and of Qwen, ``transformers`` keeps only vocabulary, merges and post-processor and
-puts its own rules around them. Checked against it by ``tests/data/golden_text`` (``tools/make_golden_text.py``).
+``tokenizer.json`` alone says which tokens go around a text (its post-processor): ``add_bos_token`` and
+``add_eos_token`` of ``tokenizer_config.json`` have no effect beside it. But ``tokenizer_config.json`` adds special
+tokens. For two tokenizer classes, those of the first Llamas and of Qwen, ``transformers`` keeps only vocabulary, merges
+and post-processor and adds its own rules. ``tests/data/golden_text`` (``tools/make_golden_text.py``) checks this
+against ``transformers``.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _QWEN_WORDS = (
 
 
 def tokenizer_class(rules: Mapping[str, Any], settings: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
-    """The class whose own rules apply, None where ``tokenizer.json`` is taken as it is.
+    """Returns the class whose own rules apply; None if ``tokenizer.json`` is taken as it is.
 
     ``rules``, ``settings`` and ``config`` are the objects of tokenizer.json, tokenizer_config.json and config.json. A
-    class that contradicts the file (bytes as characters, or not) is passed over: it would only make nonsense of it.
+    class that contradicts the file (bytes as characters, or not) is ignored: its rules would produce nonsense.
     """
     model = rules.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
@@ -51,7 +52,7 @@ def _speak_of_bytes(rules: Mapping[str, Any], *parts: str) -> bool:
 
 
 def named_tokens(settings: Mapping[str, Any], kind: TokenizerClass) -> dict[str, str]:
-    """The special tokens that have a name: ``bos_token``, ``eos_token``, … Absent is what the checkpoint has not."""
+    """Returns the named special tokens (``bos_token``, ``eos_token``, …) that the checkpoint has."""
     found = {}
     for name in _NAMED:
         text = _content(settings[name]) if name in settings else _DEFAULTS[kind].get(name)
@@ -63,10 +64,10 @@ def named_tokens(settings: Mapping[str, Any], kind: TokenizerClass) -> dict[str,
 def tokenizer_rules(
     rules: Mapping[str, Any], settings: Mapping[str, Any], kind: TokenizerClass, vocab_size: int
 ) -> dict[str, Any]:
-    """tokenizer.json's object with all that the other files and the class say worked into it.
+    """Returns tokenizer.json's object combined with the other files and the rules of the class.
 
-    ``vocab_size`` is the model's: a token named in ``settings`` that has no place in the vocabulary and no embedding
-    is left out.
+    ``vocab_size`` is the model's: a token named in ``settings`` without a place in the vocabulary and without an
+    embedding is left out.
     """
     made = dict(rules)
     if kind == "llama":
@@ -125,11 +126,11 @@ def _bpe(model: Mapping[str, Any], *, fuse_unk: bool, byte_fallback: bool) -> di
 def _added_tokens(
     rules: Mapping[str, Any], settings: Mapping[str, Any], kind: TokenizerClass, vocab_size: int
 ) -> list[dict[str, Any]]:
-    """Later entries change earlier ones of the same text; who is not in the vocabulary gets the next id."""
+    """Returns the added tokens: later entries change earlier ones of equal text; unknown ones get the next id."""
     listed = settings.get("added_tokens_decoder")
     listed = listed if isinstance(listed, dict) else None
     own = [token for token in rules.get("added_tokens") or () if _content(token)]
-    # Where a class rebuilds the tokenizer, it keeps of tokenizer.json's added tokens only those the settings list.
+    # A class that rebuilds the tokenizer keeps only those added tokens of tokenizer.json that the settings list.
     tokens = {} if kind is not None and listed is not None else {token["content"]: token for token in own}
     by_id = sorted((int(i), token) for i, token in (listed or {}).items() if str(i).isdigit() and _content(token))
     for _, token in by_id:
@@ -167,6 +168,6 @@ def _with_ids(
 
 
 def _content(token: object) -> str | None:
-    """A token's text, in either of the forms the files have."""
+    """Returns a token's text, in either of the forms that the files have."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -1,7 +1,7 @@
-"""Tokens of short pieces of texts in ASCII, cut and looked up in one pass over the text.
+"""A table of the tokens of short ASCII pieces; texts are cut and looked up in one pass.
 
-What is looked up in a dictionary costs an object for the piece, and one line of the processor's cache each for the
-dictionary's index, its entry, the key and the value. Here a piece and its tokens are four numbers side by side.
+A lookup in a dictionary costs an object for the piece, and a cache line each for the dictionary's index, its entry, the
+key and the value. Here a piece and its tokens are four adjacent numbers.
 """
 
 from __future__ import annotations
@@ -15,45 +15,47 @@ from mypy_extensions import i32, i64
 
 PIECE_BYTES: Final = 17
 TOKENS: Final = 6
-"""Of one piece at most,"""
+"""The maximum number of tokens of a piece."""
 ID_END: Final = (1 << 21) - 1
-"""with smaller ids."""
+"""The exclusive upper bound of token ids."""
 SETS: Final = 1 << 14
 WAYS: Final = 4
-"""Of so many pieces each: where more belong, the last one is forgotten, and with each use a piece changes places with
-the one before it (transposition, Rivest 1976), so what comes once takes no place from what comes often. 65,536 take
-2 MiB."""
+"""The number of pieces in each set. 65,536 pieces take 2 MiB.
+
+A full set replaces its last piece. With each use a piece changes places with the one before it (transposition, Rivest
+1976), so rare pieces do not displace frequent ones.
+"""
 
 _NUMBERS: Final = 4
-"""Of an entry: its first characters, the others with how many there are, three tokens, and three more."""
+"""The numbers of an entry: its first characters; the others with the length; three tokens; three more tokens."""
 _SET: Final = _NUMBERS * WAYS
 _LOW: Final = 9
-"""Characters in the first number, 7 bits each."""
+"""The number of characters in the first number, 7 bits each."""
 _LENGTH: Final = 56
 _ODD: Final = 0x9E3779B97F4A7C1
 _ODDER: Final = 0xC2B2AE3D27D4EB5
 _TOGETHER: Final = 3
 _ID_BITS: Final = 21
-"""Of an id and one: no token is 0."""
+"""The bits of an id plus one, so that no stored token is 0."""
 
 
 class WordTable:
-    """``line_ends``: a line's end belongs to the word before it or is one with the whitespace before it, and nothing
-    behind it is part of that word; else only one that stands by itself is known to end a word.
+    """A table of pieces that evicts by itself and that threads may share.
 
-    It forgets by itself. Threads may share it.
+    ``line_ends``: a line end belongs to the word or the whitespace before it, and no word continues after it. Otherwise
+    only a line end that stands by itself is known to end a word.
     """
 
     def __init__(self, *, line_ends: bool, sets: int = SETS) -> None:
-        """``sets``: a power of two."""
+        """Creates an empty table; ``sets`` is a power of two."""
         self._line_ends = line_ends
         self._sets: i64 = sets
         self._table = vec[i64]([0] * (sets * _SET))
         self._lock = Lock()
 
     def scan(self, text: bytes, at: i64, out: BytesWriter) -> tuple[i64, i64]:
-        """Adds tokens of ``text`` from ``at`` on, where a piece begins, up to the first piece that is not known: where
-        that begins and ends, or twice the end of the text."""
+        """Writes tokens from ``at`` up to the first unknown piece; returns that piece's span, or the text's end
+        twice."""
         size: i64 = len(text)
         table = self._table
         self._lock.acquire()
@@ -71,7 +73,7 @@ class WordTable:
                 one, other = table[place + 2], table[place + 3]
                 _write(out, one)
                 _write(out, other)
-                if place > last - _SET:  # one nearer to the front, from where nobody is forgotten
+                if place > last - _SET:  # move one place to the front, where entries are not evicted
                     number: i64 = 0
                     while number < _NUMBERS:
                         table[place + number] = table[place + number - _NUMBERS]
@@ -83,8 +85,7 @@ class WordTable:
             self._lock.release()
 
     def put(self, piece: bytes, tokens_le32: bytes) -> bool:
-        """``piece``: one that :meth:`scan` has named. Whether it is known from now on: it is short, and so are its
-        tokens."""
+        """Adds a piece that :meth:`scan` has returned; returns False if it or its tokens do not fit."""
         size: i64 = len(piece)
         count: i64 = len(tokens_le32) // 4
         if size > PIECE_BYTES or not 0 < count <= TOKENS:
@@ -130,10 +131,11 @@ class WordTable:
         return ((low * _ODD + high * _ODDER) >> 28 & (self._sets - 1)) * _SET
 
     def _piece(self, text: bytes, at: i64, size: i64) -> tuple[i64, i64, i64]:
-        """Where the piece ends that begins at ``at``, and its two numbers if it is not too long.
+        """Returns the end of the piece that begins at ``at``, and its two numbers if it is not too long.
 
-        A text may be cut before a space that is the last whitespace before something else, and behind a line's end
-        unless what is behind it could go on with that (``/`` does in one tokenizer)."""
+        A text may be cut before a space that is the last whitespace before another character. It may also be cut after
+        a line end, unless the next character could continue the word (``/`` does in one tokenizer).
+        """
         low: i64 = text[at]
         high: i64 = 0
         before: i64 = low
@@ -158,7 +160,7 @@ class WordTable:
         return end, low, high | end - at << _LENGTH
 
     def _may_follow(self, text: bytes, at: i64, end: i64, size: i64) -> bool:
-        """The line's end before ``end`` is the end of a word, too."""
+        """Returns whether the line end before ``end`` also ends a word."""
         byte: i64 = text[end]
         if byte == 9:
             return self._line_ends and _is_indent(text, end, size)
@@ -178,7 +180,7 @@ def _is_space(byte: i64) -> bool:
 
 
 def _is_indent(text: bytes, at: i64, size: i64) -> bool:
-    """There are spaces and tabs only, up to what is no whitespace."""
+    """Returns whether only spaces and tabs precede the next character that is not whitespace."""
     while at < size:
         byte: i64 = text[at]
         if byte != 32 and byte != 9:

@@ -1,15 +1,15 @@
-"""Tokens of texts that byte-level BPE cuts into words first: by a memory of words, of the pieces that a text has
-between spaces and line ends, and of runs of these.
+"""Tokens of texts that byte-level BPE first cuts into words, with a cache of words, pieces and runs.
 
-The library spends four fifths of its time on cutting and on looking up words that it has seen a thousand times. Here a
-run of some 500 characters that came before (a system prompt, an earlier turn) costs one lookup, and so does a piece;
-the rest is cut into words, and only new ones go to the library's model. The tokens are those of the library, because
+A piece is the text between spaces and line ends, a run a sequence of pieces. The library spends four fifths of its time
+on cutting and on looking up words that it has seen a thousand times. Here a run of some 500 characters that came before
+(a system prompt, an earlier turn) costs one lookup, and so does a piece. The rest is cut into words, and only new words
+go to the library's model. The tokens are those of the library, because
 
 - a word's tokens depend on the word alone (:func:`known_words` names the tokenizers of which that is true);
-- no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter, so a text
+- no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter. So a text
   can be cut there, and each part on its own (:mod:`pinyon.model.word_table` says where else);
-- their regular expressions are written once more for ASCII, where the classes of both libraries agree, and whatever
-  is not ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut.
+- their regular expressions have an ASCII version here, where the classes of both libraries agree, and text that is not
+  ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from pinyon.model.word_table import PIECE_BYTES, WordTable
 
 RUN_CHARS = 512
 RUN_CHARS_MAX = 4 * RUN_CHARS
-"""A longer one, which has no place to cut it, is not kept."""
+"""The maximum length of a run that is cached; a longer one has no place to cut it."""
 RUNS_BYTES = 6 << 20
 WORDS_BYTES = 6 << 20
-"""Of each of two generations: some 29,000 words and long pieces."""
+"""The maximum size of each of two generations: some 29,000 words and long pieces."""
 ENTRY_BYTES = 128
-"""What an entry takes beside its two objects."""
+"""The size of an entry beside its two objects."""
 LEARNED = 16
-"""New words of one run, which the library's model takes one by one; with more, the run goes to the library whole,
-which takes less."""
+"""The maximum of new words of a run encoded one by one; above it, the library encodes the whole run faster."""
 MERGED = 128
-"""The same where a word takes no more than its characters take the library."""
+"""The maximum as above where encoding a word takes no longer than the library takes for its characters."""
 KNOWN_PART = 8
-"""A run of known pieces takes less than an eighth of the time that the library takes for it,"""
+"""The divisor for a run of known pieces, which takes less than an eighth of the library's time for it."""
 PIECE_CHARS = 4
-"""any other piece of known words as long as so many characters take the library,"""
+"""The cost of any other piece of known words, in characters for which the library takes as long."""
 WORD_CHARS = 12
-"""and each new word as long as so many characters take the library, or as it has."""
+"""The minimum cost of each new word, in characters as above; a longer word costs its length."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -59,7 +58,7 @@ _TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UP
     "{1,3}", ""
 )
 _KNOWN = frozenset((_GPT2, _LLAMA3, _QWEN, _O200K, _TEKKEN))
-"""Each takes every character of a text, and none looks behind itself."""
+"""Patterns that match every character of a text and have no look-behind."""
 
 _IN_ASCII = {
     r"[^\s\p{L}\p{N}]": r"[^\sA-Za-z0-9]",
@@ -72,15 +71,15 @@ _IN_ASCII = {
 
 
 class MuchNew(Exception):
-    """More of the text was never seen than may be worked on now."""
+    """The error when more of a text is new than may be worked on now."""
 
 
 class Memory:
-    """What came lately, by text: the last ``limit_bytes`` of it for sure, and less than twice as much.
+    """A cache of recent texts: at least the last ``limit_bytes``, and less than twice as much.
 
-    Two generations: what is found in the older one goes into the younger one, and when that is full it is the older
-    one, and the older one is forgotten. Nothing of it is more than one operation of a dictionary, so threads may share
-    it.
+    There are two generations: an entry found in the old one is copied to the young one. When the young one is full it
+    becomes the old one, and the old one is dropped. Each step is a single operation of a dictionary, so threads may
+    share the cache.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -113,7 +112,7 @@ def _size(text: str, tokens: bytes) -> int:
 
 
 class WordTokens:
-    """Tokens as little-endian u32. ``word`` gives those of one word, ``whole`` of any text without ``markers``."""
+    """An encoder to little-endian u32. ``word`` encodes one word, ``whole`` any text without ``markers``."""
 
     def __init__(
         self,
@@ -126,8 +125,8 @@ class WordTokens:
         runs_bytes: int = RUNS_BYTES,
         learned: int = LEARNED,
     ) -> None:
-        """``pattern``: one that :func:`known_words` gave. ``markers``: added tokens, by their texts. ``learned``: so
-        many new words of a run are asked for one by one."""
+        """Takes a pattern of :func:`known_words`, added tokens by text, and ``learned``, the limit of new words per
+        run."""
         for theirs, ours in _IN_ASCII.items():
             pattern = pattern.replace(theirs, ours)
         self._find = re.compile(pattern, re.ASCII).findall
@@ -138,11 +137,13 @@ class WordTokens:
         self._table = WordTable(line_ends=r"\s*[\r\n]+" in pattern)
 
     def encode(self, text: str, new_chars: int | None = None, whose: str = "") -> bytes:
-        """Runs are remembered for ``whose`` they are: nobody can find out by timing what others have asked, but for
-        single words, as far as a few microseconds tell them.
+        """Returns the tokens of ``text``; runs are cached per owner (``whose``).
 
-        Raises :class:`MuchNew` if there are more than ``new_chars`` characters in runs that did not come before, those
-        of words that did, and markers, counted in part: what was worked on is known from then on."""
+        So timing does not reveal what others have asked, except for single words, as far as a few microseconds show.
+
+        Raises :class:`MuchNew` if there are more than ``new_chars`` characters in new runs; known words and markers
+        count in part. Finished work stays cached.
+        """
         work = self._markers.work((text,)) if self._markers is not None else 0
         if self._markers is None or not work:
             parts = [text]
@@ -160,7 +161,7 @@ class WordTokens:
         return b"".join(tokens)
 
     def _add(self, tokens: list[bytes], text: str, new_chars: int | None, owner: str) -> int | None:
-        """The tokens of a text without markers; what is left of ``new_chars``."""
+        """Appends the tokens of a text without markers; returns the rest of ``new_chars``."""
         start, size = 0, len(text)
         while start < size:
             end = _cut(text, start + RUN_CHARS, size)
@@ -178,7 +179,7 @@ class WordTokens:
         return new_chars
 
     def _new_run(self, run: str, name: str) -> tuple[bytes, int]:
-        """Its tokens, and how many characters it counts for."""
+        """Returns the tokens of a run and its cost in characters."""
         if len(run) > RUN_CHARS_MAX:
             return self._whole(run), len(run)
         found = self._by_words(run) if run.isascii() else (self._whole(run), len(run))
@@ -207,10 +208,9 @@ class WordTokens:
         return out.getvalue(), work
 
     def _of_words(self, text: str, most: int) -> tuple[bytes | None, int, int]:
-        """How many of its words were new and learned, and how many characters these count for, too. No tokens if more
-        than ``most`` are new."""
+        """Returns the tokens, the words learned and their cost in characters; no tokens if over ``most`` are new."""
         words = self._find(text)
-        if len(words) == 1:  # whoever asks for it remembers it
+        if len(words) == 1:  # the caller caches it
             if not most:
                 return None, 0, 0
             return self._word(text), 1, max(WORD_CHARS, len(text))
@@ -229,7 +229,7 @@ class WordTokens:
 
 
 def _cut(text: str, at: i64, size: i64) -> i64:
-    """The first place behind ``at`` that is between a letter and a space or a line's end, else ``size``."""
+    """Returns the first place from ``at`` on between a letter and a space or newline, else ``size``."""
     before: i64 = 0
     while at < size:
         char: i64 = ord(text[at])
@@ -241,7 +241,7 @@ def _cut(text: str, at: i64, size: i64) -> i64:
 
 
 def _left(new_chars: int | None, work: int) -> int | None:
-    """Before this work is done; raises :class:`MuchNew` if it is more."""
+    """Returns ``new_chars`` less ``work``. Raises :class:`MuchNew` if that is negative."""
     if new_chars is None:
         return None
     if work > new_chars:
@@ -250,8 +250,10 @@ def _left(new_chars: int | None, work: int) -> int | None:
 
 
 def known_words(rules: Mapping[str, Any]) -> str:
-    """How a tokenizer cuts a text into words that become tokens each for itself; empty if it does not, or in a way
-    that is not known here. ``rules``: tokenizer.json's object."""
+    """Returns the pattern by which a tokenizer cuts a text into words that are encoded independently.
+
+    Empty if it does not, or in a way that is not known here. ``rules`` is tokenizer.json's object.
+    """
     model, normalizer = rules.get("model"), rules.get("normalizer")
     if not isinstance(model, dict) or model.get("type") != "BPE" or model.get("dropout"):
         return ""
@@ -259,7 +261,7 @@ def known_words(rules: Mapping[str, Any]) -> str:
         return ""
     if not _puts_around(rules.get("post_processor")):
         return ""
-    # Tokens that take spaces with them, or are looked for in what the normalizer made, are left to the library.
+    # Added tokens that absorb spaces, or are searched in normalized text, are left to the library.
     added = rules.get("added_tokens") or ()
     if any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word")):
         return ""
@@ -288,7 +290,7 @@ def _pattern(step: Any) -> str:
 
 
 def _puts_around(step: Any) -> bool:
-    """The post-processor puts the same tokens around every text, if any."""
+    """Returns whether the post-processor puts the same tokens, if any, around every text."""
     if step is None:
         return True
     kind = step.get("type") if isinstance(step, dict) else None

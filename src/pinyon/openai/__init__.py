@@ -1,1 +1,1 @@
-"""OpenAI's API as values: bodies are read into them, answers written from them. Nothing here waits."""
+"""OpenAI's API as values: bodies are parsed into values, and answers are written from values. Nothing here waits."""

@@ -1,6 +1,6 @@
-"""Choices with echoed prompts, log-probabilities or token ids, or several of them, as OpenAI and vLLM write them.
+"""Choices with echoed prompts, log-probabilities or token ids, or several choices, as OpenAI and vLLM write them.
 
-What is around them, and plain answers of one choice, :mod:`pinyon.openai.format` writes.
+:mod:`pinyon.openai.format` writes the objects around the choices, and plain answers with one choice.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from pinyon.openai.parse import Call
 from pinyon.openai.token_texts import TokenTexts
 
 LOGPROB_MIN = -9999.0
-"""Written for what is less: JSON has no minus infinity."""
+"""The value written for any lower log-probability, since JSON has no minus infinity."""
 PIECE_ENTRIES = 4096
-"""Log-probabilities or token ids that are made into JSON at once. Nobody else has the GIL so long, about 5 ms."""
+"""The number of log-probabilities or token ids encoded as JSON at once; this holds the GIL for about 5 ms."""
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Written(str):
-    """JSON already."""
+    """Text that is JSON already."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True)
 class Choice:
-    """What has become of one choice, and what is new of it: ``text``, ``tokens``, ``logprobs``."""
+    """The state of one choice, and what is new since the last event: ``text``, ``tokens`` and ``logprobs``."""
 
     index: int
     prompt_tokens: Sequence[int]
     prompt_text: str = ""
-    """To be echoed."""
+    """The prompt's text if it is to be echoed."""
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: Logprobs = NO_LOGPROBS
     prompt_logprobs: Logprobs = NO_LOGPROBS
     reason: str | None = None
     completion_tokens: int = 0
-    """In all, as far as they are shown."""
+    """The number of generated tokens so far, as shown to the client."""
     begun: bool = False
-    """Something of it was written."""
+    """True once part of the choice has been written."""
     offsets: IncrementalDetokenizer | None = None
     offset: int = 0
-    """Characters of its text up to the next token."""
+    """The number of characters of the choice's text before the next token."""
 
     def written(self) -> None:
         self.begun = True
@@ -61,7 +61,7 @@ class Choice:
 
 
 class Choices:
-    """One call's answer. ``event`` and ``whole`` take what is new of a choice."""
+    """The answer to one call; ``event`` and ``whole`` write what is new in a choice."""
 
     make_format: type[Format] = Format
 
@@ -72,7 +72,7 @@ class Choices:
         self._format = self.make_format(request_id, call.model, created_s, call.include_usage)
 
     def entries(self, choice: Choice) -> int:
-        """Log-probabilities and token ids that are to be written of it: so long it takes."""
+        """Returns how many log-probabilities and token ids are to be written, a measure of the time it takes."""
         call, count = self._call, 0
         if call.return_token_ids:
             count += len(choice.tokens) + (0 if choice.begun else len(choice.prompt_tokens))
@@ -84,24 +84,24 @@ class Choices:
     # -- streams
 
     def event(self, choice: Choice) -> bytes:
-        """One event with what is new, or that it has ended."""
+        """Returns one event with the choice's new tokens or its end."""
         event = self._event(choice, self._part(choice), choice.completion_tokens, self._prompt_ids(choice))
         choice.written()
         return event
 
     def _event(self, choice: Choice, part: Written, completion_tokens: int, others: str = "") -> bytes:
-        """With the usage so far if that is told with each."""
+        """Returns an event, with the usage so far if the client wants it in each event."""
         usage = self._format.no_usage
-        if self._call.continuous_usage:  # what of the prompt was cached is known at the end
+        if self._call.continuous_usage:  # the number of cached tokens is known at the end only
             usage = f',"usage":{{{counts_json(len(choice.prompt_tokens), completion_tokens)}}}'
         return self._format.event(part, usage + others).encode("ascii")
 
     def begin(self, choice: Choice) -> bytes:
-        """What comes before a choice's first event."""
+        """Returns the event that precedes a choice's first one, if the format has such an event."""
         return b""
 
     def usage(self, usage: Usage, facts: Facts | None) -> bytes:
-        """The last event, if there is anything to say."""
+        """Returns the last event, or nothing if neither usage nor facts were requested."""
         if self._call.include_usage:
             return self._format.usage(usage, facts).encode("ascii")
         return b"" if facts is None else self._format.event("", facts_json(facts)).encode("ascii")
@@ -121,11 +121,11 @@ class Choices:
         raise NotImplementedError
 
     def _prompt_ids(self, choice: Choice) -> str:
-        """As a member of the answer's object; empty: they are not told there."""
+        """Returns the prompt's token ids as a member of the answer's object; empty if they are not told there."""
         return ""
 
     def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
-        """Of so many tokens' log-probabilities, what is written at once."""
+        """Yields the ranges of tokens whose log-probabilities are encoded at once."""
         return pairwise([*range(0, count, max(1, PIECE_ENTRIES // (1 + self._call.sampling.logprobs))), count])
 
     def _token(self, token: int) -> str:
@@ -154,7 +154,7 @@ class CompletionChoices(Choices):
     def _logprobs(self, choice: Choice, *, echo: bool) -> Written:
         columns: dict[str, list[str]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if echo:
-            # Nothing is before the first token, so nothing says how likely it was.
+            # No token precedes the first one, so it has no log-probability.
             first, others = choice.prompt_tokens[:1], choice.prompt_tokens[1:]
             detokenizer, text = IncrementalDetokenizer(self._tokenizer), choice.prompt_text
             offset = self._append(columns, first, [None], detokenizer, 0, text)
@@ -178,7 +178,7 @@ class CompletionChoices(Choices):
         offset: int,
         text: str = "",
     ) -> int:
-        """Returns the offset of the next token. A special token has no place, but where it is written in ``text``."""
+        """Appends to the columns and returns the next offset. A special token has length 0 unless ``text`` shows it."""
         offsets = []
         for token in tokens:
             offsets.append(offset)
@@ -195,7 +195,8 @@ class CompletionChoices(Choices):
         return offset
 
     def _top(self, token: int, one: TokenLogprob) -> dict[str, float]:
-        """By text: of two tokens with one text, the likelier. The token itself is always among them."""
+        """Returns log-probabilities by text, with the token itself; of two tokens with one text, the likelier
+        counts."""
         top: dict[str, float] = {}
         for each, logprob in (*one.top, (token, one.logprob)):
             text = self._token(each)
@@ -251,12 +252,12 @@ def _object(values: Mapping[str, Any]) -> Written:
 
 
 def _array(parts: Sequence[str]) -> Written:
-    """Of what :func:`_items` has made, or single values."""
+    """Returns a JSON array of single values or of texts that :func:`_items` made."""
     return Written("[" + ",".join(parts) + "]")
 
 
 def _items(values: list[Any]) -> str:
-    """A list's items, one at least, without its brackets."""
+    """Returns the items of a list, which must not be empty, as JSON without the brackets."""
     return _json(values)[1:-1]
 
 

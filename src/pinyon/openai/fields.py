@@ -1,10 +1,10 @@
-"""The fields of ``/v1/completions`` and ``/v1/chat/completions``, and which values each may have.
+"""The fields of ``/v1/completions`` and ``/v1/chat/completions``, and the values that each accepts.
 
-Those that say how tokens are chosen are in the table of :class:`pinyon.core.request.SamplingParams`; here is how each
-kind of value looks in JSON, and where OpenAI's or vLLM's form is another one.
+The fields that control sampling are in the table of :class:`pinyon.core.request.SamplingParams`; this module says how
+each kind of value looks in JSON, and where OpenAI's or vLLM's form differs.
 
-Every field of OpenAI's and vLLM's interfaces is known here. What cannot be honoured is refused with its name and value
-unless the value asks for nothing: silently ignoring it would give an answer to another question.
+The module knows every field of OpenAI's and vLLM's interfaces. A field that the server cannot honour is refused with
+its name and value, unless the value asks for nothing: to ignore it silently would answer another question.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, To
 from pinyon.core.request import LOGPROBS_MAX, PRIORITY_MAX, SAMPLING_FIELDS, check_label
 
 N_MAX = 16
-"""Choices for one prompt."""
+"""The maximum number of choices for one prompt."""
 PROMPTS_MAX = 256
 CHOICES_MAX = 1024
-"""Of one call: prompts times ``n``."""
+"""The maximum number of choices of one call: prompts times ``n``."""
 FIELD_SHOWN_CHARS = 64
 VALUE_SHOWN_CHARS = 100
 VARIABLES_MAX = 64
@@ -36,10 +36,10 @@ Convert = Callable[[Any], Any]
 
 
 class Field(NamedTuple):
-    """``check`` raises :class:`InvalidArgument`; it is never asked about null, which every field may have.
+    """The check, JSON Schema and conversion of one field.
 
-    ``schema`` is JSON Schema, for people and programs. ``sampled`` makes of a value what
-    :class:`pinyon.core.request.SamplingParams` holds; None: the field is none of its.
+    ``check`` raises :class:`InvalidArgument`; it is never called with null, which every field accepts. ``sampled``
+    makes the value of :class:`pinyon.core.request.SamplingParams`, or is None for other fields.
     """
 
     check: Check
@@ -53,7 +53,7 @@ _encoder = JSONEncoder()
 
 
 def shown(value: Any) -> str:
-    """The beginning of ``value`` as JSON, however large it is."""
+    """Returns the beginning of ``value`` as JSON, however large the value is."""
     if type(value) is str:
         value = value[: VALUE_SHOWN_CHARS + 1]
     text = ""
@@ -118,7 +118,7 @@ def _number(kind: Number) -> Field:
 
 
 def _sampled(kind: Kind) -> Field:
-    """A value of this kind as JSON has it."""
+    """Returns the field for sampling values of this kind."""
     if isinstance(kind, Switch):
         return _BOOLEAN._replace(sampled=bool)
     if isinstance(kind, Whole):
@@ -163,13 +163,13 @@ _LACKS = {
     "use_beam_search": "Beam search",
     "web_search_options": "Web search",
 }
-"""What is asked for by a field of a request or message. Of others the name says it."""
+"""The feature that each unsupported field of a request or message asks for, where the name does not say it."""
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
-"""As good as leaving a field out."""
+"""Values that mean the same as leaving a field out."""
 
 
 def _unsupported(name: str, value: Any, field: str, where: str = "", allowed: tuple[Any, ...] = ()) -> InvalidArgument:
-    """``name`` stands at ``where`` in the ``field`` of the request; ``allowed`` would have been good values."""
+    """Returns the error for ``name`` at ``where`` in the request's ``field``; ``allowed`` are valid values."""
     where, what = repr(where or name), _LACKS.get(name)
     good = [shown(each) for each in allowed if each not in _NOTHING]
     if not good:
@@ -181,7 +181,7 @@ def _unsupported(name: str, value: Any, field: str, where: str = "", allowed: tu
 
 
 def _only(*neutral: Any) -> Field:
-    """A feature that does not exist here: accepted at the values that ask for nothing."""
+    """Returns the field of a feature that the server lacks: only values that ask for nothing are accepted."""
 
     def check(name: str, value: Any) -> None:
         for each in neutral:
@@ -194,7 +194,7 @@ def _only(*neutral: Any) -> Field:
 
 
 def _texts(kind: Texts) -> Field:
-    """One string, or a list of them."""
+    """Returns a field that accepts one string or a list of strings."""
 
     def check(name: str, value: Any) -> None:
         texts = value if type(value) is list else [value]
@@ -222,7 +222,7 @@ def _token_ids(kind: TokenIds) -> Field:
 
 
 def _token_biases(kind: TokenBiases) -> Field:
-    """An object whose keys are token ids."""
+    """Returns a field that accepts an object whose keys are token ids."""
 
     def check(name: str, value: Any) -> None:
         if type(value) is not dict or len(value) > kind.count:
@@ -256,7 +256,7 @@ def _stream_options(name: str, value: Any) -> None:
 
 
 def _messages(name: str, value: Any) -> None:
-    # The chat template checks roles and texts; here is what it does not look at.
+    # The chat template checks roles and texts; this function checks the rest.
     if type(value) is not list or not value:
         raise wrong(name, "a list of messages, not empty", value)
     for index, message in enumerate(value):
@@ -266,7 +266,7 @@ def _messages(name: str, value: Any) -> None:
         content = message.get("content")
         for number, part in enumerate(content if type(content) is list else ()):
             if type(part) is dict and part.get("type") == "text":
-                # what a cache is to keep says nothing of the text
+                # a cache hint does not change the text
                 _neutral_beside(part, ("text", "cache_control"), name, f"{name}[{index}].content[{number}]")
         if message.get("name") is not None and type(message["name"]) is not str:
             raise InvalidArgument(
@@ -330,12 +330,12 @@ _COMMON: Fields = {
     "priority": _integer(-PRIORITY_MAX, PRIORITY_MAX),
     "return_token_ids": _BOOLEAN,
     "return_tokens_as_token_ids": _BOOLEAN,
-    # What says nothing of the text: carried by nobody, and good with any value.
+    # These fields do not affect the text: any value is accepted and ignored.
     "metadata": Field(_object, {"type": "object"}),
     "prompt_cache_key": _STRING,
-    "spaces_between_special_tokens": _BOOLEAN,  # special tokens are left out
+    "spaces_between_special_tokens": _BOOLEAN,  # special tokens are never written
     "truncation_side": _only("left", "right"),
-    # What is not built: accepted with the value that asks for nothing.
+    # These features do not exist here: values that ask for nothing are accepted.
     "allowed_token_ids": _only(),
     "bad_words": _only([]),
     "cache_salt": _LABEL,
@@ -374,7 +374,7 @@ _COMMON: Fields = {
     "vllm_xargs": _only({}),
     "watermarking": _only(False),
     **{each.name: _sampled(each.kind) for each in SAMPLING_FIELDS},
-    # These have another form here, or mean another thing.
+    # These override the table: their form or meaning differs in OpenAI's or vLLM's interface.
     "top_k": _integer(-1, INT_MAX, lambda value: max(0, value)),  # -1 is off too
     "seed": _integer(-(1 << 63), (1 << 64) - 1, lambda value: value & 0xFFFF_FFFF_FFFF_FFFF),  # OpenAI's is signed
     "prompt_logprobs": _only(),
@@ -382,7 +382,7 @@ _COMMON: Fields = {
 
 COMPLETION: Fields = {
     **_COMMON,
-    "prompt": Field(lambda name, value: None, _PROMPT),  # the parser's
+    "prompt": Field(lambda name, value: None, _PROMPT),  # checked by the parser
     "max_tokens": _integer(0, INT_MAX, int),
     "add_special_tokens": _BOOLEAN,
     "echo": _BOOLEAN,

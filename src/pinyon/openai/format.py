@@ -1,6 +1,6 @@
-"""Answers as OpenAI writes them: whole objects, server-sent events, error objects.
+"""Answers as OpenAI writes them: whole objects, server-sent events and error objects.
 
-Written from templates: all of an event but its text is the same for one request, and made once.
+Answers are written from templates: all of an event except its text is the same within a request, and made once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Facts = Mapping[str, object]
 
 
 def counts_json(prompt_tokens: int, completion_tokens: int) -> str:
-    """Members of a usage object."""
+    """Returns the token counts as members of a usage object."""
     return (
         f'"prompt_tokens":{prompt_tokens},"completion_tokens":{completion_tokens},'
         f'"total_tokens":{prompt_tokens + completion_tokens}'
@@ -26,7 +26,7 @@ def counts_json(prompt_tokens: int, completion_tokens: int) -> str:
 
 
 def facts_json(facts: Facts | None) -> str:
-    """As a member of an answer's object; empty: nobody asked."""
+    """Returns the facts as a member of an answer's object; empty if the client did not ask for them."""
     return "" if facts is None else f',"pinyon":{json.dumps(facts)}'
 
 
@@ -36,21 +36,21 @@ def _usage_json(usage: Usage) -> str:
 
 
 class ContextExceeded(InvalidArgument):
-    """Prompt, or prompt and generation together, are longer than the model takes."""
+    """The prompt, or the prompt and the generation together, is longer than the model's context."""
 
 
 class Format:
-    """The objects of one request. What is given as JSON of choices or of other members is written as it is."""
+    """The answer objects of one request. Arguments that are JSON already (choices, other members) are not changed."""
 
     id_prefix = ""
     whole_object = ""
     stream_object = ""
     around_text = ("", "")
-    """In a choice of a whole answer."""
+    """The JSON before and after the text in a choice of a whole answer."""
     around_new = ("", "")
-    """Around the text in a choice of an event."""
+    """The JSON before and after the text in a choice of an event."""
     first = ""
-    """What comes before the first text of a stream."""
+    """The event that precedes the first text of a stream."""
 
     def __init__(self, request_id: str, model: str, created_s: int, include_usage: bool = False) -> None:
         head = f'{{"id":"{self.id_prefix}{request_id}","object":"'
@@ -58,35 +58,35 @@ class Format:
         self._whole_head = f"{head}{self.whole_object}{rest}"
         self._event_head = f"data: {head}{self.stream_object}{rest}"
         self.no_usage = ',"usage":null' if include_usage else ""
-        """Members of an event that is not the last."""
+        """The usage member of each event but the last."""
         before, after = self.around_new
         self._before = f'{self._event_head}{{"index":0,{before}'
         self._after = f'{after},"logprobs":null,"finish_reason":null}}]{self.no_usage}}}\n\n'
 
     def text(self, text: str) -> str:
-        """One event with new text."""
+        """Returns one event with new text."""
         return f"{self._before}{quote(text)}{self._after}"
 
     def finish(self, text: str, reason: str, facts: Facts | None = None) -> str:
-        """The last event with a choice."""
+        """Returns the last event that has a choice."""
         return self.event(self._choice(text, reason), f"{self.no_usage}{facts_json(facts)}")
 
     def usage(self, usage: Usage, facts: Facts | None = None) -> str:
-        """The event that ``stream_options.include_usage`` asks for."""
+        """Returns the event that ``stream_options.include_usage`` asks for."""
         return self.event("", f"{_usage_json(usage)}{facts_json(facts)}")
 
     def event(self, choices: str, others: str) -> str:
         return f"{self._event_head}{choices}]{others}}}\n\n"
 
     def whole(self, text: str, reason: str, usage: Usage, facts: Facts | None = None) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Returns the body of an answer that is not streamed."""
         return self.body(self._choice(text, reason), usage, facts_json(facts))
 
     def body(self, choices: str, usage: Usage, others: str) -> bytes:
         return f"{self._whole_head}{choices}]{_usage_json(usage)}{others}}}".encode("ascii")
 
     def _choice(self, text: str, reason: str) -> str:
-        """One that has ended, with all its text."""
+        """Returns a finished choice with all its text."""
         before, after = self.around_text
         return f'{{"index":0,{before}{quote(text)}{after},"logprobs":null,"finish_reason":"{reason}"}}'
 
@@ -115,7 +115,7 @@ class ChatFormat(Format):
         self.first = f'{self._event_head}{{"index":0,"delta":{{"role":"assistant","content":""{self._after}'
 
     def finish(self, text: str, reason: str, facts: Facts | None = None) -> str:
-        """The last event with a choice, and one with the last text before it."""
+        """Returns an event with the last text, if any, and the last event that has a choice."""
         ended = f'{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"{reason}"}}'
         return f"{self.text(text) if text else ''}{self.event(ended, f'{self.no_usage}{facts_json(facts)}')}"
 
@@ -139,7 +139,7 @@ _CODES |= {504: "timeout", 500: "internal_error", 502: "bad_gateway"}
 
 
 def error_object(error: PinyonError, status: int) -> dict[str, object]:
-    """OpenAI's error object; ``status`` is the HTTP status it goes with."""
+    """Returns OpenAI's error object; ``status`` is the HTTP status that accompanies it."""
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     code = _CODES.get(status)
     if isinstance(error, NotFound) and error.field == "model":
@@ -156,5 +156,5 @@ def error_body(error: PinyonError, status: int | None = None) -> bytes:
 
 
 def error_event(error: PinyonError) -> bytes:
-    """An error in a stream that has begun: its status line is gone already."""
+    """Returns the event for an error in a stream that has begun, when the status line has already been sent."""
     return b"data: " + error_body(error) + b"\n\n"

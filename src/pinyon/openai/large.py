@@ -1,7 +1,7 @@
-"""Large JSON bodies, for a thread beside the event loop: nothing here keeps the GIL for more than some 10 ms.
+"""Large JSON bodies, read in a thread beside the event loop without holding the GIL for more than some 10 ms.
 
-Reading JSON keeps the GIL for as long as it makes objects, 0.1 to 0.8 µs for each. So a long list of token ids is cut
-out of the text and read by NumPy piece by piece, and of what is left the strings and values are counted before.
+Parsing JSON holds the GIL while it creates objects, 0.1 to 0.8 µs for each. So a long list of token ids is cut out of
+the text and read by NumPy in pieces. In the rest, strings and values are counted before it is parsed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from pinyon.core.errors import InvalidArgument
 SMALL_BYTES = 32 << 10
 LARGE_BYTES = 256 << 10
 SMALL_COMMAS = 8 << 10
-"""What is smaller, or has fewer of them and is not larger, is read on the event loop: in 2 ms, at worst 5."""
+"""Bodies up to ``SMALL_BYTES``, or up to ``LARGE_BYTES`` with at most this many commas, are read on the event loop.
+
+That takes 2 ms, at worst 5.
+"""
 STRINGS_MAX = 16 << 10
 VALUES_MAX = 32 << 10
-"""In one body, beside a prompt of token ids."""
+"""The maximum number of values in one body, beside a prompt of token ids."""
 TOKENS_BYTES_MIN = 8 << 10
-"""A shorter list of token ids is as well read as JSON."""
+"""The minimum size of a list of token ids that is cut out; a shorter list is parsed as JSON just as well."""
 PIECE_BYTES = 64 << 10
 TRIES = 8
 LISTS_MAX = 1024
-"""More are read as JSON, and refused by whoever counts them."""
+"""The maximum number of lists that are cut out; more are parsed as JSON and refused by the check of their number."""
 
 _TOKENS = re.compile(rb'"[a-z]+"[ \t\r\n]*+:[ \t\r\n]*+(?:\[[ \t\r\n]*+){1,2}(?=[0-9])')
 _NEXT = re.compile(rb"[ \t\r\n]*+,[ \t\r\n]*+\[")
@@ -36,27 +39,27 @@ _BACKSLASHES = re.compile(rb"\\*")
 _SPACE = b" \t\r\n"
 _COMMA = ord(",")
 _TOKEN_CHARS = b"0123456789," + _SPACE
-_DIGITS_MAX = 10  # of 2**32 - 1
+_DIGITS_MAX = 10  # the digits of 2**32 - 1
 
 
 def is_large(body: bytes | bytearray) -> bool:
-    """Whether reading it would hold up others."""
+    """Returns whether parsing this body on the event loop would delay other requests."""
     size = len(body)
     if size <= SMALL_BYTES or size > LARGE_BYTES:
         return size > LARGE_BYTES
-    # A third of what ``bytes.count`` takes: 3.5 µs for 32 KB.
+    # This takes a third of the time of ``bytes.count``: 3.5 µs for 32 KB.
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == _COMMA)) > SMALL_COMMAS
 
 
 def read_large(body: bytes | bytearray, tokens: str = "prompt") -> Any:
-    """As ``from_json``, but the field ``tokens`` may be ``bytes``, a list of token ids as little-endian u32, or a list
-    of these.
+    """Parses a body as ``from_json`` does, but without creating an object for each token id.
 
-    Raises :class:`ValueError` if it is no JSON, and :class:`InvalidArgument`.
+    The field ``tokens`` becomes ``bytes`` (token ids as little-endian u32) or a list of these if it holds long lists of
+    token ids. Raises :class:`ValueError` for malformed JSON, and :class:`InvalidArgument`.
     """
     found = _find_tokens(body, b'"%b"' % tokens.encode("ascii"))
     if found is not None:
-        # No client can guess it. If it is read as the prompt, then the lists stood there as the prompt.
+        # No client can guess the stand-in. If it is read as the prompt, the lists stood in the place of the prompt.
         stand_in = secrets.token_hex(16)
         rest = b"".join((body[: found[0][0]], b'"', stand_in.encode("ascii"), b'"', body[found[-1][1] :]))
         values = _read_weighed(rest)
@@ -76,12 +79,12 @@ def _read_weighed(body: bytes | bytearray) -> Any:
 def _weigh(body: bytes | bytearray) -> None:
     """Raises :class:`InvalidArgument` for too many strings or values.
 
-    A string is what stands between two quotes that no backslash escapes. In what is no JSON that is right up to the
-    first fault, and no reader gets further.
+    A string is the text between two quotes that no backslash escapes. In malformed JSON this holds up to the first
+    fault, and no parser gets further.
     """
     quotes = values = start = 0
     while start < len(body):
-        # A piece ends behind a run of backslashes and what it escapes.
+        # A piece ends after a run of backslashes and the character that they escape.
         end = min(len(body), _BACKSLASHES.match(body, start + PIECE_BYTES).end() + 1)  # type: ignore[union-attr]
         piece = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
         outside = b"".join(piece.split(b'"')[quotes & 1 :: 2])
@@ -95,8 +98,7 @@ def _weigh(body: bytes | bytearray) -> None:
 
 
 def _find_tokens(body: bytes | bytearray, name: bytes) -> list[tuple[int, int]] | None:
-    """Where something stands that looks like a prompt of many token ids, or several: each from its bracket to behind
-    the other."""
+    """Returns the span, brackets included, of each list in what looks like a prompt of many token ids; or None."""
     position = 0
     for _ in range(TRIES):
         position = body.find(name, position)
@@ -113,7 +115,7 @@ def _find_tokens(body: bytes | bytearray, name: bytes) -> list[tuple[int, int]] 
 
 
 def _find_lists(body: bytes | bytearray, start: int, *, nested: bool) -> list[tuple[int, int]]:
-    """The list of token ids at ``start`` and, if ``nested``, those that follow it; none if it is none."""
+    """Returns the spans of the list of token ids at ``start`` and, if ``nested``, of those after it; else none."""
     found: list[tuple[int, int]] = []
     while len(found) <= LISTS_MAX:
         end = body.find(b"]", start) + 1
@@ -147,7 +149,7 @@ def _tokens(body: bytes | bytearray, start: int, end: int, field: str) -> bytes:
 
 
 def _piece(text: bytes, field: str) -> npt.NDArray[np.uint32]:
-    """Numbers with commas between them and space around them. Raises :class:`ValueError` if it is anything else."""
+    """Returns numbers with commas between them and space around them. Raises :class:`ValueError` for anything else."""
     digit = (np.frombuffer(text, np.uint8) - 48) < 10
     runs = np.count_nonzero(digit[1:] & ~digit[:-1]) + int(digit[:1].any())
     packed = np.frombuffer(text.translate(None, _SPACE), np.uint8)

@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 
 @cache
 def openapi_document() -> bytes:
-    """OpenAPI 3.1 as JSON; always the same."""
+    """Returns the OpenAPI 3.1 document as JSON; it is always the same."""
     return json.dumps(_document(), separators=(",", ":")).encode("ascii")
 
 
@@ -64,7 +64,7 @@ def _document() -> Schema:
 
 
 def _request(fields: Fields, required: list[str]) -> Schema:
-    """Null is the same as nothing, but for what is required."""
+    """Returns a request's schema. Null is the same as a missing field, except for required fields."""
     properties = {
         name: field.schema
         if name in required or "enum" in field.schema

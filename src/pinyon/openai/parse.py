@@ -1,9 +1,9 @@
-"""Bodies of ``/v1/completions`` and ``/v1/chat/completions``: bytes from outside in, checked values out.
+"""The parser of requests' bodies: bytes from clients in, checked values out.
 
-A field that nobody knows is refused; what the others may hold is in :mod:`pinyon.openai.fields`. Fields of vLLM
-beside OpenAI's: ``top_k``, ``min_p``, ``min_tokens``, ``ignore_eos``, ``repetition_penalty``, ``priority`` and more.
+An unknown field is refused; :mod:`pinyon.openai.fields` has the values that known fields accept. These include fields
+of vLLM: ``top_k``, ``min_p``, ``min_tokens``, ``ignore_eos``, ``repetition_penalty``, ``priority`` and more.
 
-The JSON reader is pydantic-core's (jiter: 1 µs for 8 KB, a seventh of ``json``); checks are one dict lookup per field.
+pydantic-core parses the JSON (jiter: 1 µs for 8 KB, a seventh of ``json``); checks are one dict lookup per field.
 """
 
 from __future__ import annotations
@@ -31,56 +31,53 @@ from pinyon.openai.large import is_large, read_large
 
 Messages = list[dict[str, Any]]
 PromptInput = str | bytes | Messages
-"""Text, tokens as little-endian u32, or a conversation."""
+"""A text, tokens as little-endian u32, or a conversation."""
 
 FIELDS_MAX = 128
 
 
 class Rendering(NamedTuple):
-    """How a text or a conversation becomes tokens."""
+    """Options for turning a text or a conversation into tokens."""
 
     add_special_tokens: bool | None = None
-    """Those that the model's tokenizer puts around a text. None: a text has them, a conversation those of its
-    template."""
+    """True if the tokenizer adds its special tokens; None: it does so for a text, a conversation has its template's."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] | None = None
-    """Of the chat template."""
+    """Variables of the chat template."""
     whose: str = ""
-    """Whose text it is, for a tokenizer that remembers texts."""
+    """The owner of the text, for a tokenizer that caches texts."""
 
 
 PLAIN = Rendering()
 
 _UNNAMED: dict[str, Any] = {"max_tokens": NO_LIMIT, "temperature": 1.0}
-"""Sampling fields that nobody named, where OpenAI's default is not ours."""
+"""Values of sampling fields that a request omits, where OpenAI's default differs from ours."""
 _UNSAID = SamplingParams(**_UNNAMED)
 
 
 class Call:
-    """One call's body. ``priority`` None, ``user`` empty: not named.
-
-    Most calls name few of all: the rest is as the class has it.
-    """
+    """The parsed body of one call. Fields that were not given have class defaults (``priority`` None, ``user``
+    empty)."""
 
     model: str
     prompt: PromptInput
     prompt_field: str
     sampling: SamplingParams = _UNSAID
-    """``max_tokens`` is :data:`pinyon.core.request.NO_LIMIT` if it was not named."""
+    """The sampling parameters; ``max_tokens`` is :data:`pinyon.core.request.NO_LIMIT` if the call does not set it."""
     seeded: bool = False
-    """``sampling.seed`` was named; else one is to be drawn."""
+    """True if the call sets ``sampling.seed``; otherwise a seed must be drawn."""
     stream: bool = False
     include_usage: bool = False
     user: str = ""
     priority: int | None = None
     cache_salt: str = ""
     others: tuple[PromptInput, ...] = ()
-    """Prompts beside the first one."""
+    """The prompts after the first one."""
     n: int = 1
     echo: bool = False
     unseen: bool = False
-    """Nothing generated is shown: the call is about its prompts."""
+    """True if no generated text is shown, because the call is only about its prompts."""
     continuous_usage: bool = False
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -97,7 +94,7 @@ class Call:
 
     @property
     def plain(self) -> bool:
-        """One choice, and nothing but its text is told."""
+        """True for a call with one choice of which only the text is returned."""
         return not (
             self.n > 1
             or self.others
@@ -109,12 +106,12 @@ class Call:
 
 
 def parse_completion(body: bytes | bytearray) -> Call:
-    """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
+    """Parses a completion call. Raises :class:`InvalidArgument` naming the field (None: the whole body is wrong)."""
     values, sampled = _read(body, COMPLETION)
     call = _call(values, "prompt")
     if values.get("echo"):
         call.echo = True
-    if call.others and call.choices > CHOICES_MAX:  # n alone is less
+    if call.others and call.choices > CHOICES_MAX:  # n alone is below the limit
         raise InvalidArgument(f"prompts times n are {call.choices}, at most {CHOICES_MAX} are allowed.", field="n")
     if sampled:
         if call.echo and "logprobs" in sampled:
@@ -132,7 +129,7 @@ def parse_completion(body: bytes | bytearray) -> Call:
 
 
 def parse_chat(body: bytes | bytearray) -> Call:
-    """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
+    """Parses a chat call. Raises :class:`InvalidArgument` naming the field (None: the whole body is wrong)."""
     values, sampled = _read(body, CHAT)
     call = _call(values, "messages")
     if not _CHATS_OWN.isdisjoint(values):
@@ -162,18 +159,18 @@ def _put_chats_own(call: Call, values: dict[str, Any], sampled: dict[str, Any]) 
 
 
 class TokenizeCall(NamedTuple):
-    """``model`` None: not named."""
+    """A parsed call of ``/tokenize``; ``model`` is None if the call does not name one."""
 
     model: str | None
     prompt: PromptInput
     prompt_field: str
     rendering: Rendering
     strings: bool
-    """The tokens' texts are wanted too."""
+    """True if the texts of the tokens are requested too."""
 
 
 def parse_tokenize(body: bytes | bytearray) -> TokenizeCall:
-    """Raises :class:`InvalidArgument` naming the field (None if the body as a whole is wrong)."""
+    """Parses a tokenize call. Raises :class:`InvalidArgument` naming the field (None: the whole body is wrong)."""
     values, _ = _read(body, TOKENIZE)
     text, messages = values.get("prompt"), values.get("messages")
     if (text is None) == (messages is None):
@@ -192,7 +189,7 @@ def parse_tokenize(body: bytes | bytearray) -> TokenizeCall:
 
 
 def parse_detokenize(body: bytes | bytearray) -> tuple[str | None, bytes]:
-    """The model if one is named, and the tokens. Raises :class:`InvalidArgument`."""
+    """Returns the model, None if the call names none, and the tokens. Raises :class:`InvalidArgument`."""
     values, _ = _read(body, DETOKENIZE, "tokens")
     tokens = values.get("tokens")
     if type(tokens) is list and (not tokens or type(tokens[0]) is int):
@@ -203,7 +200,7 @@ def parse_detokenize(body: bytes | bytearray) -> tuple[str | None, bytes]:
 
 
 def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields as JSON has them, all checked; and what is named of :class:`SamplingParams`."""
+    """Returns the checked fields as JSON has them, and those of :class:`SamplingParams` converted."""
     try:
         if is_large(body):
             values = read_large(body, tokens)
@@ -231,7 +228,7 @@ def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> tup
 
 
 def _brief(error: ValueError) -> str:
-    # jiter's messages are short and hold no input; anything else is cut
+    # jiter's messages are short and contain no input; any other message is cut
     return str(error)[:120]
 
 
@@ -274,7 +271,7 @@ def _put_rare(call: Call, values: dict[str, Any]) -> None:
 
 _RARE = frozenset(("user", "safety_identifier", "priority", "stream_options", "n", "best_of", "cache_salt"))
 _RARE |= {"return_token_ids", "return_tokens_as_token_ids"}
-"""What most calls do not have."""
+"""Fields that most calls do not have."""
 _RENDERING = frozenset(("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"))
 _CHATS_OWN = _RENDERING | {"max_completion_tokens", "logprobs", "top_logprobs"}
 
@@ -301,8 +298,8 @@ def _rendering(values: dict[str, Any]) -> Rendering:
 
 
 def _prompts(value: Any) -> list[PromptInput]:
-    """A string, ``[string, …]``, ``[token, …]`` or ``[[token, …], …]``."""
-    if type(value) is bytes:  # token ids, read already
+    """Returns the prompts of a string, ``[string, …]``, ``[token, …]`` or ``[[token, …], …]``."""
+    if type(value) is bytes:  # token ids that are parsed already
         return [value]
     if type(value) is str:
         if not value:

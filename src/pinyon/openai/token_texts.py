@@ -1,4 +1,4 @@
-"""Single tokens as people read them, for log-probabilities and ``/tokenize``."""
+"""Texts of single tokens, as shown in log-probabilities and by ``/tokenize``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from pinyon.model import HfTokenizer, Tokenizer
 
 _SPACE_PIECE = "▁"
-"""How SentencePiece writes a leading space, which decoding a single token loses."""
+"""The character with which SentencePiece writes a leading space, which decoding a single token loses."""
 
 
 class TokenTexts:
-    """A token that is no whole character by itself is U+FFFD, as in vLLM; its bytes tell more. A token without a text
-    is ``token_id:N``."""
+    """The texts of a tokenizer's single tokens.
+
+    A token that is not a whole character is shown as U+FFFD, as in vLLM; its bytes tell more. A token without a text is
+    shown as ``token_id:N``.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -22,11 +25,11 @@ class TokenTexts:
         return self._of(token)[0]
 
     def data(self, token: int) -> list[int]:
-        """The bytes that the token adds to a text."""
+        """Returns the bytes that the token adds to a text."""
         return self._of(token)[1]
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
-        """As the vocabulary writes them, as vLLM's ``token_strs``."""
+        """Returns the tokens as the vocabulary writes them, like vLLM's ``token_strs``."""
         tokenizer = self._tokenizer
         if not isinstance(tokenizer, HfTokenizer):
             return [self.text(token) for token in tokens]
@@ -35,7 +38,7 @@ class TokenTexts:
     def _of(self, token: int) -> tuple[str, list[int]]:
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = self._make(token)  # as many as the vocabulary has at most
+            known = self._known[token] = self._make(token)  # bounded by the size of the vocabulary
         return known
 
     def _make(self, token: int) -> tuple[str, list[int]]:
@@ -50,7 +53,7 @@ class TokenTexts:
             data = bytes((int(piece[3:5], 16),))
             return data.decode("utf-8", "replace"), list(data)
         text = tokenizer.decode([token])
-        if not text:  # a special one
+        if not text:  # a special token
             return piece, []
         if piece.startswith(_SPACE_PIECE) and not text.startswith(" "):
             text = " " + text

@@ -1,4 +1,4 @@
-"""A pool of equal blocks and which key each one holds (Mooncake §3.2.1; vLLM's block pool is the model).
+"""A pool of equal KV blocks and the key that each block holds (Mooncake §3.2.1; modelled on vLLM's block pool).
 
 Every block is in exactly one state::
 
@@ -6,8 +6,8 @@ Every block is in exactly one state::
      ▲                      │ release                                                  │
      └──────────────────────┴──────────────── evicted by allocate, or removed ─────────┘
 
-A used block has at least one reference; a cached block has none, keeps its key and content, and may be evicted. With
-a :class:`pinyon.paging.SecondTier`, its content is not lost then, and comes back when it is acquired. The pool knows
+A used block has at least one reference. A cached block has none, keeps its key and content, and may be evicted. With a
+:class:`pinyon.paging.SecondTier`, evicted content is kept there and comes back when it is acquired. The pool knows
 block numbers and keys, never memory.
 """
 
@@ -26,9 +26,10 @@ from pinyon.paging.second_tier import SecondTier
 
 
 class BlockPool:
-    """Blocks ``0 .. num_blocks - 1``. Not thread-safe: one owner.
+    """The blocks ``0 .. num_blocks - 1``. Not thread-safe: one owner.
 
-    ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them.
+    ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them. With ``spares``,
+    keys that waiting requests want are spared from eviction, up to half of the blocks.
     """
 
     def __init__(
@@ -40,18 +41,17 @@ class BlockPool:
         *,
         spares: bool = False,
     ) -> None:
-        """``spares``: what is wanted is spared, up to half of the blocks."""
         if num_blocks <= 0:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
         self._total = num_blocks
         self.eviction = Evictor(eviction, refit)
-        """To look at: of the keys that are in blocks."""
+        """The evictor of the keys that are in blocks; callers only read it."""
         self.below = below
-        """To look at."""
+        """The second tier, if there is one; callers only read it."""
         self.of_all = self.eviction if below is None else below.eviction
-        """To look at: of the keys of both tiers."""
+        """The evictor of the keys of both tiers; callers only read it."""
         self._evictors = (self.eviction,) if below is None else (self.eviction, below.eviction)
         for evictor in self._evictors if spares else ():
             evictor.spared_max = num_blocks // 2
@@ -65,7 +65,7 @@ class BlockPool:
     # -- reading
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
-        """How many leading blocks are held. Takes nothing."""
+        """Returns how many leading blocks are held. Takes no reference."""
         by_key, below = self._contents.block_of, self.below or ()
         index = 0
         for key in keys:
@@ -75,16 +75,18 @@ class BlockPool:
         return index
 
     def need(self, keys: Sequence[bytes], total: int, *, promised: bool = False) -> tuple[int, int]:
-        """Of ``total`` blocks, of which the first ones are the leading run of ``keys`` that is held and, if
-        ``promised``, those that follow it and are promised: how many are held, and by how many fewer blocks can be had
-        afterwards."""
+        """Returns how many of ``total`` blocks are held, and how many available blocks reserving them would take.
+
+        The held blocks are the leading run of ``keys`` that is held. With ``promised``, the promised blocks that follow
+        this run need no new blocks either.
+        """
         by_key, refs, below = self._contents.block_of, self._refs, self.below or ()
         held = used = 0
         for key in keys[:total]:
             block = by_key.get(key)
             if block is not None:
-                used += refs[block] > 0  # one that nobody uses is not to be evicted then
-            elif key not in below:  # one that is needs a block
+                used += refs[block] > 0  # a cached block is evictable now and no longer afterwards
+            elif key not in below:  # a key in the second tier needs a block
                 break
             held += 1
         if promised and len(self._promises):
@@ -100,11 +102,11 @@ class BlockPool:
         now_s: float = 0.0,
         use: Use | None = None,
     ) -> list[tuple[int, int]]:
-        """``(index in keys, block)`` of the leading run that is held, with one reference each.
+        """Returns ``(index in keys, block)`` of the leading run that is held, with one reference each.
 
-        With ``allow_gaps``, of every key that is held. What is in the second tier gets a block, unless ``promote`` is
-        false or there is no room; else it counts as not held. ``use``: of the request that reads them; None: no request
-        does.
+        With ``allow_gaps``, returns every key that is held. A key in the second tier gets a block; if ``promote`` is
+        false or there is no room, it counts as not held. The blocks are read by the request that ``use`` describes;
+        None: by no request.
         """
         if self.below is None and not allow_gaps:
             return list(enumerate(self.acquire_run(keys, now_s, use)))
@@ -113,7 +115,7 @@ class BlockPool:
         found: list[tuple[int, int]] = []
         revived: list[bytes] = []
         promoted: dict[bytes, int] = {}
-        later: list[int] = []  # places in ``found`` of what is to be promoted
+        later: list[int] = []  # places in ``found`` of keys to be promoted
         room = len(self._free) + len(self.eviction)
         for index, key in enumerate(keys):
             block = by_key.get(key)
@@ -147,7 +149,7 @@ class BlockPool:
             indexes = range(len(keys)) if len(found) == len(keys) else [index for index, _ in found]
             for evictor in self._evictors:
                 told: Sequence[int] = indexes
-                if promoted and evictor is self.eviction:  # to which they were stored just now, for this use
+                if promoted and evictor is self.eviction:  # promoted keys were stored there just now, for this use
                     told = [index for index in indexes if keys[index] not in promoted]
                 used = keys if told == range(len(keys)) else [keys[index] for index in told]
                 if used:
@@ -155,7 +157,7 @@ class BlockPool:
         return found
 
     def acquire_run(self, keys: Sequence[bytes], now_s: float, use: Use | None) -> list[int]:
-        """The blocks of the leading run, as :meth:`acquire` has it."""
+        """Returns the blocks of the leading run that is held; see :meth:`acquire`."""
         if self.below is not None:
             return [block for _, block in self.acquire(keys, now_s=now_s, use=use)]
         by_key, refs = self._contents.block_of, self._refs
@@ -182,11 +184,11 @@ class BlockPool:
     def _promote(
         self, keys: Sequence[bytes], places: Sequence[int], below: SecondTier, now_s: float, use: Use | None
     ) -> None:
-        """Those of a prompt's keys at these places get blocks, which there are; as many others take their places there,
-        as far as that is needed."""
+        """Gives blocks to the keys at these places of a prompt; if too few are free, other keys move to the second
+        tier."""
         excess = len(places) - len(self._free)
         demoted = self.eviction.victims(excess, now_s) if excess > 0 else []
-        alike: list[tuple[Traits, list[int]]] = []  # neighbours, the deepest ones first
+        alike: list[tuple[Traits, list[int]]] = []  # neighbouring places, the deepest first
         for place in reversed(places):
             key = keys[place]
             if self._free:
@@ -210,38 +212,39 @@ class BlockPool:
         self.eviction.pinned([keys[place] for place in places], now_s)
 
     def want(self, keys: Sequence[bytes]) -> int:
-        """A request that waits will use the leading run of these that is held: others go before it, from both tiers.
+        """Keeps the held leading run of ``keys`` for a waiting request: other keys of both tiers are evicted first.
 
-        Returns how many keys that are, to be given back to :meth:`unwant`. See :meth:`Evictor.want`.
+        Returns the length of the run, which is to be given back to :meth:`unwant`. See :meth:`Evictor.want`.
         """
         keys = keys[: self.match_prefix(keys)]
         (count,) = {evictor.want(keys) for evictor in self._evictors}
         return count
 
     def unwant(self, keys: Sequence[bytes]) -> None:
-        """The request has got them, or waits no more."""
+        """Ends the sparing of these keys: the request has acquired them or no longer waits."""
         for evictor in self._evictors:
             evictor.unwant(keys)
 
     # -- writing
 
     def promise(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Whoever has these blocks, without content yet, will publish them under these keys, or leave that to those
-        who have :meth:`share` d them."""
+        """Records that the holders of these blocks, which have no content yet, will publish them under these keys.
+
+        A holder may also leave the publishing to others who obtained the blocks by :meth:`share`.
+        """
         self._promises.add(keys, blocks)
 
     def share(self, keys: Sequence[bytes]) -> list[int]:
-        """The promised blocks of the leading run of ``keys``, with one reference more each. One who has them computes
-        their content while the others wait for it."""
+        """Returns the blocks promised for the leading ``keys``, referenced once more; one holder computes them."""
         blocks = self._promises.run(keys)
         for block in blocks:
             self._refs[block] += 1
         return blocks
 
     def allocate(self, count: int, *, now_s: float = 0.0) -> list[int] | None:
-        """``count`` blocks without a key, one reference each. Evicts cached blocks as needed.
+        """Returns ``count`` blocks without a key, with one reference each. Evicts cached blocks as needed.
 
-        ``None`` when free and cached blocks do not suffice; nothing has changed then.
+        Returns None, and changes nothing, when free and cached blocks do not suffice.
         """
         if count < 0:
             raise ValueError(f"count must not be negative, got {count}")
@@ -269,7 +272,7 @@ class BlockPool:
         return victims
 
     def _demote(self, count: int, below: SecondTier, now_s: float) -> None:
-        """Make so many blocks free: some contents are lost, if both tiers are full, and others move down."""
+        """Makes ``count`` blocks free: moves contents to the second tier, and drops some if both tiers are full."""
         excess = count - len(self._free) - below.free
         for key in self._victims(below.eviction, excess, now_s) if excess > 0 else ():
             self._changes.remove(key)
@@ -293,12 +296,12 @@ class BlockPool:
         now_s: float = 0.0,
         after: bytes | None = None,
     ) -> list[int]:
-        """The blocks' content is complete and never changes again: the keys are readable from now on. They follow each
-        other in a prompt, from the place ``first`` on; ``after`` is the key before them, if there is one.
+        """Publishes blocks whose content is complete and never changes again: their keys are readable from now on.
 
-        If another block holds a key, that one keeps it and this one stays unkeyed; the second tier does not keep it.
-        Returns the indexes of those whose key another block holds.
-        Raises ``ValueError`` if a block is not in use or holds another key (nothing after it is published).
+        The blocks follow each other in a prompt, from the place ``first`` on; ``after`` is the key before them, if
+        there is one. If another block holds a key already, that block keeps it and the new one stays unkeyed. A key
+        that is published leaves the second tier. Returns the indexes of the keys that other blocks hold. Raises
+        ``ValueError`` if a block is not in use or holds another key; nothing after it is published.
         """
         if self._are_new(blocks, keys):
             self._contents.put_all(blocks, keys, traits, first, after)
@@ -333,13 +336,12 @@ class BlockPool:
                         before = keys[start - 1] if start else after
                         evictor.stored(keys[start:end], now_s, traits, range(first + start, first + end), before)
                 evictor.pinned([keys[index] for index in put], now_s)
-                new.difference_update(came_up)  # those are no news to the evictor of both tiers
+                new.difference_update(came_up)  # the evictor of both tiers knows them already
             self._changes.add_all([keys[index] for index in put if index in new])
         return held
 
     def _are_new(self, blocks: Sequence[int], keys: Sequence[bytes]) -> bool:
-        """Whether there is one tier, and nothing has these keys, and these blocks are in use and have none: as it is
-        nearly always, which then takes a few operations on all of them."""
+        """Returns whether there is one tier, no key is held, and all blocks are in use and unkeyed: the usual case."""
         if self.below is not None or not keys or not self._contents.block_of.keys().isdisjoint(keys):
             return False
         refs, present = self._refs, self._contents.key_of
@@ -349,10 +351,10 @@ class BlockPool:
         return len(set(keys)) == len(keys) == len(blocks) == len(set(blocks))
 
     def release(self, blocks: Iterable[int], *, now_s: float = 0.0) -> None:
-        """One reference less on each. At none, a keyed block is cached (evictable) and an unkeyed one is free.
+        """Drops one reference of each block. At none, a keyed block is cached (evictable) and an unkeyed one is free.
 
-        Give the blocks in prompt order: the last ones will be evicted first, because a block without those before it
-        is of no use. Raises ``ValueError`` for a block without references (nothing after it is released).
+        Give the blocks in prompt order: the last ones will be evicted first, because a block without those before it is
+        useless. Raises ``ValueError`` for a block without references; the blocks before it keep theirs.
         """
         refs, keys = self._refs, self._contents.key_of
         cached: list[bytes] = []
@@ -375,7 +377,7 @@ class BlockPool:
                 evictor.unpinned(cached, now_s)
 
     def remove(self, key: bytes, *, now_s: float = 0.0) -> bool:
-        """Forget the key. Its block is free as soon as nobody uses it. Whether it was held."""
+        """Forgets the key and returns whether it was held. Its block is free as soon as nobody uses it."""
         if key not in self:
             return False
         self._changes.remove(key)
@@ -392,8 +394,7 @@ class BlockPool:
     def switch(
         self, eviction: EvictionPolicy[bytes], now_s: float, of_both: EvictionPolicy[bytes] | None = None
     ) -> None:
-        """From now on this one chooses, see :meth:`Evictor.switch`; and ``of_both`` of the keys of both tiers, if there
-        are two."""
+        """Replaces the eviction policy, see :meth:`Evictor.switch`; with two tiers, ``of_both`` that of both."""
         if (of_both is None) != (self.below is None):
             raise ValueError("one eviction policy is needed, and another one if there is a second tier")
         policies = (eviction,) if of_both is None else (eviction, of_both)
@@ -407,21 +408,21 @@ class BlockPool:
         tier = self.below if self.below is not None and key in self.below else self._contents
         return tier.known_of(key)
 
-    # -- telling others
+    # -- reporting
 
     def drain_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Net ``(stored, removed)`` keys since the last call, see :class:`KeyChanges`."""
+        """Returns the net ``(stored, removed)`` keys since the last call, see :class:`KeyChanges`."""
         return self._changes.drain()
 
     def keys(self) -> list[bytes]:
-        """All keys held."""
+        """Returns all keys held, in both tiers."""
         return [*self._contents.block_of, *(self.below.keys() if self.below is not None else ())]
 
     def __contains__(self, key: object) -> bool:
         return key in self._contents.block_of or (self.below is not None and key in self.below)
 
     def references(self, block: int) -> int:
-        """How many hold this block."""
+        """Returns the number of references to this block."""
         return self._refs[block]
 
     @property
@@ -450,7 +451,7 @@ class BlockPool:
 
     @property
     def hits(self) -> int:
-        """Blocks that requests found, since the start; those that were promoted for them among them."""
+        """Blocks that requests found since the start, including those promoted for them."""
         return self._hits
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""Which block has which key, and what is known of that."""
+"""The key of each block, and what the eviction policy is told about it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pinyon.eviction.policy import NO_TRAITS, Known, Traits
 
 
 class Contents:
-    """Of blocks ``0 .. blocks - 1``; a key is in one of them at most."""
+    """The keys of blocks ``0 .. blocks - 1``; a key is in at most one block."""
 
     def __init__(self, blocks: int) -> None:
         self.block_of: dict[bytes, int] = {}
-        """By key. To look at, as the next."""
+        """The block of each key; callers only read this and ``key_of``."""
         self.key_of: list[bytes | None] = [None] * blocks
         self._traits = [NO_TRAITS] * blocks
         self._places = [0] * blocks
         self._after: list[bytes | None] = [None] * blocks
 
     def put(self, block: int, key: bytes, traits: Traits, place: int, after: bytes | None) -> None:
-        """The block, which has none, has this key now, of which this is :class:`Known`."""
+        """Gives an unkeyed block this key; the other arguments are the fields of :class:`Known`."""
         self.block_of[key] = block
         self.key_of[block] = key
         self._traits[block] = traits
@@ -29,7 +29,7 @@ class Contents:
     def put_all(
         self, blocks: Sequence[int], keys: Sequence[bytes], traits: Traits, place: int, after: bytes | None
     ) -> None:
-        """The same of several that follow each other in a prompt, the first one at this place."""
+        """Gives keys to several unkeyed blocks that follow each other in a prompt, the first at ``place``."""
         block_of, key_of = self.block_of, self.key_of
         all_traits, places, afters = self._traits, self._places, self._after
         for block, key in zip(blocks, keys, strict=True):
@@ -42,13 +42,13 @@ class Contents:
             after = key
 
     def used(self, blocks: Iterable[int], traits: Traits) -> None:
-        """By a request with these traits."""
+        """Records that a request with these traits uses the blocks."""
         all_traits = self._traits
         for block in blocks:
             all_traits[block] = traits
 
     def take(self, key: bytes) -> tuple[int, Known]:
-        """Its block, which has no key now."""
+        """Removes a key and returns its block, which has no key now, and what was known of the key."""
         known = self.known_of(key)
         block = self.block_of.pop(key)
         self.key_of[block] = self._after[block] = None
@@ -56,7 +56,7 @@ class Contents:
         return block, known
 
     def take_all(self, keys: Sequence[bytes]) -> list[int]:
-        """Their blocks, which have no keys now."""
+        """Removes these keys and returns their blocks, which have no keys now."""
         block_of, key_of, afters, traits = self.block_of, self.key_of, self._after, self._traits
         blocks = [block_of.pop(key) for key in keys]
         for block in blocks:
@@ -69,7 +69,7 @@ class Contents:
         return Known(self._traits[block], self._places[block], self._after[block])
 
     def faults(self) -> list[str]:
-        """What is wrong. O(blocks)."""
+        """Returns the inconsistencies found, in words. O(blocks)."""
         unlike = any(self.key_of[block] != key for key, block in self.block_of.items())
         disagree = unlike or len(self.block_of) != sum(key is not None for key in self.key_of)
         stale = any(

@@ -1,4 +1,4 @@
-"""Which keys came and went since somebody last asked."""
+"""The keys that were stored and removed since the last drain."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class KeyChanges:
-    """Net changes of a set of keys: one that came and went, or went and came, between two drains is in none.
+    """The net changes of a set of keys: a key that came and went between two drains, or went and came, is left out.
 
-    So it never holds more keys than there are now plus there were at the last drain, however long nobody drains it.
-    The caller adds only keys that are not in the set, and removes only those that are.
+    So the table never holds more keys than exist now plus those that existed at the last drain, however long nobody
+    drains it. The caller adds only keys that are not in the set, and removes only those that are.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,6 @@ class KeyChanges:
             self._stored[key] = None
 
     def add_all(self, keys: Sequence[bytes]) -> None:
-        """:meth:`add` for each."""
         if self._removed.keys().isdisjoint(keys):
             self._stored.update(dict.fromkeys(keys))
         else:
@@ -37,7 +36,6 @@ class KeyChanges:
             self._removed[key] = None
 
     def remove_all(self, keys: Sequence[bytes]) -> None:
-        """:meth:`remove` for each."""
         if self._stored.keys().isdisjoint(keys):
             self._removed.update(dict.fromkeys(keys))
         else:
@@ -45,7 +43,7 @@ class KeyChanges:
                 self.remove(key)
 
     def drain(self) -> tuple[list[bytes], list[bytes]]:
-        """``(stored, removed)`` since the last call, each in the order in which it happened."""
+        """Returns ``(stored, removed)`` since the last call, each in the order of the changes."""
         stored, removed = list(self._stored), list(self._removed)
         self._stored.clear()
         self._removed.clear()

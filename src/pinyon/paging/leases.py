@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 class LeaseTable(Generic[T]):
-    """Who reads what until when. The table holds names only: the caller took the references and gives them back.
+    """The leases that are held, each with its items and deadline.
 
-    ``first_id`` should be drawn at random by the process, so that a reader's late release that was meant for the
-    process before a restart does not end somebody else's lease. Times are monotonic seconds.
+    The table holds names only: the caller took the references and gives them back. ``first_id`` should be drawn at
+    random by the process. Otherwise a reader's late release, meant for the process before a restart, might end another
+    reader's lease. Times are monotonic seconds.
     """
 
     def __init__(self, *, first_id: int = 1, max_leases: int = 65536) -> None:
@@ -28,7 +29,7 @@ class LeaseTable(Generic[T]):
         self._deadlines: list[tuple[float, int]] = []
 
     def grant(self, items: Iterable[T], now_s: float, duration_s: float) -> int:
-        """The id (> 0) of a lease that ends at ``now_s + duration_s``.
+        """Returns the id (> 0) of a new lease that ends at ``now_s + duration_s``.
 
         Raises :class:`ResourceExhausted` at the limit; the caller then gives its references back.
         """
@@ -46,13 +47,12 @@ class LeaseTable(Generic[T]):
         return lease_id
 
     def release(self, lease_id: int) -> list[T] | None:
-        """What the lease held, which the caller now gives back; ``None`` if it ended before."""
+        """Ends a lease; returns its items, whose references the caller gives back, or None if it had ended before."""
         lease = self._leases.pop(lease_id, None)
         return None if lease is None else lease[1]
 
     def overdue(self, now_s: float) -> list[int]:
-        """Leases whose time is up, each named once. They are held until :meth:`release`: the caller first shuts their
-        readers out."""
+        """Returns each lease whose time is up, once. It is held until :meth:`release`: first shut out its readers."""
         overdue = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             lease_id = heapq.heappop(self._deadlines)[1]
@@ -63,7 +63,7 @@ class LeaseTable(Generic[T]):
         return overdue
 
     def next_deadline(self) -> float | None:
-        """When :meth:`overdue` may find something, at the earliest; ``None`` when it will not."""
+        """Returns the earliest time at which :meth:`overdue` may find a lease; None when it will find none."""
         while self._deadlines and self._deadlines[0][1] not in self._leases:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

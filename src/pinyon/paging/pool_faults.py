@@ -1,4 +1,4 @@
-"""What is wrong with a block pool's books."""
+"""The consistency check of a block pool's books."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def pool_faults(
     eviction: Evictor[bytes],
     below: SecondTier | None,
 ) -> list[str]:
-    """``refs``: by block; ``eviction``: of the keys that are in blocks. O(blocks)."""
+    """Returns the inconsistencies of a pool's books, in words. O(blocks).
+
+    ``refs`` has the reference count of each block, ``eviction`` the keys that are in blocks.
+    """
     key_of = contents.key_of
     faults = [
         (len(set(free)) != len(free), "a block is free twice"),

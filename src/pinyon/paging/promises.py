@@ -1,4 +1,4 @@
-"""Blocks in use whose content is on its way: who waits for room may count on them, too."""
+"""Blocks in use whose content is still being computed: requests that wait for room may count on them, too."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Promises:
-    """Keys, each with the block that will hold it: until it does, or nobody has the block any more. Of blocks ``0 ..
-    blocks - 1``."""
+    """The promised keys with their blocks, each until the block has its content or no holder; ids are < ``blocks``."""
 
     def __init__(self, blocks: int) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -17,7 +16,7 @@ class Promises:
         return len(self._block_of)
 
     def run(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the leading keys that are promised."""
+        """Returns the blocks of the leading run of ``keys`` that is promised."""
         blocks: list[int] = []
         for key in keys:
             block = self._block_of.get(key)
@@ -27,7 +26,7 @@ class Promises:
         return blocks
 
     def add(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Keys that are promised already stay with their blocks."""
+        """Adds promises; keys that are promised already keep their blocks."""
         block_of, key_of = self._block_of, self._key_of
         for key, block in zip(keys, blocks, strict=True):
             if key not in block_of:
@@ -35,14 +34,13 @@ class Promises:
                 key_of[block] = key
 
     def end(self, block: int) -> None:
-        """It has its content, or nobody uses it."""
+        """Ends the promise of a block, if any: the block has its content, or nobody uses it."""
         key = self._key_of[block]
         if key is not None:
             self._key_of[block] = None
             del self._block_of[key]
 
     def end_all(self, blocks: Iterable[int]) -> None:
-        """:meth:`end` for each."""
         block_of, key_of = self._block_of, self._key_of
         if not block_of:
             return

@@ -1,7 +1,7 @@
-"""Who holds KV blocks, and who reads them until when.
+"""Reservations and leases: who holds KV blocks, and who reads them until when.
 
-One place hands blocks out and takes them back. What is reserved for a request grows with it. Who gets blocks next is
-decided elsewhere: see :class:`pinyon.decisions.Admission`.
+This is the only place that hands blocks out and takes them back. A request's reservation grows with it. Which request
+gets blocks next is decided elsewhere: see :class:`pinyon.decisions.Admission`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Reservation:
 
 
 class Reservations:
-    """Blocks of the pool are referenced by reservations, leases and :meth:`hold` alike; the pool counts."""
+    """The holders of a pool's blocks: reservations, leases and :meth:`hold` take references that the pool counts."""
 
     def __init__(self, pool: BlockPool, leases: LeaseTable[int]) -> None:
         self._pool = pool
@@ -46,12 +46,13 @@ class Reservations:
         *,
         computes: bool = False,
     ) -> Reservation | None:
-        """``total`` blocks, of which the leading run of ``keys`` that is held here comes with content: the request with
-        these ``traits`` uses it. None when there is no room.
+        """Returns ``total`` blocks, the first of which come with content; None when there is no room.
 
-        ``computes``: it will compute and publish the rest of the keys here, if nobody else has before. Blocks that
-        others reserved so are the same for all of them, so that each is there once. Of those that have a block, one at
-        a time may write to it: :class:`pinyon.batching.PromptQueue` has the others wait.
+        These first blocks are the leading run of ``keys`` that is held here; the request with these ``traits`` uses it.
+        With ``computes``, the request will compute and publish the rest of the keys, unless another request did so
+        before. Requests that reserve the same keys with ``computes`` share the blocks, so that each key is computed
+        once. Only one holder of such a block may write to it at a time: :class:`pinyon.batching.PromptQueue` has the
+        others wait.
         """
         table = self._pool.acquire_run(keys[:total], now_s, Use(traits))
         held = len(table)
@@ -68,16 +69,13 @@ class Reservations:
         return Reservation(table, held)
 
     def grow(self, count: int, now_s: float) -> list[int] | None:
-        """So many more blocks for one that runs; None when there is no room."""
+        """Returns ``count`` more blocks for a running request; None when there is no room."""
         return self._pool.allocate(count, now_s=now_s)
 
     def extend(
         self, reservation: Reservation, keys: Sequence[BlockKey], now_s: float, traits: Traits | None = None
     ) -> int:
-        """Take over blocks that became readable since: in ``reservation`` they replace its own empty ones.
-
-        ``keys`` are those of the whole prompt's reusable blocks. Returns how many there were.
-        """
+        """Replaces the reservation's empty blocks by readable ones of reusable ``keys``; returns how many."""
         use = Use(traits, reservation.held)
         found = self._pool.acquire_run(keys[reservation.held : len(reservation.table)], now_s, use)
         end = reservation.held + len(found)
@@ -96,34 +94,35 @@ class Reservations:
         first: int = 0,
         after: BlockKey | None = None,
     ) -> list[tuple[int, int]]:
-        """The blocks' content is complete and correct: they may be reused and read by others from now on.
+        """Publishes blocks whose content is complete and correct: from now on others may read and reuse them.
 
-        ``traits`` are those of the request they were made for, ``first`` the place of the first one in its prompt and
-        ``after`` the key before it, if there is one: what the eviction policy is told of them.
-
-        Returns ``(index, block)`` where another block holds that content already: it has one reference more, for the
-        caller, who uses it from now on and releases its own when nobody reads that any more.
+        The eviction policy is told the request's ``traits``, the place of the first block in its prompt (``first``) and
+        the key before that (``after``; None: there is none). Returns ``(index, block)`` where another block holds that
+        content already. This other block has one more reference, for the caller. The caller uses it from now on, and
+        releases its own block when nobody reads that any more.
         """
         held = self._pool.publish_all(blocks, keys, traits=traits, first=first, now_s=now_s, after=after)
         found = self._pool.acquire([keys[index] for index in held], now_s=now_s)
         return [(index, block) for index, (_, block) in zip(held, found, strict=True)]
 
     def hold(self, keys: Sequence[BlockKey], now_s: float) -> list[tuple[int, int]]:
-        """``(index in keys, block)`` of every key that is in a block, with one reference each until :meth:`release`."""
+        """Returns ``(index in keys, block)`` of each key that is in a block, with one reference each until
+        :meth:`release`."""
         return self._pool.acquire(keys, allow_gaps=True, promote=False, now_s=now_s)
 
     def release(self, blocks: Iterable[int], now_s: float) -> None:
-        """Give references back, in prompt order."""
+        """Gives references back; the blocks are in prompt order."""
         self._pool.release(blocks, now_s=now_s)
 
     # -- the second tier
 
     def take_swaps(self) -> list[Swap]:
-        """See :meth:`SecondTier.take_swaps`: what reserving, growing, extending and leasing made necessary."""
+        """Returns the copies that reserving, growing, extending and leasing made necessary; see
+        :meth:`SecondTier.take_swaps`."""
         return [] if self._pool.below is None else self._pool.below.take_swaps()
 
     def swapped(self, out: int) -> None:
-        """See :meth:`SecondTier.swapped`."""
+        """Reports that ``out`` copies out of blocks have finished; see :meth:`SecondTier.swapped`."""
         if self._pool.below is not None:
             self._pool.below.swapped(out)
 
@@ -137,10 +136,10 @@ class Reservations:
         allow_gaps: bool,
         use: Use = Use(),  # noqa: B008  # a value
     ) -> tuple[int, list[tuple[int, int]]]:
-        """``(lease id, [(index in keys, block)])``; the id is 0 when nothing is held.
+        """Grants a lease on the held blocks of ``keys`` and returns ``(lease id, [(index in keys, block)])``.
 
-        ``use``: of the request that reads them elsewhere.
-        Raises :class:`pinyon.core.errors.ResourceExhausted` when there are too many leases.
+        The id is 0 when nothing is held. The reader elsewhere is the request that ``use`` describes. Raises
+        :class:`pinyon.core.errors.ResourceExhausted` when there are too many leases.
         """
         found = self._pool.acquire(keys, allow_gaps=allow_gaps, now_s=now_s, use=use)
         if not found:
@@ -153,7 +152,7 @@ class Reservations:
             raise
 
     def end_lease(self, lease_id: int, now_s: float) -> bool:
-        """False if it had ended before."""
+        """Ends a lease and releases its blocks; returns False if it had ended before."""
         blocks = self._leases.release(lease_id)
         if blocks is None:
             return False
@@ -161,9 +160,10 @@ class Reservations:
         return True
 
     def overdue(self, now_s: float) -> list[int]:
-        """Leases whose time is up, each named once; the caller shuts their readers out and calls :meth:`end_lease`."""
+        """Returns the leases whose time is up, each once; the caller ends their readers' access and calls
+        :meth:`end_lease`."""
         return self._leases.overdue(now_s)
 
     def next_deadline(self) -> float | None:
-        """When :meth:`overdue` may name a lease, at the earliest; None when it will not."""
+        """Returns the earliest time at which :meth:`overdue` may name a lease; None when it will name none."""
         return self._leases.next_deadline()

@@ -1,13 +1,12 @@
-"""A second tier under a block pool: what the pool has no room for is demoted instead of lost ("KVCache cache in the
-wild" §4.1).
+"""A second tier under a block pool: evicted blocks are demoted to it, not lost ("KVCache cache in the wild" §4.1).
 
-A key is in one tier at a time. Two policies hear what happens: one of the pool's keys says which are *demoted*, one of
-the keys of both tiers says which are *lost*, wherever they are. So both tiers together hit as often as one pool of
-their sum would, and a demotion costs no history.
+A key is in one tier at a time. Two policies hear what happens: one for the pool's keys chooses which are *demoted*, one
+for the keys of both tiers chooses which are *lost*, wherever they are. So both tiers together hit as often as one pool
+of their total size would, and a demotion costs no history.
 
-The books change at once and name the copies that this takes, as :class:`Swap`; whoever has the memory makes them *in
-this order*. Then a slot may be given away while a copy into it or out of it is still waiting, and what is promoted is
-at once a block like others, whose content arrives soon. Nobody touches a block before its copies are over.
+The books change at once and list the copies that the change needs, as :class:`Swap`. The owner of the memory makes them
+*in this order*. So a slot may be given away while a copy into it or out of it is still waiting. A promoted block counts
+at once as a block like others; its content arrives soon. Nobody touches a block before its copies are over.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from pinyon.eviction.policy import EvictionPolicy, Known, Refit, at_once
 
 NO_SLOT = -1
 SWAPS_OUT_MAX = 1024
-"""Blocks demoted whose copy is not over: beyond, they are lost. So long others wait for the copies at most."""
+"""A bound on demoted blocks whose copies are pending: beyond it they are lost. It bounds the wait for copies, too."""
 
 
 class Swap(NamedTuple):
-    """The block's content goes to the slot ``out``, then that of the slot ``into`` comes; :data:`NO_SLOT`: it does not.
+    """A copy of a block's content to the slot ``out``, then of the content of the slot ``into`` to the block.
 
-    Both may be the same slot: the contents change places.
+    :data:`NO_SLOT` leaves out one of the copies. Both slots may be the same: the contents change places.
     """
 
     block: int
@@ -41,7 +40,7 @@ class _Below(NamedTuple):
 
 
 class SecondTier:
-    """Slots ``0 .. slots - 1``. Owned by one :class:`pinyon.paging.BlockPool`."""
+    """The slots ``0 .. slots - 1`` of one :class:`pinyon.paging.BlockPool`; ``eviction`` knows both tiers' keys."""
 
     def __init__(
         self,
@@ -51,7 +50,6 @@ class SecondTier:
         *,
         swaps_out_max: int = SWAPS_OUT_MAX,
     ) -> None:
-        """``eviction``: of the keys of both tiers."""
         if slots <= 0:
             raise ValueError(f"slots must be positive, got {slots}")
         if len(eviction):
@@ -68,26 +66,29 @@ class SecondTier:
         self.swapped_in = 0
         """Blocks promoted so far."""
         self.lost = 0
-        """Blocks that were to be demoted while too many others were."""
+        """Blocks that were lost because too many demotions were pending."""
 
     # -- for the pool
 
     def demote(self, block: int, key: bytes, known: Known, now_s: float) -> bool:
-        """The key, whose content is in the block, is here from now on. There is a free slot. False: it is lost."""
+        """Moves the block's content, which is that of ``key``, to a free slot. Returns False if it is lost instead."""
         return self._move(block, NO_SLOT, key, known, now_s)
 
     def promote(self, key: bytes, block: int) -> Known:
-        """The key is in this block from now on, which has no content."""
+        """Moves the content of ``key`` to this block, which has none. Returns what is known of the key."""
         below = self._take(key)
         self._swaps.append(Swap(block, NO_SLOT, below.slot))
         self._free.append(below.slot)
         return below.known
 
     def exchange(self, key: bytes, block: int, demoted: bytes, known: Known, now_s: float) -> tuple[Known, bool]:
-        """The key is in this block from now on; ``demoted``, which was, is here. What is known of the key; whether the
-        other one is not lost."""
+        """Moves the content of ``key`` to this block, and the block's content, that of ``demoted``, to a slot.
+
+        Returns what is known of ``key``, and False if ``demoted`` is lost instead.
+        """
         below = self._take(key)
-        self._free.appendleft(below.slot)  # used only if there is no other one: that copies less
+        # taken only if no other slot is free: an exchange within one slot copies more
+        self._free.appendleft(below.slot)
         kept = self._move(block, below.slot, demoted, known, now_s)
         if not kept:
             self._swaps.append(Swap(block, NO_SLOT, below.slot))
@@ -110,7 +111,7 @@ class SecondTier:
         return True
 
     def forget(self, key: bytes) -> bool:
-        """Whether it was here."""
+        """Drops a key and returns whether it was in this tier."""
         below = self._held.pop(key, None)
         if below is None:
             return False
@@ -120,15 +121,15 @@ class SecondTier:
     def known_of(self, key: bytes) -> Known:
         return self._held[key].known
 
-    # -- for whoever has the memory
+    # -- for the owner of the memory
 
     def take_swaps(self) -> list[Swap]:
-        """Copies to be made, in this order, after those of the last call."""
+        """Returns the copies to be made, in this order, after those of the last call."""
         swaps, self._swaps = self._swaps, []
         return swaps
 
     def swapped(self, out: int) -> None:
-        """So many copies out of blocks are over."""
+        """Reports that ``out`` copies out of blocks have finished."""
         if not 0 <= out <= self._leaving:
             raise ValueError(f"{out} copies are over, {self._leaving} were under way")
         self._leaving -= out
@@ -154,11 +155,11 @@ class SecondTier:
 
     @property
     def pending(self) -> bool:
-        """:meth:`take_swaps` has some."""
+        """Copies are waiting for :meth:`take_swaps`."""
         return bool(self._swaps)
 
     def faults(self) -> list[str]:
-        """What is wrong with the books. O(slots)."""
+        """Returns the inconsistencies found, in words. O(slots)."""
         taken = [below.slot for below in self._held.values()]
         wrong = [] if sorted([*taken, *self._free]) == list(range(self._slots)) else ["slots are neither held nor free"]
         return wrong + (["keys that may not be lost"] if any(key not in self.eviction for key in self._held) else [])

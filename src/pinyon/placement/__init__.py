@@ -1,1 +1,1 @@
-"""Where a request runs: block index, cost model, admission, policies."""
+"""The placement of requests on instances: block index, cost models, admission and policies."""

@@ -1,8 +1,8 @@
-"""Rejection of what cannot be served in time (Mooncake Algorithm 1, lines 18 and 19), and work that is given out
-although the estimates say no, so that they are measured again.
+"""Admission: rejects requests that cannot be served in time (Mooncake Algorithm 1, lines 18 and 19), and places probes.
 
-An instance that is believed to be slow gets no requests, and without requests nobody learns that it is fast by now (or
-that the first sample was a hiccup). The same holds for fetching that is believed to be slower than computing.
+A probe is work that is placed although the estimates advise against it, so that they are measured again. An instance
+that is believed to be slow gets no requests, and without requests nobody learns that it is fast by now (or that the
+first sample was a hiccup). The same holds for fetching that is believed to be slower than computing.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 60.0
-# A batch shrinks when requests end, which nothing here foresees.
+# A batch shrinks when requests end, and nothing here predicts when that is.
 TBT_RETRY_S = 1.0
 PROBE_AFTER_S: Final = 5.0
-"""An idle instance that was measured this long ago takes one request whatever is predicted for it."""
+"""An idle instance whose last measurement is this old takes one request, whatever is predicted for it."""
 TRANSFER_PROBE_AFTER_S: Final = 60.0
-"""A fetch that would have been slower this long ago is doubted, and again by half after each time as long: it costs
-requests that would have been served in time anyway."""
+"""The age of the last fetch measured, from which on predicted fetch times count less: by half after each further such
+time. It is long because a probe slows a request that would have been in time anyway."""
 _WHERE = "name a longer limit (HTTP header x-pinyon-ttft-slo-ms, gRPC field ttft_slo_ms)"
 
 
 def is_late(request: PlacementRequest, decision: PlacementDecision) -> bool:
-    """The predicted time to first token exceeds its SLO."""
+    """Returns whether the predicted time to first token exceeds the request's limit."""
     return decision.ttft_s > request.ttft_limit_s(decision.own_s)
 
 
 def is_slow(request: PlacementRequest, decision: PlacementDecision) -> bool:
-    """The predicted time between tokens exceeds its SLO."""
+    """Returns whether the predicted time between tokens exceeds the request's SLO."""
     return 0 < request.tbt_slo_s < decision.tbt_s
 
 
 def rejection(request: PlacementRequest, decisions: Sequence[PlacementDecision]) -> Rejected:
-    """Why none of the decisions, which are all late or slow, is taken.
+    """Returns the error that says why none of the decisions, which are all late or slow, is taken.
 
-    For the TTFT the retry hint says when enough of the waits will be over. A request too long for its own limit even
-    where nobody waits gets no hint: trying again does not help, another limit does.
+    For the TTFT, the retry hint says when enough of the wait will be over. A request that is too long for its own limit
+    even where nobody waits gets no hint: another limit helps, trying again does not.
     """
     decision = min(decisions, key=lambda each: each.ttft_s)
     if not is_late(request, decision):
@@ -67,7 +67,8 @@ def rejection(request: PlacementRequest, decisions: Sequence[PlacementDecision])
 
 
 def probe_pool(pool: Pool, now_s: float, *, prefills: bool, decodes: bool) -> Pool:
-    """The pool with only such ``prefills`` (or ``decodes``, or both) as are due to be measured; it may have none."""
+    """Returns the pool with only those prefill (``prefills``) or decode instances (``decodes``) that are due to be
+    measured. Either may become empty."""
     return replace(
         pool,
         prefills=tuple(each for each in pool.prefills if _prefill_due(each, now_s)) if prefills else pool.prefills,
@@ -76,7 +77,7 @@ def probe_pool(pool: Pool, now_s: float, *, prefills: bool, decodes: bool) -> Po
 
 
 def transfer_doubt(reader: InstanceState, now_s: float) -> float:
-    """What share of the predicted time of a fetch is believed when it is compared with computing; at most 1."""
+    """Returns the share, at most 1, of a fetch's predicted time that counts in the comparison with computing."""
     age_s = now_s - reader.transfer_learned_s
     if age_s <= TRANSFER_PROBE_AFTER_S:
         return 1.0
@@ -88,5 +89,5 @@ def _prefill_due(state: InstanceState, now_s: float) -> bool:
 
 
 def decode_due(state: InstanceState, now_s: float) -> bool:
-    """Idle, and not measured for long."""
+    """Returns whether the instance decodes nothing, and was last measured :data:`PROBE_AFTER_S` ago or earlier."""
     return not state.decoding_requests() and now_s - state.decode_learned_s >= PROBE_AFTER_S

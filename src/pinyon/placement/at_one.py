@@ -1,4 +1,4 @@
-"""What follows from the choice of one instance that computes the prompt with what it holds, and fetches nothing."""
+"""The decision that one instance computes the prompt with the prefix that it holds, and fetches nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def at_one(
     now_s: float,
     alternate: InstanceState | None = None,
 ) -> PlacementDecision:
-    """The decision of the policy of that name."""
+    """Returns the decision to compute the prompt at ``prefill``, in the name of the policy ``name``."""
     local = match.soon.held_by(prefill)
     reused = request.reused_tokens(local, pool.layout.block_tokens)
     prefill_s = prefill.prefill_model.predict_s(request.prompt_tokens, reused)

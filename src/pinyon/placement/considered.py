@@ -1,4 +1,4 @@
-"""What a policy found of each prefill instance of a pool, in its order, for who asks why it chose as it did."""
+"""A policy's findings about each prefill instance of a pool, in the pool's order, kept for explanations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from mypy_extensions import i64
 
 
 class Cost:
-    """Of one instance: leading blocks that it holds, or will (``local``), and that it has once it has fetched
-    (``reach``); seconds until it has KV memory, until its turn comes, to fetch and to compute; and what all that costs,
-    with what others lose."""
+    """The cost of a request at one instance. ``local``: leading blocks that the instance holds, or will hold;
+    ``reach``: those that it has once it has fetched. Seconds: ``room_s`` until it has KV memory, ``wait_s`` until its
+    turn comes, ``transfer_s`` to fetch, ``prefill_s`` to compute. ``cost_s``: the sum, with the time that other
+    requests lose."""
 
     __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
 
@@ -34,7 +35,7 @@ class Cost:
 
 
 class Columns:
-    """The :class:`Cost` of so many instances, by their places in the pool."""
+    """The :class:`Cost` of ``count`` instances as columns, by their places in the pool."""
 
     __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
 
@@ -45,7 +46,7 @@ class Columns:
         self.cost_s = vec[float]([0.0] * count)
 
     def at(self, place: int) -> Cost:
-        """As far as it is known."""
+        """Returns the cost at one place, as far as it is known."""
         return Cost(
             self.local[place], self.reach[place], self.room_s[place], self.wait_s[place],
             self.transfer_s[place], self.prefill_s[place], self.cost_s[place],
@@ -53,12 +54,12 @@ class Columns:
 
 
 class Considered(NamedTuple):
-    """What is remembered of a look at all of them: nobody changes it afterwards."""
+    """The findings of one look at all instances; never changed afterwards."""
 
     columns: Columns
     exact: set[int]
-    """Places of those that fetch which were looked at by themselves; of the others a fetch is an estimate."""
+    """Places where the fetch was priced exactly; any other fetch is an estimate."""
     cheapest: int
-    """The place of the one with the least cost; another one was taken for its pair, or for the limit."""
+    """The place of the instance with the least cost; another may have been chosen, for its pair or for the limit."""
     in_time: bool
-    """Another one was taken because that one would have been late."""
+    """True if another instance was chosen because the cheapest one would have been late."""

@@ -1,4 +1,4 @@
-"""How long things take: prefill and decode step. Each a small polynomial that follows what is measured.
+"""Cost models of prefills and of decode steps: small polynomials that follow measurements.
 
 Mooncake §4.1 predicts the prefill time from request length and prefix length by polynomial regression. The terms here
 are those of its formula (1): computing ``n`` prompt tokens of which ``p`` are reused costs
@@ -18,19 +18,20 @@ from typing import ClassVar, Final, Self
 from librt.vecs import vec
 from mypy_extensions import i64
 
-# In samples: how much a coefficient is drawn to its prior where measurements say nothing about it.
+# The pull of a coefficient towards its prior, in samples; it matters where measurements say nothing.
 PRIOR_WEIGHT: Final = 1e-4
 # A single sample counts as at most this multiple of the prediction: a hiccup must not pass for the machine's speed.
 OUTLIER_RATIO: Final = 8.0
 # Gives the last ~100 samples most of the weight.
 FORGETTING: Final = 0.99
 # A sample that took less than half of what was predicted weighs as much as the last few before it: a hiccup makes a
-# machine slower than it is, nothing makes it faster. A slow spell (or a first sample that was one) is soon forgotten.
+# machine look slower than it is, nothing makes it look faster. So a slow spell, or a slow first sample, is soon
+# forgotten.
 SURPRISE_RATIO: Final = 0.5
 SURPRISE_FORGETTING: Final = 0.25
-# As a multiple of the prior: below it, few samples would not outweigh that.
+# Predictions below this multiple of the prior get no such weight: few samples would not outweigh the prior.
 SURPRISE_FLOOR: Final = 100 * PRIOR_WEIGHT
-# A well-trained fit hardly moves by one sample, and solving is what costs: it is then solved for every few.
+# One sample hardly moves a well-trained fit, and solving is the costly part: it is then done for every few samples.
 TRAINED_SAMPLES: Final = 64
 SAMPLES_PER_SOLVE: Final = 8
 
@@ -39,22 +40,22 @@ class NonNegativeLeastSquares:
     """Recursive least squares with exponential forgetting under ``coefficient >= 0``.
 
     Every sample is divided by what the prior predicts for it, so the fit minimises relative errors and small requests
-    count as much as large ones. Unknowns are the multiples of the prior's coefficients, at most four of them: the
-    normal equations are solved exactly, by trying which coefficients are zero.
+    count as much as large ones. The unknowns are multiples of the prior's coefficients, at most four. So the normal
+    equations are solved exactly, by trying which coefficients are zero.
     """
 
     __slots__ = ("_moments", "_multiples", "_prior", "_shape", "_solved", "_surprised", "_targets", "count")
 
     def __init__(self, prior: Sequence[float], *, shape: bool = False) -> None:
-        """``shape``: where measurements cannot tell the terms apart, all of the prior is as many times slower; else
-        mostly what has the largest part in them is."""
+        """Starts from a prior. Where samples cannot tell the terms apart, they scale all coefficients alike if
+        ``shape`` is true, else mostly that of the largest term."""
         if not 1 <= len(prior) <= 4 or min(prior) <= 0:
             raise ValueError(f"a prior has one to four positive coefficients, got {list(prior)}")
         size = len(prior)
         self._prior = vec[float](prior)
         self._shape = shape
         self._moments = vec[float]([0.0] * (size * size))
-        """Row by row."""
+        """The weighted moment matrix, row by row."""
         self._targets = vec[float]([0.0] * size)
         self._multiples = vec[float]([1.0] * size)
         self._solved = 0
@@ -62,7 +63,7 @@ class NonNegativeLeastSquares:
         self.count = 0
 
     def observe(self, terms: Sequence[float], seconds: float) -> None:
-        """Learn that work with these ``terms`` (non-negative, not all zero) took ``seconds``."""
+        """Learns that work with these ``terms`` (non-negative, not all zero) took ``seconds``."""
         size: i64 = len(self._prior)
         if len(terms) != size:
             raise ValueError(f"{size} terms are needed, got {list(terms)}")
@@ -80,7 +81,7 @@ class NonNegativeLeastSquares:
             now += multiples[i] * shares[i]
         forgetting = FORGETTING
         if self.count:
-            # relative to the prior too, else a model that learned "takes nothing" could never leave zero
+            # the bound never falls to zero: a model that learned "takes nothing" could not leave zero otherwise
             target = min(target, OUTLIER_RATIO * max(now, 1e-3))
             if now > SURPRISE_FLOOR and target < SURPRISE_RATIO * now:
                 forgetting = SURPRISE_FORGETTING
@@ -100,12 +101,12 @@ class NonNegativeLeastSquares:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Seconds per unit of each term, all >= 0."""
+        """The seconds per unit of each term, all >= 0."""
         multiples, prior = self._now(), self._prior
         return tuple([prior[i] * multiples[i] for i in range(i64(len(prior)))])
 
     def copy_from(self, other: NonNegativeLeastSquares) -> None:
-        """Start from what ``other`` (of as many coefficients) has learned, and from its prior."""
+        """Starts from what ``other``, with as many coefficients, has learned, and from its prior."""
         self._prior, self._shape = other._prior, other._shape
         self._moments, self._targets = other._moments[:], other._targets[:]
         self._multiples = other._multiples
@@ -114,7 +115,7 @@ class NonNegativeLeastSquares:
         self.count = other.count
 
     def _now(self) -> vec[float]:
-        """See :attr:`multiples`; never changed."""
+        """Returns :attr:`multiples` as a vector that nobody may change."""
         news = self.count - self._solved
         if news >= SAMPLES_PER_SOLVE or (news and (self._surprised or self.count <= TRAINED_SAMPLES)):
             self._multiples = self._solve()
@@ -126,7 +127,7 @@ class NonNegativeLeastSquares:
         size: i64 = len(self._prior)
         matrix, rhs = self._moments[:], self._targets[:]
         drawn_to = 1.0
-        if self._shape:  # shares add up to one, so these sums are those of the targets and of the weights
+        if self._shape:  # a sample's shares add up to one: these are all targets and all weights
             targets = weights = 0.0
             for i in range(size):
                 targets += rhs[i]
@@ -161,12 +162,12 @@ _FEWER: Final = {
     size: [sum([1 << i for i in free]) for count in range(size - 1, 0, -1) for free in combinations(range(size), count)]
     for size in range(1, 5)
 }
-"""Of so many coefficients, those that are not zero, as bits: by how many, the most first."""
+"""Proper subsets of the coefficients, as bits of those that may be non-zero, by their number; the largest first."""
 
 
 def _solve_positive_definite(matrix: vec[float], rhs: vec[float], free: i64) -> vec[float]:
-    """The equations of the ``free`` unknowns (bits) alone, the others are zero: (n, n) row by row, and (n,). Gaussian
-    elimination; the prior's weight on the diagonal keeps every pivot positive."""
+    """Returns the solution (n,) in which only the unknowns in ``free`` (bits) may be non-zero. ``matrix`` is (n, n),
+    row by row. Gaussian elimination: the prior's weight on the diagonal keeps every pivot positive."""
     size: i64 = len(rhs)
     rows, result = matrix[:], rhs[:]
     for i in range(size):
@@ -196,7 +197,7 @@ def _all_positive(values: vec[float]) -> bool:
 
 
 class _CostModel:
-    """A fit of its own per instance, with its coefficients at hand for loops over many instances."""
+    """The cost model of one instance: a fit, with its coefficients at hand for loops over many instances."""
 
     __slots__ = ("_fit", "_k")
 
@@ -204,7 +205,7 @@ class _CostModel:
     SHAPE: ClassVar[bool] = False
 
     def __init__(self, prior: tuple[float, ...] | None = None) -> None:
-        """``prior``: in place of the class's."""
+        """Starts from ``prior``, or else from the class's ``PRIOR``."""
         self._fit = NonNegativeLeastSquares(prior or self.PRIOR, shape=self.SHAPE)
         self._k: tuple[float, ...] | None = None
 
@@ -214,13 +215,13 @@ class _CostModel:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Seconds per unit of each term; lets a loop over instances evaluate the formula in place."""
+        """The seconds per unit of each term, for loops over instances that evaluate the formula in place."""
         if self._k is None:
             self._k = self._fit.coefficients
         return self._k
 
     def copy_from(self, other: Self) -> None:
-        """Start from what another instance's model has learned."""
+        """Starts from what another instance's model has learned."""
         self._fit.copy_from(other._fit)
         self._k = None
 
@@ -232,8 +233,8 @@ class _CostModel:
 class PrefillCostModel(_CostModel):
     """Seconds to compute the rest of a prompt; coefficients ``(k0 s, k1 s/token, k2 s/token²)``.
 
-    The prior is 2 ms plus 100 µs per token, with attention as heavy as the linear layers at 45,000 tokens (formula (1)
-    of Mooncake with its a = 4, b = 22, d = 8192).
+    The prior is 2 ms plus 100 µs per token. Attention in it is as heavy as the linear layers at 45,000 tokens (formula
+    (1) of Mooncake with its a = 4, b = 22, d = 8192).
     """
 
     __slots__ = ()
@@ -241,29 +242,29 @@ class PrefillCostModel(_CostModel):
     PRIOR = (2e-3, 1e-4, 1e-4 / 45_000)
 
     def predict_s(self, prompt_tokens: int, prefix_tokens: int) -> float:
-        """Seconds to compute a prompt of ``prompt_tokens`` whose first ``prefix_tokens`` are reused."""
+        """Returns the seconds to compute a prompt of ``prompt_tokens`` whose first ``prefix_tokens`` are reused."""
         k0, k1, k2 = self.coefficients
         rest = prompt_tokens - prefix_tokens
         return k0 + k1 * rest + k2 * rest * (prompt_tokens + prefix_tokens)
 
     def backlog_s(self, tokens: int) -> float:
-        """Seconds for queued prompt tokens of unknown requests: their linear part only, a lower bound."""
+        """Returns a lower bound of the seconds for queued prompt tokens of unknown requests: their linear part."""
         return self.coefficients[1] * tokens
 
     def observe(self, computed_tokens: int, prefix_tokens: int, seconds: float) -> None:
-        """Learn from one measured prefill, without its queueing and transfers."""
+        """Learns from one measured prefill, without its queueing and transfers."""
         if computed_tokens > 0:
             total = computed_tokens + prefix_tokens
             self._observe((1.0, computed_tokens, computed_tokens * (total + prefix_tokens)), seconds)
 
 
 class DecodeCostModel(_CostModel):
-    """Seconds between tokens; coefficients ``(k0 s, k1 s/request, k2 s/token of KV)``: a step reads the weights, has
-    some work for each request of the batch, and reads their KV.
+    """Seconds between tokens; coefficients ``(k0 s, k1 s/request, k2 s/token of KV)``.
 
-    The prior is 10 ms, 100 µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. Its slopes are flat:
-    while only one size of batch was seen, a request more costs the same share of the step as there. A slope that is
-    too flat mends itself as the batch grows; a steep one would keep requests away, and with them what corrects it.
+    A step reads the weights, does some work for each request of the batch, and reads their KV. The prior is 10 ms, 100
+    µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. Its slopes are flat: while only one batch size
+    was seen, a further request costs the same share of the step as in the prior. A slope that is too flat corrects
+    itself as the batch grows. A steep one would keep requests away, and with them the measurements that correct it.
     """
 
     __slots__ = ()
@@ -272,12 +273,12 @@ class DecodeCostModel(_CostModel):
     SHAPE = True
 
     def predict_s(self, batch: float, kv_tokens: float = 0, shared_tokens: float = 0) -> float:
-        """``kv_tokens`` are those of all requests together. Of each, the first ``shared_tokens`` are the same in the
-        whole batch, and an engine that knows reads them once; 0 for one that does not."""
+        """Returns the seconds between tokens of a batch that has ``kv_tokens`` tokens of KV in all. The first
+        ``shared_tokens`` of each request are common to the batch and read once; 0 for an engine that does not do so."""
         base, per_request, per_token = self.coefficients
         return base + per_request * batch + per_token * (kv_tokens - max(0.0, batch - 1) * shared_tokens)
 
     def observe(self, batch: float, kv_tokens: float, seconds: float) -> None:
-        """Learn that a batch of this size, which read so many tokens of KV, took ``seconds`` per token."""
+        """Learns that a batch of this size, which read ``kv_tokens`` tokens of KV, took ``seconds`` per token."""
         if batch > 0:
             self._observe((1.0, batch, kv_tokens), seconds)

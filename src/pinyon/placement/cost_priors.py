@@ -1,4 +1,4 @@
-"""What the cost models of an instance start from: nothing known, or the profiles of an engine and a machine."""
+"""The priors of an instance's cost models: general ones, or those of the profiles of an engine and a machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pinyon.profiles.machine_profile import MachineProfile, built_in_machines, l
 
 MODELS_MAX = 32
 START_S = {PathKind.HOST: 2e-4, PathKind.NETWORK: 1e-3, PathKind.STORE: 2e-4, PathKind.SSD: 1e-3}
-"""Of a read, which no profile has: a question, a lease, and the first bytes."""
+"""The fixed seconds of a read (a request, a lease and the first bytes), by kind of path; no profile has them."""
 STEP_MIN_S = 1e-4
-"""No profile counts what a service does around a step."""
+"""The least seconds of a step: no profile counts what a service does around it."""
 PAIRS_MIN = 1 / 4_500_000
-"""Seconds per pair of tokens, as a share of those per token, where a profile has none: attention as heavy as the linear
-layers at a hundred times the length that the general prior has. A prior of zero could never be mended."""
+"""The least seconds per pair of tokens, as a share of those per token. Attention is then as heavy as the linear layers
+at a hundred times the general prior's length. A prior of zero could never be corrected."""
 REQUEST_MIN, KV_TOKEN_MIN = 1e-3, 1e-7
-"""Of a step that decodes, for each request and each token of KV, likewise."""
+"""The least seconds per request and per token of KV, as shares of those of a decode step, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostPriors:
-    """Coefficients as the cost models have them; all positive."""
+    """The coefficients that the cost models start from; all are positive."""
 
     prefill: tuple[float, float, float] = PrefillCostModel.PRIOR
     decode: tuple[float, float, float] = DecodeCostModel.PRIOR
@@ -33,7 +33,7 @@ class CostPriors:
 
 
 def priors_of(engine: EngineProfile, machine: MachineProfile | None = None) -> CostPriors:
-    """As the profiles have it, each coefficient at least so large that measurements can mend it."""
+    """Returns the profiles' coefficients, each at least so large that measurements can correct it."""
     token_s = max(engine.prefill_token_s, 1e-9)
     prefill = (max(engine.step_s, STEP_MIN_S), token_s, max(engine.prefill_pair_s, PAIRS_MIN * token_s))
     step_s = max(engine.step_s + engine.decode_step_s, STEP_MIN_S)
@@ -54,10 +54,12 @@ def priors_of(engine: EngineProfile, machine: MachineProfile | None = None) -> C
 
 
 def parse_priors(text: str) -> Mapping[str, CostPriors]:
-    """``PROFILE`` and ``MODEL=PROFILE`` with ``;`` between; the one without a model is for all others, ``""`` here.
+    """Parses ``PROFILE`` and ``MODEL=PROFILE``, separated by ``;``. Returns priors by model, ``""`` for all other
+    models.
 
-    A profile is that of a machine, with its engine, or of an engine alone: a built-in one, or a file. Raises
-    :class:`InvalidArgument`."""
+    A profile is that of a machine with its engine, or of an engine alone: a built-in one, or a file. Raises
+    :class:`InvalidArgument`.
+    """
     priors: dict[str, CostPriors] = {}
     parts = [part.strip() for part in text.split(";") if part.strip()]
     if len(parts) > MODELS_MAX:
@@ -75,7 +77,7 @@ def _loaded(name: str) -> CostPriors:
         try:
             machine = load_machine(name)
         except InvalidArgument:
-            pass  # it may be an engine's
+            pass  # it may be the name of an engine's profile
         else:
             return priors_of(load_profile(machine.engine), machine)
     return priors_of(load_profile(name))

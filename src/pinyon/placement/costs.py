@@ -1,11 +1,11 @@
-"""What a request costs at each prefill instance of a pool, for the policy ``pinyon``.
+"""The cost of a request at each prefill instance of a pool, for the policy ``pinyon``.
 
-At first with what holds for most instances (they can fetch every block that anybody can be asked for, as fast as the
-best of the paths that these take); who seems the best is then looked at exactly, and the next best where it is not what
-it seemed. Those on the host of a source are told apart: theirs is another path, mostly a much faster one.
+A first pass assumes what holds for most instances: they can fetch every block that any source holds, over the fastest
+of the paths that such fetches take. The instance that seems best is then examined exactly, and the next best where it
+is not what it seemed. Instances on the host of a source are told apart: their path is mostly much faster.
 
-They are looked at one by one, in a loop over unboxed numbers: a thousand take a tenth of a millisecond compiled, and
-some milliseconds in Python.
+The pass is a loop over unboxed numbers: a thousand instances take a tenth of a millisecond compiled, and some
+milliseconds in Python.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
 EXAMINED_MAX: Final = 8
-"""Instances that are looked at exactly."""
+"""The maximum number of instances that are examined exactly."""
 NEAR_MAX: Final = 16
-"""Sources of a span whose hosts are looked at: of a hot prefix most hosts have one."""
+"""The maximum number of sources of a span whose hosts are looked at: most hosts have a source of a hot prefix."""
 SPANS_MAX: Final = 16
-"""Of a plan, so many are looked through for sources and their hosts."""
+"""The maximum number of spans of a plan that are looked through for sources and their hosts."""
 _SSD: Final = int(SSD)
 _HOST: Final = int(HOST)
 _STORE: Final = int(STORE)
@@ -41,8 +41,8 @@ _AT_HOST: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """``others``: how much the time of others counts, against its own. ``fetch``, ``order``: whether prefixes are
-    fetched, and whether the order of service is looked at."""
+    """The terms of a cost. ``others``: how much the time of others counts, against the request's own. ``fetch``,
+    ``order``: whether prefixes are fetched, and whether the order of service is looked at."""
 
     others: float
     fetch: bool = True
@@ -50,9 +50,9 @@ class CostTerms:
 
 
 class _Paths:
-    """What a fetch may go over. ``far``: for any reader, the kind of path; ``ssd``: or from SSDs. ``at_store``,
-    ``at_host``: places of readers on the host of a store node, and of an instance, that they may ask; ``alone``: and
-    then of nobody else."""
+    """The paths that a fetch may take. ``far``: the kind of path for any reader; ``ssd``: whether SSDs are a second
+    one. ``at_store``, ``at_host``: places of readers on the host of a source that is a store node, or an instance;
+    ``alone``: whether these readers have no other source."""
 
     __slots__ = ("alone", "at_host", "at_store", "far", "ssd")
 
@@ -63,11 +63,11 @@ class _Paths:
 
 
 _FAR: Final = _Paths(NETWORK, False, False, [], [])
-"""Nobody is near."""
+"""The paths where no reader is on the host of a source."""
 
 
 class Costs:
-    """The cost at each of the instances, by their places in the pool."""
+    """The costs at the instances, by their places in the pool."""
 
     def __init__(
         self, terms: CostTerms, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
@@ -75,17 +75,17 @@ class Costs:
         self.planner = FetchPlanner(pool, match)
         self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
         self.examined: set[int] = set()
-        """Places that were looked at exactly."""
+        """Places that were examined exactly."""
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
         self.columns = Columns(count)
         self._look()
         self._ranked_s = self.columns.cost_s
-        """The costs again, without end where somebody is left out."""
+        """The costs again, infinite for instances that are left out."""
 
     def _look(self) -> None:
-        """At all of them."""
+        """Fills the columns for all instances by the first pass."""
         pool, match, columns = self._pool, self._match, self.columns
         if match.soon.blocks:
             rows, held, local = pool.row_numbers, match.soon.held_by_row(pool.last_row + 1), columns.local
@@ -103,9 +103,11 @@ class Costs:
         self._fill(most, int(paths.far), paths.ssd, paths.alone)
 
     def _fill(self, most: i64, far: i64, ssd: bool, alone: bool) -> None:
-        """Of each, the times to fetch and to compute (where it seems sooner to fetch so many leading blocks, as many as
-        can be asked for, that), its turn as in :meth:`LoadTable.turn`, and all that together. ``far``, ``ssd``,
-        ``alone``: as of :class:`_Paths`; who is on the host of a source is said where its reach will be."""
+        """Fills the columns: times to fetch and to compute, the turn as in :meth:`LoadTable.turn`, and the cost.
+
+        An instance fetches the first ``most`` blocks where that seems faster than computing them. ``far``, ``ssd``,
+        ``alone``: see :class:`_Paths`. On entry, the column ``reach`` says which readers are on the host of a source.
+        """
         pool, request, loads, terms = self._pool, self._request, self._pool.prefills[0].loads, self._terms
         now_s = self._now_s
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
@@ -126,7 +128,7 @@ class Costs:
         size: i64 = 0
         for place in range(self._count):
             row, local = rows[place], locals_[place]
-            if local != last:  # most hold the same: nothing
+            if local != last:  # most instances hold the same: nothing
                 last, reused = local, 0.0
                 if local:
                     reused = float(request.reused_tokens(local, block_tokens))
@@ -169,11 +171,12 @@ class Costs:
             costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
     def considered(self, cheapest: int, in_time: bool) -> Considered:
-        """All of them; nobody may ask for anything else afterwards."""
+        """Returns the findings about all instances. Nothing else may be asked of this object afterwards."""
         return Considered(self.columns, self.examined, cheapest, in_time)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        """Where it is the least, as :meth:`Pool.lowest`. ``among``: of those that fetch, only these."""
+        """Returns the place with the least cost, ties broken as in :meth:`Pool.lowest`. With ``among``, instances that
+        fetch count only if they are in it."""
         costs_s, reach, local = self._ranked_s, self.columns.reach, self.columns.local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):
@@ -191,26 +194,26 @@ class Costs:
         return max(0, chosen)
 
     def _put(self, place: int, cost: Cost) -> None:
-        """What is exactly so."""
         columns = self.columns
         columns.reach[place], columns.wait_s[place] = cost.reach, cost.wait_s
         columns.transfer_s[place], columns.prefill_s[place] = cost.transfer_s, cost.prefill_s
         columns.cost_s[place] = self._ranked_s[place] = cost.cost_s
 
     def _leave_out_late(self) -> None:
-        """From now on none of them is the lowest that is late by what is known."""
+        """Removes from the ranking all instances that are predicted to be late."""
         self._ranked_s = self.columns.cost_s[:]
         for place in range(self._count):
             if self.late(place):
                 self._ranked_s[place] = inf
 
     def _most(self) -> int:
-        """Blocks that one who holds nothing can have fetched."""
+        """Returns how many leading blocks an instance that holds nothing can fetch."""
         return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
 
     def _paths(self, most: int) -> _Paths:
-        """Of fetches of so many leading blocks, as :class:`FetchPlanner` chooses their sources: for who holds none of
-        them, and for who holds all that come before the last change of their holders."""
+        """Returns the paths of fetches of ``most`` leading blocks, whose sources are chosen as in
+        :class:`FetchPlanner`. They are those of two readers: one that holds no block, and one that holds all blocks
+        before the last change of holders."""
         pool = self._pool
         neighbours = pool.neighbours
         if not neighbours.mask and not neighbours.on_ssd:
@@ -218,7 +221,7 @@ class Costs:
         asked, match = pool.sources.mask, self._match
         spans = match.spans(0, most, asked, SPANS_MAX)
         found = [holders & neighbours.stores or holders for _, _, holders in spans]
-        # who holds some of it needs the end alone, and more may hold that than the whole
+        # a reader that holds a part needs the end alone, and more sources may hold that than the whole
         ending = match.holders_of(most - 1) & asked
         if ending != spans[-1][2]:
             found.append(ending & neighbours.stores if spans[0][2] & neighbours.stores else ending)
@@ -244,7 +247,7 @@ class Costs:
         return _Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
 
     def cheapest(self) -> int:
-        """The place of the instance with the least cost, exactly of those that seemed to have it."""
+        """Returns the place of the instance with the least cost, after examining those that seem to have it."""
         place = self._lowest()
         examined = self.examined
         while place not in examined and len(examined) < EXAMINED_MAX and self.columns.at(place).fetches:
@@ -255,7 +258,7 @@ class Costs:
         return self._lowest(examined)
 
     def late(self, place: int) -> bool:
-        """Whether the first token would be later than the request's limit, by what is known of it."""
+        """Returns whether the first token would miss the request's limit, by what is known of the instance."""
         request, cost = self._request, self.columns.at(place)
         if request.ttft_slo_s <= 0:
             return False
@@ -264,9 +267,8 @@ class Costs:
         return cost.wait_s + cost.room_s + elsewhere_s + own_s > request.ttft_limit_s(own_s)
 
     def cheapest_in_time(self, elsewhere_s: float, decodes: int) -> int | None:
-        """As :meth:`cheapest`, of those where the first token is in time; None: there is none that is known.
-        ``elsewhere_s``: until it has KV memory at the instance that decodes, if that is not the one at the place
-        ``decodes``."""
+        """Returns the place of the cheapest instance whose first token is in time, None if none is known.
+        ``elsewhere_s``: seconds until the decode instance has KV memory, if it is not at the place ``decodes``."""
         self._elsewhere_s, self._decodes = elsewhere_s, decodes
         self._leave_out_late()
         examined = self.examined
@@ -292,7 +294,7 @@ class Costs:
         return state.drain_s(self._request.prompt_tokens, reused, cost.wait_s)
 
     def correct(self, place: int) -> bool:
-        """What is exactly so of an instance that seemed to fetch. Returns whether that costs more."""
+        """Examines an instance that seems to fetch, and stores its exact cost. Returns whether that is higher."""
         seemed = self.columns.at(place)
         self.examined.add(place)
         pool, request, local = self._pool, self._request, seemed.local

@@ -1,8 +1,8 @@
-"""The last decisions, each with what was known when it was made and what came of it: for who asks why.
+"""A log of the last decisions, each with what was known when it was made and what came of it, for explanations.
 
-A decision is asked for often and explained seldom, so what is kept of it is cheap to keep: numbers, a copy of the load
-table, and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` makes sentences of
-it. No block keys, no tenants, no names of sessions or users are kept.
+Decisions are made often and explained seldom, so an entry has what is cheap to keep. That is numbers, a copy of the
+load table, and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` turns it into
+sentences. No block keys, no tenants, no names of sessions or users are kept.
 """
 
 from __future__ import annotations
@@ -21,56 +21,55 @@ from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
 ENTRY_BYTES = 2048
-"""What one takes besides what :class:`Seen` counts, about."""
+"""The approximate bytes of an entry besides what :class:`Seen` counts."""
 RUN_BYTES = 96
-"""A run of a prefix match, without its mask."""
+"""The bytes of a run of a prefix match, without its mask."""
 FETCH_BYTES = 64
 CONSIDERED_BYTES = 56
-"""Of each instance."""
+"""The bytes of a policy's findings, for each instance."""
 MEMBER_BYTES = 128
-"""Of a pool, with what it remembers of itself."""
+"""The bytes of a pool and its caches, for each instance."""
 NAME_BYTES = 192
-"""Of an instance that is excluded."""
+"""The bytes of the name of an excluded instance."""
 WINDOW = 256
-"""Placements of a model whose errors count."""
+"""The number of last placements of a model whose errors count."""
 MODELS_MAX = 64
-"""Of more, no errors are kept: their names come from instances."""
+"""The maximum number of models whose errors are kept: their names come from instances."""
 MEASURED_MIN_S = 1e-3
-"""Shorter times count as this much: what a share of almost nothing is says nothing."""
+"""Shorter times count as this much: a share of almost nothing says nothing."""
 SEARCHED = 1024
-"""Decisions that are looked through in one go."""
+"""The number of decisions that are searched in one go."""
 _ID = re.compile(r"(?:(.+)\.)?([0-9a-f]{20,})(?:-[0-9]+)?")
 _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
 class FirstToken(NamedTuple):
-    """What a decode instance measured, from its acceptance of the request to the first token, and of that the parts at
-    the instance that computed the prompt."""
+    """The time from a decode instance's acceptance of the request to the first token, as measured there. The report has
+    the parts of it at the instance that computed the prompt."""
 
     ttft_s: float
     report: PrefillReport
 
 
 class Seen(NamedTuple):
-    """What a decision saw of the fleet. Nothing of it changes afterwards."""
+    """The state of the fleet that a decision saw. Nothing of it changes afterwards."""
 
     decision: PlacementDecision
     pool: Pool
     runs: Sequence[tuple[int, int]]
-    """Of the prefix match, with ``blocks``: the match itself remembers answers, which take memory."""
+    """The prefix match is kept as runs and ``blocks``: the match itself caches answers, which take memory."""
     blocks: int
     soon_runs: Sequence[tuple[int, int]]
     soon_blocks: int
     loads: PastLoads | None
-    """None: the decision has what its policy considered."""
+    """The load table at that time; None if the decision has what its policy considered."""
 
     def match(self) -> PrefixMatch:
-        """As it was."""
         return PrefixMatch(self.runs, self.blocks, PrefixMatch(self.soon_runs, self.soon_blocks))
 
     @property
     def size_bytes(self) -> int:
-        """About, less the coefficients and the pool, which decisions share."""
+        """The approximate size, without the coefficients and the pool, which decisions share."""
         rows = len(self.pool.prefills)
         size_bytes = CONSIDERED_BYTES * rows if self.decision.considered is not None else 0
         if self.loads is not None:
@@ -80,8 +79,8 @@ class Seen(NamedTuple):
 
 
 class LoggedDecision:
-    """One placement, or one refusal: then ``error`` and its gRPC ``code`` say why, and ``seen`` is None where no policy
-    was asked. ``at_s`` is by the clock of who logs."""
+    """One placement or refusal. For a refusal, ``error`` and its gRPC ``code`` say why, and ``seen`` is None where no
+    policy was asked. ``at_s`` is by the caller's clock."""
 
     __slots__ = (
         *("at_s", "code", "error", "first_token", "kind", "number", "priority", "request", "seen", "size_bytes"),
@@ -89,7 +88,7 @@ class LoggedDecision:
     )
 
     def __init__(self, number: int, request: PlacementRequest, at_s: float, seen: Seen | None) -> None:
-        """Nothing of the request is kept but what is here: it has the prompt's keys."""
+        """Copies the request's fields: the request itself has the prompt's keys and is not kept."""
         self.number = number
         self.at_s = at_s
         self.seen = seen
@@ -105,12 +104,11 @@ class LoggedDecision:
 
 
 class DecisionLog:
-    """At most ``most`` decisions, and ``bytes_max`` bytes of them, about; the oldest go first.
+    """The last decisions: at most ``most`` of them, and about ``bytes_max`` bytes. The oldest are dropped first.
 
-    Numbers follow each other from ``first`` on, which should be another one in each process: a number comes back with
-    what an instance measured, maybe of a placement by the process before.
-
-    Where it is told: ``consider`` of what a policy decided, before that is counted; then ``placed`` or ``refused``.
+    Decisions are numbered from ``first`` on, which should differ in each process: a measurement names the number of its
+    placement, which may stem from the process before. For each request, :meth:`consider` is called with the policy's
+    decision before that is counted; then :meth:`placed` or :meth:`refused`.
     """
 
     def __init__(self, most: int, bytes_max: int, first: int) -> None:
@@ -121,30 +119,32 @@ class DecisionLog:
         self._considered: tuple[PlacementRequest, PlacementDecision, Pool, PrefixMatch, PastLoads | None] | None = None
         self._coefficients: object = None
         self._pool: Pool | None = None
-        """Both counted last: decisions share them until something is learned, or an instance comes or goes."""
+        """The coefficients and the pool whose bytes were counted last: decisions share them until something is learned,
+        or an instance comes or goes."""
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def consider(self, request: PlacementRequest, decision: PlacementDecision, pool: Pool, match: PrefixMatch) -> None:
-        """See :attr:`pinyon.placement.scheduler.Scheduler.consider`; of several, the last one counts."""
+        """Remembers a decision until it is logged; of several, the last one counts. See
+        :attr:`pinyon.placement.scheduler.Scheduler.consider`."""
         loads = decision.prefill.loads.past() if decision.considered is None else None
         self._considered = request, decision, pool, match, loads
 
     def placed(self, request: PlacementRequest, now_s: float) -> int:
-        """As it was considered. Returns the placement's number, at least 1."""
+        """Logs the remembered decision as a placement. Returns its number, at least 1."""
         return self._add(LoggedDecision(self._next, request, now_s, self._seen(request)))
 
     def refused(self, request: PlacementRequest, error: PinyonError, now_s: float) -> None:
-        """Of a request that could not be read, what is known of it."""
+        """Logs a refusal. A request that could not be read has only what is known of it."""
         entry = LoggedDecision(self._next, request, now_s, self._seen(request))
-        entry.code, entry.error = error.grpc_code, error.message  # not the error: its frames keep what they saw
+        entry.code, entry.error = error.grpc_code, error.message  # not the error: its frames keep objects
         self._add(entry)
 
     def measured(self, number: int, first_token: FirstToken, decode: InstanceState) -> LoggedDecision | None:
-        """What came of a placement, by the instance that decodes. None if that is not known (any more), is known
-        already, or was placed elsewhere: on another boot of it, too."""
+        """Stores what the decode instance measured for a placement, and returns its entry. Returns None if the number
+        is not known (any more), has a measurement already, or belongs to another instance or another boot of it."""
         if not self._entries or not 0 <= (at := number - self._entries[0].number) < len(self._entries):
             return None
         entry = self._entries[at]
@@ -156,8 +156,8 @@ class DecisionLog:
         return entry
 
     def search(self, asked: str) -> Iterator[list[LoggedDecision]]:
-        """Those of the requests that go by this id (:func:`is_named`), in the order of their decisions: all that there
-        are now, some of :data:`SEARCHED` decisions at a time (some ms)."""
+        """Yields the decisions on requests that go by the id ``asked`` (:func:`is_named`), in order. Each list comes
+        from :data:`SEARCHED` entries (some ms) of those that exist at the call."""
         bare = _PREFIX.sub("", asked, count=1)
         entries = list(self._entries)
         for start in range(0, len(entries), SEARCHED):
@@ -168,7 +168,7 @@ class DecisionLog:
             ]
 
     def _seen(self, request: PlacementRequest) -> Seen | None:
-        """What was considered of this request."""
+        """Returns what was remembered of this request, if anything, and forgets it."""
         considered, self._considered = self._considered, None
         if considered is None or considered[0] is not request:
             return None
@@ -195,8 +195,8 @@ class DecisionLog:
 
 
 def is_named(request_id: str, asked: str) -> bool:
-    """Whether a client, or a log, may call the request so. Ids are ``[TOLD.]UNIQUE[-CHOICE][~ATTEMPT]``: told is the
-    client's own ``x-request-id``, unique is in the id of a completion; any other id is called by itself."""
+    """Returns whether a client, or a log, may call the request ``asked``. Ids are ``[TOLD.]UNIQUE[-CHOICE][~ATTEMPT]``:
+    TOLD is the client's own ``x-request-id``, UNIQUE is in the id of a completion. Any other id names only itself."""
     base = request_id.rpartition("~")[0] or request_id
     names = {request_id, base}
     if (parts := _ID.fullmatch(base)) is not None:
@@ -207,13 +207,13 @@ def is_named(request_id: str, asked: str) -> bool:
 
 
 class PredictionErrors:
-    """How far predictions of the last placements were off, by model: relative errors."""
+    """The relative errors of the predictions for the last placements, by model."""
 
     def __init__(self) -> None:
         self._errors: dict[str, deque[float]] = {}
 
     def add(self, model: str, predicted_s: float, measured_s: float) -> bool:
-        """One more. Returns whether it is the first one of its model."""
+        """Adds an error. Returns whether it is the first one of its model."""
         errors = self._errors.get(model)
         first = errors is None
         if errors is None:
@@ -224,6 +224,6 @@ class PredictionErrors:
         return first
 
     def mean(self, model: str) -> float:
-        """The mean of ``|measured - predicted| / measured`` of the last ones; 0 if there are none."""
+        """Returns the mean of ``|measured - predicted| / measured`` of the last placements; 0 if there are none."""
         errors = self._errors.get(model)
         return fmean(errors) if errors else 0.0

@@ -1,13 +1,14 @@
-"""``SelectDecodingInstance`` of Mooncake's Algorithm 1 (line 17): the least loaded one that has room.
+"""The choice of a decode instance: ``SelectDecodingInstance`` of Mooncake's Algorithm 1 (line 17).
 
-Where what requests share is read once, an instance that decodes others of the prompt's prefix may cost less: FEATHER
-leaves open how instances are chosen so that batches stay homogeneous. The cost of a place is what all that are decoded
-there wait longer for each of their tokens, and the request's own time between tokens:
+The least loaded instance that has room is chosen. Where shared prefixes are read once, an instance that decodes other
+requests with the prompt's prefix may cost less. FEATHER leaves open how to choose instances so that batches stay
+homogeneous. The cost of an instance is the time that each token of all requests there takes longer, plus the new
+request's own time between tokens:
 
     cost = tbt(n + 1) + n * (per request + per token of KV * (tokens - shared))
 
-for the ``n`` that are there: what is shared is read once, and not once more. Who is taken instead of the least loaded
-one costs less than that one. It grows with the batch, and so no prefix piles up at one instance.
+for the ``n`` requests that are there: shared KV is read once, and not once more. Another instance is preferred to the
+least loaded one only if it costs less. The cost grows with the batch, so no prefix piles up at one instance.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import DecodeChoice, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
-# Loads this close count as equal; then what saves KV transfers decides.
+# Loads this close count as equal; then the instance that saves KV transfers is preferred.
 NEAR_SHARE: Final = 0.125
 LOOKED_MAX: Final = 8
-"""Of the instances with room that decode others of a prefix, so many are compared."""
+"""The maximum number of instances that are compared, of those with room that decode others of a prefix."""
 EXPECTED_NEW_TOKENS: Final = 256
-"""About what an answer has in the mean: 211 in Azure's conversations of 2023, 343 in Mooncake's published ones."""
+"""The approximate mean length of an answer: 211 tokens in Azure's conversations of 2023, 343 in Mooncake's."""
 
 
 def decode_blocks(request: PlacementRequest, block_tokens: int) -> int:
-    """KV blocks that the request is expected to hold at the decode instance: its prompt and what is generated, which
-    nobody knows: ``max_tokens`` is seldom used up. Those that generate more show in what the instance reports."""
+    """Returns the KV blocks that the request is expected to hold at the decode instance, for its prompt and its answer.
+    The answer's length is unknown: ``max_tokens`` is seldom used up, and longer ones show in the instance's reports."""
     tokens = request.prompt_tokens + min(max(1, request.max_tokens), EXPECTED_NEW_TOKENS)
     return -(-tokens // block_tokens)
 
@@ -41,13 +42,13 @@ def decode_blocks(request: PlacementRequest, block_tokens: int) -> int:
 def select_decode(
     request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float
 ) -> DecodeChoice:
-    """The decode instance.
+    """Chooses the decode instance.
 
     Load is the larger share of batch slots and KV blocks in use with this request added; over 1, the request would
-    first wait. Among the least loaded and those near it (if they have room as well) the prefill instance itself is
-    preferred, as then no KV moves; then the one that holds most of the prefix. Those that would be too slow for the
-    request are passed over while there are others, but not when they are due to be measured. Then those are looked at
-    that decode others of the request's prefix (see the module), but not if the prefill instance decodes it itself.
+    first wait. Among the least loaded instances and those near them (if they have room as well) the prefill instance is
+    preferred, as then no KV moves. Next comes the one that holds most of the prefix. Instances that would be too slow
+    for the request are passed over while there are others, unless they are due to be measured. Then instances that
+    decode others of the request's prefix are compared (see the module), unless the prefill instance decodes it itself.
     """
     block_tokens = pool.layout.block_tokens
     blocks = decode_blocks(request, block_tokens)
@@ -64,7 +65,7 @@ def select_decode(
 
 
 def _no_prefixes(request: PlacementRequest, state: InstanceState) -> bool:
-    """Nobody decodes anything that this one could share."""
+    """Returns whether no instance decodes anything that the request could share."""
     return state.loads.prefixes.empty or request.no_reuse
 
 
@@ -75,8 +76,8 @@ def _found(request: PlacementRequest, state: InstanceState, row: int) -> dict[in
 def shared_at(
     request: PlacementRequest, pool: Pool, prefill: InstanceState, now_s: float, blocks: int, place: int
 ) -> tuple[int, int]:
-    """The place that costs least of this one, the least loaded, and of those with room that share some of the prompt,
-    and the blocks that are shared there. One that is fast enough goes before one that is not."""
+    """Returns the place that costs least, of ``place`` (the least loaded one) and of those with room that share some of
+    the prompt, and the blocks shared there. An instance that is fast enough goes before one that is not."""
     own: i64 = pool.decode_row_numbers[place]
     found = _found(request, prefill, own)
     shared = found.get(own, 0)
@@ -114,14 +115,14 @@ def shared_at(
 
 
 def _bound(least: float) -> float:
-    """The largest share that counts as near."""
+    """Returns the largest share that counts as near ``least``."""
     return least if least > 1 else min(1.0, least + NEAR_SHARE)
 
 
 def least_loaded(
     request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float, blocks: int
 ) -> int:
-    """The place of the least loaded one: see :func:`select_decode`."""
+    """Returns the place of the least loaded instance: see :func:`select_decode`."""
     loads, rows, limit_s = prefill.loads, pool.decode_row_numbers, request.tbt_slo_s
     batch, learned_s = loads.batch, loads.decode_learned_s
     used, most, slots, tbt_s, token_s = loads.blocks, loads.blocks_max, loads.slots, loads.tbt_s, loads.tbt_token_s

@@ -1,25 +1,26 @@
-"""DualMap (Yuan et al.): each request has two instances by its prefix, and the better one for now gets it.
+"""DualMap (Yuan et al.): the prefix of a request names two instances, and the better one for now gets it.
 
 Two independent rings map the prefix that names a request (:mod:`pinyon.placement.hotness_tree`) to a pair (§3.2, §3.4).
-Of the pair the one that reuses more takes it until it is overloaded, then the less loaded one; of equals the less
-loaded one. Where both are overloaded, what waits may move to the other one of its own pair (§3.3, A.2.2).
+Of the pair, the instance that reuses more takes the request until it is overloaded, then the less loaded one does. If
+both reuse the same, the less loaded one takes it. Where both are overloaded, waiting requests may move to the other
+instance of their own pair (§3.3, A.2.2).
 
 Where the paper differs or is silent:
 
-- Eq. 5 takes instance number + 1 where both hashes name the same; that moves keys whenever instances come and go, so it
-  is the next other instance on the second ring. With one instance there is no pair.
+- Eq. 5 takes instance number + 1 where both hashes name the same. That moves keys whenever instances come and go, so
+  here it is the next other instance on the second ring. With one instance there is no pair.
 - Load is in seconds of predicted computing, the paper's in tokens that are to be computed.
-- "Overloaded" has two readings, ``reading``: the text compares the expected TTFT with the SLO; the implementation, it
-  says, compares pending prefill tokens with what is computed within the SLO. The published code takes half of that
-  (``share``). Where the one taken so would be refused, and the other one has it in time, that is taken. Whether both
-  are overloaded, so that something should move, is asked by ``pending`` of what waits there, this request included, by
-  ``expected`` of its expected TTFT (A.2.2).
-- One point of an instance on a ring would give some instances many times the keys of others: ``virtual_nodes``.
-- The code published lengthens prefixes at 6.12 % of the last 200 requests and shortens below 2 %; the text says 2 / n
+- "Overloaded" has two readings, ``reading``. The text compares the expected TTFT with the SLO. The implementation, it
+  says, compares pending prefill tokens with what is computed within the SLO; the published code takes half of that
+  (``share``). Where the chosen instance would be refused, and the other one has the request in time, the other one is
+  taken. Whether both are overloaded, so that requests should move, depends for ``pending`` on the work that waits
+  there, this request included. For ``expected`` it depends on the request's expected TTFT (A.2.2).
+- One point per instance on a ring would give some instances many times the keys of others: hence ``virtual_nodes``.
+- The published code lengthens prefixes at 6.12 % of the last 200 requests and shortens below 2 %; the text says 2 / n
   and 1 / n in a sliding window (``hotness``).
-- An instance where somebody waits, and nothing was completed for ``stuck_s`` since the last completion or since he
-  came, is taken to be held up by decoding: as much is added to what is expected of its queue (A.8).
-- What a request would still take where it waits is what was predicted when it was placed there (Eq. 6).
+- An instance counts as held up by decoding if a request waits there and nothing was completed for ``stuck_s``, since
+  the last completion or since the request came. That time is added to what is expected of its queue (A.8).
+- The time that a waiting request would still take is what was predicted when it was placed there (Eq. 6).
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from pinyon.placement.prefix_match import PrefixMatch
 NANO_S = 1e-9
 """Times that differ by less are equal (:meth:`Pool.lowest`)."""
 EXAMINED_MAX = 512
-"""Of a queue."""
+"""The maximum number of requests of a queue that are examined."""
 
 
 class Reading(StrEnum):
-    """What makes an instance overloaded."""
+    """The criterion by which an instance is overloaded."""
 
     PENDING = "pending"
     EXPECTED = "expected"
 
 
 class Hotness(StrEnum):
-    """Whose bounds."""
+    """The source of the bounds by which prefixes are hot or cold."""
 
     PUBLISHED = "published"
     TEXT = "text"
@@ -63,8 +64,8 @@ class Hotness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DualMapSettings:
-    """``slo_s``: of requests that name none, whatever the conductor refuses them by. ``key_tokens``: by so many tokens
-    prefixes grow (A.2.1), in whole blocks."""
+    """The options. ``slo_s``: the SLO of requests that name none, whatever the conductor refuses them by.
+    ``key_tokens``: the tokens by which prefixes grow (A.2.1), in whole blocks."""
 
     slo_s: float = 5.0
     reading: Reading = Reading.PENDING
@@ -81,7 +82,7 @@ class DualMapSettings:
 
 
 class DualMap:
-    """Remembers which prefixes are hot, and for each group of instances its rings."""
+    """The policy. It remembers which prefixes are hot, and the rings of each group of instances."""
 
     name: ClassVar[str] = "dualmap"
 
@@ -103,15 +104,15 @@ class DualMap:
         )
         taken = self._taken(request, both)
         if _refused(request, both[taken]) and not _refused(request, both[1 - taken]):
-            taken = 1 - taken  # the other one has it in time (§3.2)
+            taken = 1 - taken  # the other instance has it in time (§3.2)
         return both[taken]
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
-        """Its two instances; the request is counted."""
+        """Returns the request's two instances, and counts the request."""
         return self._pairs.of(request, pool, now_s)
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
-        """0 or 1."""
+        """Returns which of the two decisions is taken, 0 or 1."""
         less, more = less_loaded(both), reuses_more(both)
         return less if more is None or self._overloaded(request, both[more]) else more
 
@@ -123,7 +124,7 @@ class DualMap:
             return decision.ttft_s > self._slo_s(request)
         return decision.room_s + decision.queue_s > self._slo_s(request) * self._settings.share
 
-    # -- what waits at the wrong one
+    # -- moves of waiting requests
 
     def moves(
         self,
@@ -134,8 +135,8 @@ class DualMap:
         match: Callable[[PlacementRequest], PrefixMatch],
         now_s: float,
     ) -> list[Move]:
-        """After the request was placed: if both of its pair are overloaded, what should go to the other one of its own
-        pair; a single round."""
+        """Returns what should move after the request was placed, in a single round. If both instances of its pair are
+        overloaded, requests that wait there may go to the other instance of their own pair."""
         if decision.alternate is None:
             return []
         known: dict[InstanceState, Sequence[Waiting]] = {}
@@ -149,11 +150,11 @@ class DualMap:
         if not all(self._hot(request, decision, state, pool, once, match, now_s) for state in pair):
             return []
         planned_s: dict[InstanceState, float] = {}
-        """Of work that moves before bring."""
+        """Seconds of work that earlier moves bring to each instance."""
         return [move for state in pair for move in self._relieve(state, pool, once, match, now_s, planned_s)]
 
     def _stuck_s(self, state: InstanceState, queues: Queues, now_s: float) -> float:
-        """For how long nothing came of an instance where somebody waits (A.8)."""
+        """Returns for how long an instance with waiting requests completed nothing (A.8); 0 up to ``stuck_s``."""
         waiting = queues(state)
         if not waiting:
             return 0.0
@@ -170,7 +171,7 @@ class DualMap:
         match: Callable[[PlacementRequest], PrefixMatch],
         now_s: float,
     ) -> bool:
-        """One of the pair is overloaded, by what the choice goes by."""
+        """Returns whether an instance of the pair is overloaded, by the criterion of the choice."""
         stuck_s, slo_s = self._stuck_s(state, queues, now_s), self._slo_s(request)
         if self._settings.reading is Reading.PENDING:
             return state.wait_s(now_s) + stuck_s > slo_s * self._settings.share
@@ -187,7 +188,7 @@ class DualMap:
         now_s: float,
         planned_s: dict[InstanceState, float],
     ) -> list[Move]:
-        """By descending benefit (Eq. 6), until all that is left should be in time."""
+        """Returns moves by descending benefit (Eq. 6), until all requests that are left should be in time."""
         waiting = queues(state)[:EXAMINED_MAX]
         slos_s = np.array([self._slo_s(each.request) for each in waiting])
         expected_s = np.cumsum([each.decision.prefill_s for each in waiting])
@@ -218,7 +219,7 @@ class DualMap:
             assert other is not None
             wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
             if now_s - each.placed_s + wait_s + there_s >= min(expected_s[place], slos_s[place]) - NANO_S:
-                continue  # those that moved before filled the queue there, or made room here
+                continue  # earlier moves filled the queue there, or made room here
             moves.append(Move(each.request, state, other))
             planned_s[other] = planned_s.get(other, 0.0) + there_s
             expected_s[place:] -= each.decision.prefill_s
@@ -229,13 +230,13 @@ class DualMap:
 
 
 def less_loaded(both: Sequence[PlacementDecision]) -> int:
-    """Which of the two has less to do; of equals the first."""
+    """Returns which of the two decisions has less work before it; 0 if they are equal."""
     queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # as Pool.lowest
     return int(queues_s[1] < queues_s[0])
 
 
 def reuses_more(both: Sequence[PlacementDecision]) -> int | None:
-    """Which of the two has more of the prompt; None: they are equal."""
+    """Returns which of the two decisions reuses more of the prompt; None if they are equal."""
     first, second = both[0].local_blocks, both[1].local_blocks
     return None if first == second else int(second > first)
 

@@ -1,7 +1,7 @@
 """Blocks that instances do not hold yet but will: those of the prompts that were placed there.
 
-Mooncake §4.1 updates an instance's cache at placement. Only that instance counts on them: nobody can fetch what is not
-computed.
+Mooncake §4.1 updates an instance's cache at placement. Only that instance counts on them: blocks that are not computed
+cannot be fetched.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from pinyon.placement.prefix_match import Holder
 
 _PLACES_MIN: Final = 1024
 _AGAIN: Final = 1 << 20
-"""Added to a set's number where some instance may have several prompts with the key: who has one alone, which is nearly
-all, is not looked up among those."""
+"""A flag beside a set's number: an instance in the set may have several prompts with the key. Nearly all keys lack it,
+and need no look-up in :attr:`ExpectedBlocks._again`."""
 _NUMBER: Final = _AGAIN - 1
-"""Numbers are smaller: there are no more than 2^19 sets and one of each row."""
+"""The bits of a set's number: there are no more than 2^19 sets, and one of each row."""
 _LOW: Final = 2 * _AGAIN - 1
 _PRINT: Final = ~_LOW
-"""What is kept of a fingerprint: of a million keys, two look alike once in twenty times that there are so many."""
+"""The bits that are kept of a fingerprint: of a million keys, two look alike in one case of twenty."""
 
 
 class ExpectedBlocks:
-    """Keys of prompts on their way, counted by instance, as prompts share them. Keys are packed.
+    """The keys of prompts on their way, packed and counted by instance, as prompts share them.
 
-    Fingerprint → number of a set of instances, with open addressing; half of the places are free, at least. It does
-    not shrink: 8 bytes a place. Where a key's place is differs in each process, as with a dict of texts: else who
-    chooses keys would choose such as are all in one place."""
+    They are in a hash table from fingerprint to the number of a set of instances, with open addressing; half of the
+    places are free, at least. It does not shrink: 8 bytes a place. A key's place differs in each process, as with a
+    dict of texts. Otherwise a client that chooses its keys could put them all in one place.
+    """
 
     def __init__(self) -> None:
         self._secret: i64 = hash("a place in the table") | 1
@@ -41,17 +42,17 @@ class ExpectedBlocks:
         self._touched: i64 = 0
         self._sets = HolderSets()
         self._again: dict[tuple[int, int], int] = {}
-        """Of fingerprints, what is kept of them, and the rows of instances of which several prompts have them: how many
-        beside the first. Keys that look alike are one key."""
+        """The number of further prompts with the key, by kept bits and row, where an instance has several. Keys that
+        look alike are one key."""
         self.pairs = 0
-        """Of keys and those who expect them."""
+        """Pairs of a key and an instance that expects it."""
 
     def __len__(self) -> int:
-        """Different keys."""
+        """Returns the number of different keys."""
         return self._keys
 
     def has_some(self, prints: vec[i64], count: i64) -> bool:
-        """Whether somebody expects one of the keys with the first ``count`` of these fingerprints."""
+        """Returns whether an instance expects one of the keys with the first ``count`` of these fingerprints."""
         cells, secret, shift, last = self._cells, self._secret, self._shift, self._last
         for each in range(count):
             kept = prints[each] & _PRINT
@@ -61,14 +62,14 @@ class ExpectedBlocks:
         return False
 
     def mask_of(self, print_: i64) -> int:
-        """Who expects the key with this fingerprint, a bit for each; 0: nobody."""
+        """Returns a mask of the instances that expect the key with this fingerprint; 0 if none does."""
         number = self._cells[self._cell(print_)] & _NUMBER
         if number == 0:
             return 0
         return self._sets.masks[number]
 
     def add(self, holder: Holder, packed_keys: bytes) -> None:
-        """One of the holder's prompts has these."""
+        """Adds the packed keys of one of the holder's prompts."""
         sets, row = self._sets, holder.bit.bit_length() - 1
         sets.drop_unused()
         self._make_room(len(packed_keys) // KEY_BYTES)
@@ -101,7 +102,7 @@ class ExpectedBlocks:
         sets.keys_one[alone] += come
 
     def remove(self, holder: Holder, packed_keys: bytes) -> None:
-        """Take off what was added."""
+        """Removes the packed keys of a prompt that were added."""
         sets, row = self._sets, holder.bit.bit_length() - 1
         alone: i64 = sets.alone(row)
         gone: i64 = 0
@@ -141,7 +142,7 @@ class ExpectedBlocks:
         sets.keys_one[alone] -= gone
 
     def _touch(self, prints: vec[i64]) -> None:
-        """These are looked for next. Reads where each is likely to be: such reads do not wait for one another."""
+        """Reads the likely places of keys that are looked for next, so that the reads overlap."""
         cells, secret, shift, last = self._cells, self._secret, self._shift, self._last
         touched: i64 = 0
         for print_ in prints:
@@ -149,14 +150,14 @@ class ExpectedBlocks:
         self._touched = touched
 
     def of(self, holder: Holder) -> int:
-        """How many keys one expects (looks at all: for tests)."""
+        """Returns how many keys the holder expects (looks at all: for tests)."""
         masks = (self._sets.masks[cell & _NUMBER] for cell in self._cells)
         return sum(1 for mask in masks if mask & holder.bit)
 
     def _use(self, places: i64) -> None:
-        """So many, a power of two."""
+        """Starts an empty table with so many places, a power of two."""
         self._cells: vec[i64] = vec[i64]([0] * places)
-        """What is kept of a fingerprint, and in the bits below it the number of its set; 0 where it is free."""
+        """The kept bits of a fingerprint, and below them the number of its set, by place; 0 where the place is free."""
         self._last: i64 = places - 1
         self._shift: i64 = 64
         while places > 1:
@@ -164,12 +165,12 @@ class ExpectedBlocks:
             places >>= 1
 
     def _home(self, print_: i64) -> i64:
-        """The place that it would have if all were free: the highest bits of a product, which all bits that are kept
-        have a part in. The other bits do not count."""
+        """Returns the place that a fingerprint has if all places are free: the highest bits of a product on which all
+        kept bits have an effect. The other bits do not count."""
         return ((print_ & _PRINT) * self._secret) >> self._shift & self._last
 
     def _cell(self, print_: i64) -> i64:
-        """Where it is, or would be."""
+        """Returns the place where a fingerprint is, or would be."""
         cells, kept, last = self._cells, print_ & _PRINT, self._last
         at = kept * self._secret >> self._shift & last
         while cells[at] and cells[at] & _PRINT != kept:
@@ -177,11 +178,11 @@ class ExpectedBlocks:
         return at
 
     def _free(self, cell: i64) -> None:
-        """Whoever would be there comes nearer."""
+        """Frees a place; fingerprints behind it move back towards their homes."""
         cells, most = self._cells, self._last
         hole, at = cell, cell + 1 & most
         while cells[at]:
-            # it may not go before the place that it would have if all were free
+            # a fingerprint may not go before its home
             if (at - self._home(cells[at]) & most) >= (at - hole & most):
                 cells[hole] = cells[at]
                 hole = at
@@ -189,7 +190,7 @@ class ExpectedBlocks:
         cells[hole] = 0
 
     def _make_room(self, keys: i64) -> None:
-        """For so many more."""
+        """Grows the table so that it has room for ``keys`` more."""
         places = self._last + 1
         if 2 * (self._keys + keys) <= places:
             return

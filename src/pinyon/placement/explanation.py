@@ -1,10 +1,10 @@
-"""Why a request was placed where it was: the other instances as they were then, and a sentence.
+"""Explanations of why a request was placed where it was: the other instances as they were then, and a sentence.
 
 Times of the others are the cost models' as they stood at the decision, by the formula that policies use
-(:meth:`pinyon.placement.policy.Pool.prefills_s`); where the policy fetches, the shorter one of fetching all that
-others hold and computing. A fetch that was priced for many at once, and looked into by nobody, is said to take about as
-long: what is on its way, and other paths, may make it longer. Of ``pinyon`` the time that others would lose is said,
-and whether the pair or the limit decided; what another policy decides by besides (a threshold, a ring), by its name.
+(:meth:`pinyon.placement.policy.Pool.prefills_s`). Where the policy fetches, they are the shorter of two: fetching all
+that others hold, and computing. A fetch that was priced for many at once, and examined for none, is said to take
+"about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others would lose,
+and whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a ring).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pinyon.placement.transfer_cost import PathKind
 
 CANDIDATES_MAX = 8
 SOONEST = 5
-"""Of the candidates, those with the least times; the others are those that hold most of the prompt."""
+"""The number of candidates shown for their short times; the others are those that hold most of the prompt."""
 NANO_S = 1e-9
 WAIT_S = 0.005
-"""Less is no wait to speak of."""
+"""Shorter waits are not worth mentioning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance that could have computed the prompt. Blocks are leading ones of the prompt, times seconds."""
+    """An instance that could have computed the prompt. Blocks are leading blocks of the prompt, times are seconds."""
 
     instance_id: str
     held_blocks: int
     expected_blocks: int
-    """Those that it held, or was computing for others."""
+    """Blocks that the instance held, or was computing for other requests."""
     fetched_blocks: int
     room_s: float
     queue_s: float
@@ -44,9 +44,9 @@ class Candidate:
     prefill_s: float
     drain_s: float
     others_s: float = 0.0
-    """What others would lose."""
+    """Seconds that other requests would lose."""
     about: bool = False
-    """The time of fetching is an estimate."""
+    """True if the time of fetching is an estimate."""
 
     @property
     def ttft_s(self) -> float:
@@ -55,21 +55,21 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of one decision. ``chosen`` is None and ``others`` are empty where no policy was asked."""
+    """The explanation of one decision. ``chosen`` is None and ``others`` are empty where no policy was asked."""
 
     because: str
     chosen: Candidate | None
-    """The decision's own numbers."""
+    """The chosen instance with the decision's own numbers."""
     others: tuple[Candidate, ...]
-    """At most :data:`CANDIDATES_MAX`, the soonest first; the other one of a pair is always among them."""
+    """The soonest first, at most :data:`CANDIDATES_MAX`; the other instance of a pair is always among them."""
     could: int
-    """Instances that could have computed it, all of them."""
+    """The number of all instances that could have computed the prompt."""
     probe: bool
-    """It was placed in spite of its limits, for the instance to be measured again."""
+    """True if the request was placed in spite of its limits, for the instance to be measured again."""
 
 
 def explain(logged: LoggedDecision) -> Explanation:
-    """What is known of it. Looks at every instance of the pool: some ms where there are a thousand."""
+    """Returns what is known of a decision. Looks at every instance of the pool: some ms where there are a thousand."""
     seen = logged.seen
     if seen is None:
         return Explanation(f"refused: {logged.error}", None, (), 0, False)
@@ -81,7 +81,7 @@ def explain(logged: LoggedDecision) -> Explanation:
 
 
 def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Candidate]]:
-    """The chosen one, and all others, the soonest first."""
+    """Returns the chosen instance, and all others, the soonest first."""
     decision, prefills, match = seen.decision, seen.pool.prefills, seen.match()
     found = decision.considered
     columns = _estimated(logged, seen, match) if found is None else found.columns
@@ -106,7 +106,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
 
 
 def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> Columns:
-    """What a policy that says nothing of the others would have found of them."""
+    """Returns estimates about the instances, for a policy that keeps no findings about them."""
     decision, pool, loads = seen.decision, seen.pool, seen.loads
     if loads is None:
         raise ValueError("nothing is known of the other instances")
@@ -133,7 +133,7 @@ def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> Column
 
 
 def _chosen(decision: PlacementDecision, found: Candidate) -> Candidate:
-    """The decision's own numbers."""
+    """Returns the chosen candidate with the decision's own numbers."""
     return Candidate(
         found.instance_id, found.held_blocks, decision.local_blocks, decision.reused_blocks - decision.local_blocks,
         decision.room_s, decision.queue_s, decision.transfer_s, decision.prefill_s, decision.drain_s, found.others_s,
@@ -141,14 +141,13 @@ def _chosen(decision: PlacementDecision, found: Candidate) -> Candidate:
 
 
 def _prefill_s(costs: Sequence[float], tokens: int, reused: int) -> float:
-    """See :class:`pinyon.placement.cost_model.PrefillCostModel`."""
+    """Returns the predicted seconds: see :class:`pinyon.placement.cost_model.PrefillCostModel`."""
     k0, k1, k2 = costs
     rest = tokens - reused
     return k0 + k1 * rest + k2 * rest * (tokens + reused)
 
 
 def _shown(seen: Seen, others: list[Candidate]) -> list[Candidate]:
-    """Few of them, in their order."""
     if len(others) <= CANDIDATES_MAX:
         return others
     alternate = seen.decision.alternate
@@ -206,7 +205,7 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
 
 
 def _with_others(logged: LoggedDecision, seen: Seen) -> str:
-    """What its decoding shares."""
+    """Returns words on what the request's decoding shares; empty if nothing."""
     shared, tokens = seen.decision.shared_blocks * seen.pool.layout.block_tokens, logged.request.prompt_tokens
     if not shared:
         return ""
@@ -236,7 +235,7 @@ def _holds(each: Candidate, blocks: int) -> str:
 
 
 def _other(each: Candidate, blocks: int) -> str:
-    """What another one would have taken, and why."""
+    """Returns words on what another instance would have taken, and why."""
     reasons = []
     if each.room_s >= WAIT_S:
         reasons.append(f"wait for memory {_time(each.room_s)}")

@@ -1,4 +1,4 @@
-"""Which source each missing block is fetched from."""
+"""The choice of a source for each missing block."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 MANY_READERS = 32
-"""Of fewer, each is looked at by itself."""
+"""Fewer readers than this are priced one by one, more of them together."""
 ESTIMATES_MAX = 4
-"""Stretches of one prompt whose fetches are priced for all readers at once; most readers hold nothing of it."""
+"""The maximum number of stretches of one prompt that are priced for all readers at once: most hold nothing of it."""
 
 _Estimate = tuple[dict[int, float], frozenset[InstanceState], set[str]]
-"""Seconds by the reader's row; holders and their hosts, of which each is looked at by itself."""
+"""Seconds by the reader's row; then the holders and their hosts, where readers are priced one by one."""
 
 
 class FetchPlanner:
-    """Sources for one placement. What its readers have in common, as most of them hold nothing of the prompt, is worked
-    out once: a hot prefix has hundreds of holders."""
+    """The choice of sources for one placement. What most readers have in common, as they hold nothing of the prompt, is
+    worked out once: a hot prefix has hundreds of holders."""
 
     def __init__(self, pool: Pool, match: PrefixMatch) -> None:
         self._pool = pool
         self._match = match
         self._block_bytes = pool.prefills[0].block_bytes
         self._common: dict[tuple[int, int, int], list[_Span]] = {}
-        """By ``(first block, end block, who may be asked)``, of a reader that holds none of it."""
+        """Spans of readers that hold none of the blocks, by ``(first block, end block, mask of who may be asked)``."""
         self._estimates: dict[tuple[int, int], _Estimate] = {}
 
     def plan(self, reader: InstanceState, first_block: int, end_block: int) -> tuple[Fetch, ...]:
-        """What ``reader`` fetches of ``[first_block, end_block)``, in order, each span from one of the pool's other
-        sources that holds all of it. Requires ``end_block <= match.extent_for(reader, first_block,
+        """Returns what ``reader`` fetches of ``[first_block, end_block)``, in order. Each span comes from another one
+        of the pool's sources, which holds all of it. Requires ``end_block <= match.extent_for(reader, first_block,
         pool.sources_for(reader), spans_max)``.
 
         From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store
-        node is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network), then
-        the one with the fewest blocks being read, then the next one after the reader; so readers of a hot prefix spread
-        over its replicas on store nodes, or else over its peers.
+        node is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network). Next
+        come the one with the fewest blocks being read, and the next one after the reader. So readers of a hot prefix
+        spread over its replicas on store nodes, or else over its peers.
         """
         spans = self._spans(reader, first_block, end_block)
         return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
 
     def reach(self, spans_max: int) -> int:
-        """Leading blocks that one who holds nothing of the prompt, and has no quarrel with any source, can fetch."""
+        """Returns how many leading blocks a reader can fetch that holds none of them and was failed by no source."""
         return self._match.extent(0, self._pool.sources.mask, spans_max)
 
     def fetch_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
-        """Predicted seconds for that plan."""
+        """Returns the predicted seconds of the fetches of :meth:`plan`."""
         spans = self._spans(reader, first_block, end_block)
         return fetch_s(reader, [(each.source_for(reader), each.blocks * self._block_bytes) for each in spans])
 
     def estimate_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
-        """As :meth:`fetch_s`, for a look at many readers: those that have nothing to do with any source are taken to
-        ask the first ones of equal sources, and are priced all at once."""
+        """Returns :meth:`fetch_s`, or an estimate where there are many readers. Those that are no holders, and on no
+        host of one, are priced all at once, as if each asked the first of equal sources."""
         key = first_block, end_block
         known = self._estimates.get(key)
         if known is None:
@@ -76,9 +76,9 @@ class FetchPlanner:
         return dict(zip(rows.tolist(), prices_s.tolist(), strict=True)), holders, {each.host for each in holders} - {""}
 
     def common(self, first_block: int, end_block: int) -> list[tuple[InstanceState, int]]:
-        """Sources and bytes for readers that hold none of it, on no host of a holder, for
-        :func:`pinyon.placement.fetch_time.fetches_s`: of equal sources the first one, where each reader takes the next
-        one after itself."""
+        """Returns sources and bytes for readers that hold none of the blocks and are on no host of a holder, for
+        :func:`pinyon.placement.fetch_time.fetches_s`. Of equal sources it names the first, while each reader takes the
+        next one after itself."""
         spans = self._common_spans(first_block, end_block, self._pool.sources)
         return [(span.least[0], span.blocks * self._block_bytes) for span in spans]
 
@@ -108,7 +108,7 @@ _NOBODY = _Nobody()
 
 
 class _Span:
-    """Blocks, and who holds all of them."""
+    """A span of blocks, and the sources that hold all of it."""
 
     __slots__ = ("_by_host", "_rows", "blocks", "end", "first", "holders", "least")
 
@@ -117,7 +117,7 @@ class _Span:
         self.least, self._rows = [*holders], list[int]()
         self.holders: Collection[InstanceState] = self.least
         self._by_host: dict[str, list[InstanceState]] = {}
-        if len(self.least) == 1:  # then nothing is to be chosen
+        if len(self.least) == 1:  # nothing is to be chosen
             return
         self.holders = frozenset(self.least)
         best = [each for each in self.holders if each.info.role is Role.STORE] or self.holders
@@ -126,7 +126,7 @@ class _Span:
         self.least, self._rows = _least_read(best)
 
     def source_for(self, reader: InstanceState) -> InstanceState:
-        """Only for a reader that is none of the holders."""
+        """Returns the source for a reader that is none of the holders."""
         if len(self.holders) == 1:
             return self.least[0]
         near = self._by_host.get(reader.host) if reader.host else None
@@ -135,7 +135,7 @@ class _Span:
 
 
 def _least_read(holders: Iterable[InstanceState]) -> tuple[list[InstanceState], list[int]]:
-    """Those with the fewest blocks being read, and their rows, which are in order."""
+    """Returns the holders with the fewest blocks being read, and their rows, which are in order."""
     holders = [*holders]
     fewest = min(each.inflight_reads for each in holders)
     least = sorted((each for each in holders if each.inflight_reads == fewest), key=lambda each: each.row)

@@ -1,7 +1,7 @@
-"""How long a fetch takes that begins now: the reader's paths, who sends, and what is on its way already.
+"""The predicted time of a fetch that begins now: the reader's paths, the sources, and what is on its way already.
 
 Whoever sends, or reads, several things at once gives each a fair share. Until a read of ``B`` bytes is over, each of
-those beside it moves ``B`` bytes at most; so what is before it is
+the others beside it moves ``B`` bytes at most; so the bytes before it are
 
     min(bytes of all others, B x how many they are)
 
@@ -21,11 +21,11 @@ from pinyon.placement.load_table import LoadTable
 from pinyon.placement.transfer_cost import HOST, NETWORK, SSD, STORE, PathKind
 
 FAULT_RATIO = 1.5
-"""A source that sends so many times slower than the reader's paths are is what a read from it waited for."""
+"""A slow read is taken to have waited for its source if that sends so many times slower than the reader's path."""
 
 
 def path_kind(reader: InstanceState, source: InstanceState) -> PathKind:
-    """What lies between the two."""
+    """Returns the kind of path between a reader and a source."""
     if source.info.on_ssd:
         return SSD
     if reader.host and reader.host == source.host:
@@ -34,7 +34,7 @@ def path_kind(reader: InstanceState, source: InstanceState) -> PathKind:
 
 
 def fetch_s(reader: InstanceState, spans: Iterable[tuple[InstanceState, int]]) -> float:
-    """Seconds until the reader has so many bytes from each of the sources, which it asks one after the other."""
+    """Returns the seconds until the reader has these bytes from the sources, which it asks one after the other."""
     seconds = sources_s = network_s = 0.0
     shared = 0
     for source, size in spans:
@@ -53,8 +53,8 @@ def fetch_s(reader: InstanceState, spans: Iterable[tuple[InstanceState, int]]) -
 def fetches_s(
     loads: LoadTable, rows: NDArray[np.intp], spans: Iterable[tuple[InstanceState, int | NDArray[np.int64]]]
 ) -> NDArray[np.float64]:
-    """The same of many readers, by their rows: each fetches so many bytes from the sources, all alike or each its own
-    number; nothing where that is 0."""
+    """Returns :func:`fetch_s` of many readers, by their rows. The bytes from a source are the same for all readers, or
+    an array with a number for each; nothing is fetched where that is 0."""
     arrays = loads.arrays
     hosts = arrays.host.take(rows)
     paths: dict[PathKind, NDArray[np.float64]] = {}
@@ -84,8 +84,8 @@ def fetches_s(
 
 
 def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, seconds: float, now_s: float) -> None:
-    """One read was measured. What else is on its way now stands for what was on its way meanwhile; the read itself
-    counts as under way until its prompt is computed, so it is taken off."""
+    """Learns from one measured read. Other traffic that is on its way now stands for the traffic during the read. The
+    read itself counts as under way until its prompt is computed, so it is subtracted."""
     kind = path_kind(reader, source)
     if not kind.shared:
         reader.transfer_model.observe(size_bytes, seconds, kind)
@@ -97,5 +97,5 @@ def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, s
     source.send_rate.observe(size_bytes + sending, seconds - start_s, now_s, byte_s * size_bytes)
     slow = source.send_rate.per_byte_s > FAULT_RATIO * byte_s
     if slow and kind is PathKind.NETWORK and reader.transfer_model.samples:
-        return  # it tells of the source: the reader's other ones are no slower for it
+        return  # it tells of the source: reads from other sources are no slower for it
     reader.transfer_model.observe(size_bytes + max(sending, reading), seconds, kind)

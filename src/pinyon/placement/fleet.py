@@ -1,4 +1,4 @@
-"""All live instances with the block index over them, and the pools a request may choose from."""
+"""The fleet: all live instances, the block index over them, and the pools that a request may choose from."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel
 UNLIMITED = 2**63
 SIBLINGS_MAX = 64
 CLOCK_S = 1e-6
-"""Measured seconds are rounded to it."""
+"""The resolution of measured seconds, to which they are rounded."""
 
 
 class Fleet:
-    """Owns the :class:`InstanceState` objects and what is in flight on them.
+    """The owner of the :class:`InstanceState` objects and of what is in flight on them.
 
-    ``version`` grows when an instance joins, leaves, or becomes schedulable or not; not with each load report.
-    While it is ``settling``, there may be instances that are not known yet.
+    ``version`` grows when an instance joins, leaves, or becomes schedulable or not, and when ``settling`` changes; not
+    with each load report. While the fleet is ``settling``, there may be instances that are not known yet.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class Fleet:
         priors: Mapping[str, CostPriors] = {},
         stride_tokens: int = 1,
     ) -> None:
-        """``together``: who prefills also decodes. ``priors``: what costs are taken to be before they are measured, by
-        model; ``""`` is for all others. ``stride_tokens``: how many lie between two blocks that the index is told of,
-        on average and at most; 1: it is told of all."""
+        """Starts without instances. ``together``: the instance that prefills a request also decodes it. ``priors``:
+        costs before anything is measured, by model; ``""`` is for all others. ``stride_tokens``: the tokens between two
+        blocks that the index is told of, on average and at most; 1: it is told of all blocks."""
         self.together = together
         self._priors = priors
         self._stride_tokens = stride_tokens
@@ -58,26 +58,26 @@ class Fleet:
         self.loads = LoadTable()
         self._pools: dict[str, tuple[Pool, ...]] = {}
         self._block_tokens: frozenset[int] = frozenset()
-        """Of the layouts that there are."""
+        """Tokens per block, of all known layouts."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def instances(self) -> list[InstanceState]:
-        """All, by id."""
+        """Returns all instances, by id."""
         return sorted(self._by_id.values(), key=lambda state: state.info.instance_id)
 
     def get(self, instance_id: str) -> InstanceState | None:
         return self._by_id.get(instance_id)
 
     def settle(self, settling: bool) -> None:
-        """Instances may be missing that nobody heard of yet; or not any more."""
+        """Notes whether there may be instances that nobody has heard of yet."""
         if self.settling != settling:
             self.settling = settling
             self.version += 1
 
     def join(self, info: InstanceInfo, now_s: float) -> InstanceState:
-        """A new instance, or a new boot of a known one: then all that was known of the old boot is void.
+        """Adds a new instance, or a new boot of a known one: then all that was known of the old boot is void.
 
         Raises :class:`ResourceExhausted` at the limit of instances.
         """
@@ -111,7 +111,7 @@ class Fleet:
         return state
 
     def leave(self, instance_id: str) -> None:
-        """Forget an instance with its blocks and what was in flight on it."""
+        """Forgets an instance with its blocks and what was in flight on it."""
         state = self._by_id.pop(instance_id)
         group = self._groups[state.info.group]
         del group[instance_id]
@@ -130,7 +130,7 @@ class Fleet:
             self._changed()
 
     def set_load(self, state: InstanceState, load: InstanceLoad, now_s: float) -> None:
-        """Take a load report, and learn the time between tokens from it."""
+        """Takes a load report, and learns the time between tokens from it."""
         was = state.schedulable
         state.load = load
         state.send_rate.look(now_s)
@@ -140,12 +140,12 @@ class Fleet:
             read = load.read_once(load.mean_kv_tokens or load.kv_tokens, 1 if layout is None else layout.block_tokens)
             state.decode_model.observe(batch, read, load.mean_tbt_ms * 1e-3)
             state.loads.decode_learned_s[state.row] = now_s
-        state.reported()  # what was learned, too
+        state.reported()  # with what was learned
         if state.schedulable != was:
             self._changed()
 
     def learn_prefills(self, state: InstanceState, measured: Iterable[tuple[int, int, float]], now_s: float) -> None:
-        """Prefills were measured, without their queueing and transfers: tokens computed and reused, and seconds."""
+        """Learns from prefills: tokens computed and reused, and seconds without queueing and transfers."""
         learned = False
         for computed_tokens, prefix_tokens, seconds in measured:
             if computed_tokens > 0:
@@ -158,8 +158,8 @@ class Fleet:
     def learn_transfers(
         self, state: InstanceState, measured: Iterable[tuple[int, float, InstanceState | None]], now_s: float
     ) -> None:
-        """Fetches into the instance were measured: bytes, seconds, and the source of all of one, if it is one and
-        known. Nothing is learned from what cannot be."""
+        """Learns from measured fetches into the instance: bytes, seconds, and the source if it is the only one and
+        known. A fetch that is faster than possible teaches nothing."""
         learned = False
         for size_bytes, seconds, source in measured:
             if not 0 < size_bytes <= READ_BYTES_S_MAX * (seconds + CLOCK_S):
@@ -174,36 +174,36 @@ class Fleet:
             state.transfer_learned_s = now_s
 
     def sample_of(self, layout: KvLayout) -> int:
-        """Of the keys of this layout's blocks, the index knows one in so many (:mod:`pinyon.core.key_sample`)."""
+        """Returns the layout's sampling stride: the index knows one key in so many (:mod:`pinyon.core.key_sample`)."""
         return sample_every(self._stride_tokens, layout.block_tokens)
 
     def sample_for(self, info: InstanceInfo) -> int:
-        """Of its keys, the instance should report one in so many: what is known of its layout's, or, for a store node,
-        which has blocks of any, of that layout's of which most is known."""
+        """Returns the sampling stride of the keys that the instance should report: that of its layout. A store node has
+        blocks of any layout, so it gets the densest one of all layouts."""
         if info.layout is not None:
             return self.sample_of(info.layout)
         return sample_every(self._stride_tokens, max(self._block_tokens, default=1))
 
     @property
     def has_layouts(self) -> bool:
-        """Whether there is an instance that computes."""
+        """True if there is an instance that computes."""
         return bool(self._block_tokens)
 
     @property
     def common_sample(self) -> int:
-        """Of all keys, the index knows one in so many at least."""
+        """The sparsest sampling stride of all layouts: the index knows at least one in so many keys."""
         return sample_every(self._stride_tokens, min(self._block_tokens, default=self._stride_tokens))
 
     def pools(self, model: str) -> tuple[Pool, ...]:
-        """Where requests for the model can run, never empty.
+        """Returns the pools where requests for the model can run; never empty.
 
         Raises :class:`NotFound` if no known instance serves it, :class:`Unavailable` if there is no instance at all or
-        none of its instances can take a request now.
+        none that serves it can take a request now.
         """
         pools = self._pools.get(model)
         if pools is None:
             pools = self._build_pools(model)
-            if pools:  # misses are not kept: their names come from outside
+            if pools:  # misses are not kept: clients choose the names
                 self._pools[model] = pools
         if pools:
             return pools
@@ -238,7 +238,7 @@ class Fleet:
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:
-        """Start the cost models from those of the sibling that has measured most, of some that are there longest."""
+        """Starts each cost model from the sibling with the most samples, of the :data:`SIBLINGS_MAX` oldest ones."""
         siblings = list(islice(self._groups.get(state.info.group, {}).values(), SIBLINGS_MAX))
         if not siblings or state.info.layout is None:
             return
@@ -254,7 +254,7 @@ class Fleet:
 
 
 def _tokens_max(state: InstanceState, block_tokens: int) -> int:
-    """Prompt plus generation that the instance can hold at all."""
+    """Returns the most tokens of prompt plus generation that the instance can hold at all."""
     context = state.info.max_context_tokens or UNLIMITED
     memory = state.info.capacity_blocks * block_tokens or UNLIMITED
     return min(context, memory)

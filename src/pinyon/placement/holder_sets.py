@@ -1,8 +1,8 @@
-"""The sets of holders that keys have: each there once, known by a number, with how many keys have it.
+"""The sets of holders that keys have: each stored once, known by a number, with how many keys have it.
 
 Ten million keys have some thousands of different sets, for the keys of one prompt are held by the same few. A set is a
-mask, an ``int`` with a bit per *row*; the rows are what a holder's content was told under, and belong to the index. A
-set never changes: a key that gets one more holder gets another set. Number 0 is the empty one.
+mask, an ``int`` with a bit per *row*; a row stands for content that one holder reported, and belongs to the index. A
+set never changes: a key that gets one more holder gets another set. Number 0 is the empty set.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 SETS_MAX = 1 << 18
-"""Beyond it a key's set is not extended, and beyond twice as many it is forgotten where it would need another one. Up
-to ~100 MB with a thousand holders."""
+"""The limit of sets, up to ~100 MB with a thousand holders. Beyond it a key's set is not extended. Beyond twice as
+many, a key that would need another set is forgotten."""
 _UNUSED_MAX = 8192
-"""Sets that are made before the unused ones are looked for; twice as many are freed then at most, in ~5 ms."""
+"""The number of new sets after which unused ones are looked for; at most twice as many are freed then, in ~5 ms."""
 _STEPS_MAX = 1 << 16
 
 
@@ -24,31 +24,30 @@ class HolderSets:
     def __init__(self, sets_max: int = SETS_MAX) -> None:
         self._sets_max = sets_max
         self.masks: list[int] = [0]
-        """By number; -1 is one that is free."""
+        """Masks by number; -1 where the number is free."""
         self._numbers: dict[int, int] = {0: 0}
         self._free: list[int] = []
         self._rows: list[NDArray[np.intp] | None] = [None]
         self._made = 0
         self._steps: dict[int, int] = {}
         self.keys = np.zeros(1024, np.int64)
-        """By number, how many have it; -1 where there is no such set."""
+        """Keys that have the set, by its number; -1 where there is no such set."""
         self.keys_one = self.keys.data
         self.held = np.zeros(64, np.int64)
-        """By row, how many keys have it in their sets; of hidden ones it means nothing."""
+        """Keys that have the row in their sets, by row; it means nothing for hidden rows."""
         self.held_one = self.held.data
 
     def __len__(self) -> int:
         return len(self.masks) - len(self._free)
 
     def add_row(self, row: int) -> None:
-        """One that no set has."""
         if row >= len(self.held):
             self.held = np.append(self.held, np.zeros(max(row + 1 - len(self.held), len(self.held)), np.int64))
             self.held_one = self.held.data
         self.held[row] = 0
 
     def number(self, mask: int, limit: int) -> int:
-        """Of a set; 0 if it would be one too many."""
+        """Returns the number of the set ``mask``; 0 if it is new and there are ``limit`` sets already."""
         number = self._numbers.get(mask)
         if number is None:
             if len(self) >= limit:
@@ -57,11 +56,11 @@ class HolderSets:
         return number
 
     def alone(self, row: int) -> int:
-        """The set of this row only: always there."""
+        """Returns the number of the set with this row only, which is never refused."""
         return self.number(1 << row, len(self) + 1)
 
     def extended(self, number: int, row: int) -> int:
-        """The set with this row; the same if there are too many."""
+        """Returns the number of the set with this row added; the same number if there are too many sets."""
         step = number << 16 | row << 1
         after = self._steps.get(step)
         if after is None:
@@ -70,7 +69,7 @@ class HolderSets:
         return after
 
     def reduced(self, number: int, row: int) -> int:
-        """The set without this row; 0 also if there are too many."""
+        """Returns the number of the set without this row; 0 if that is empty, or there are too many sets."""
         step = number << 16 | row << 1 | 1
         after = self._steps.get(step)
         if after is None:
@@ -78,12 +77,11 @@ class HolderSets:
         return after
 
     def without(self, number: int, rows: int) -> int:
-        """The set without these; 0 also if there are too many."""
+        """Returns the number of the set without these rows (a mask); 0 if that is empty, or there are too many sets."""
         mask = self.masks[number]
         return self.number(mask & ~rows, 2 * self._sets_max) if mask & rows else number
 
     def rows(self, number: int) -> NDArray[np.intp]:
-        """In the set."""
         rows = self._rows[number]
         if rows is None:
             mask = self.masks[number]
@@ -92,7 +90,7 @@ class HolderSets:
         return rows
 
     def forget(self, numbers: NDArray[np.uint32]) -> Counter[int]:
-        """Keys with these sets are gone; returns how many of each."""
+        """Subtracts keys that are gone, given the sets that they had; returns how many had each set."""
         gone = Counter(numbers.tolist())
         for number, count in gone.items():
             self.keys_one[number] -= count
@@ -100,7 +98,7 @@ class HolderSets:
         return gone
 
     def extend(self, number: int, after: int, row: int, keys: int) -> None:
-        """So many keys got this row: they had the set with this number, or none (0), and have that one ``after``."""
+        """Counts ``keys`` keys that got this row: their set was ``number``, or none (0), and is ``after`` now."""
         if keys:
             if number:
                 self.keys_one[number] -= keys
@@ -108,8 +106,8 @@ class HolderSets:
             self.held_one[row] += keys
 
     def reduce(self, number: int, after: int, row: int, keys: int) -> None:
-        """So many keys lost this row and have that set ``after``. Or they are gone (0), mostly as nobody else held
-        them, but also where there are too many sets."""
+        """Counts ``keys`` keys that lost this row and have the set ``after`` now. With 0 the keys are gone, mostly as
+        nobody else held them, but also where there are too many sets."""
         if not keys:
             return
         self.keys_one[number] -= keys
@@ -121,8 +119,8 @@ class HolderSets:
         self.held_one[row] -= keys
 
     def drop_unused(self) -> bool:
-        """Free the numbers of sets that no key has, a portion of them, if many sets were made since. Returns whether it
-        was time for it: numbers that were read from here before may mean another set then."""
+        """Frees the numbers of sets that no key has, a portion of them, if many sets were made since the last time.
+        Returns whether it did: numbers that were read from here before may mean other sets then."""
         if self._made < _UNUSED_MAX:
             return False
         self._made = 0

@@ -1,8 +1,8 @@
-"""Which key is held by whom: the table of keys, their sets of holders, and their ages, as one.
+"""The holders of each key: the table of keys, their sets of holders, and their ages, kept together.
 
-What a holder has was told under a *row* of the sets. Rows come and go: a snapshot is told under a new one, and who is
-dropped leaves one behind. A void row is in no answer from that moment on, and the table is rid of it in portions
-(:meth:`Holdings.collect`). Nothing here takes long at once.
+What a holder reports is stored under a *row* of the sets. Rows come and go: a snapshot is stored under a new one, and a
+holder that is dropped leaves one behind. A void row is in no answer from that moment on, and is cleared from the table
+in portions (:meth:`Holdings.collect`). Nothing here takes long at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pinyon.placement.key_table import CROWDED, THERE, Advise, KeyTable, Slots, 
 from pinyon.placement.prefix_match import bits
 
 COLLECT_SLOTS = 16_384
-"""Looked at in one go, for void rows: ~0.2 ms."""
+"""Slots that are searched for void rows in one go: ~0.2 ms."""
 _COLLECT_SETS = 1024
-"""Of one go, sets that are changed for the first time."""
+"""The maximum number of sets that one go changes for the first time."""
 _COLLECT_SHARE = 1024
-"""Rows become void no faster than this share of the table is looked at for each."""
+"""The share of the table, one in so many slots, that is searched when a row becomes void."""
 _EVICT_SLOTS = 32_768
 _EVICT_KEYS = 1024
 _TOGETHER: Final = 32
@@ -44,34 +44,34 @@ class Holdings:
         self._sets = HolderSets(sets_max)
         self._ages = KeyAges(keys_max)
         self._hand = 0
-        """Where the search for old keys goes on."""
+        """The slot where the search for old keys goes on."""
         self._owners: dict[int, int] = {}
-        """By row the holder's bit, 0 where the row is void."""
+        """The holder's bit by row; 0 where the row is void."""
         self._shown: dict[int, int] = {0: 0}
-        """By number of a set, the bits of its holders."""
+        """The bits of a set's holders, by number of the set."""
         self._void = 0
-        """Rows whose content is void: sets have them still."""
+        """A mask of the rows whose content is void, and that sets still have."""
         self._clearing = 0
         """The void rows of the present round through the table."""
         self._cleared_slots = 0
         self._without: NDArray[np.int64] = np.zeros(0, np.int64)
-        """By number of a set, the one without these rows; -1: not known."""
+        """The number of the set without these rows, by number of a set; -1: not known."""
         self.evicted = 0
         self.refused = 0
         self._found = vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER), vec[i64]([0] * _TOGETHER)
-        """For some keys at a time: fingerprints, slots and numbers of sets."""
+        """Fingerprints, slots and numbers of sets, for some keys at a time."""
 
     def keys_under(self, row: int) -> int:
-        """Keys that are held under a row that is not void."""
+        """Returns how many keys are held under a row that is not void."""
         return self._sets.held_one[row]
 
     def store(self, row: int, packed_keys: bytes) -> None:
-        """These are held under the row now."""
+        """Stores these keys under the row."""
         table, ages, new = self.table, self._ages, len(packed_keys) // KEY_BYTES
         if new > self._keys_max:
             self.evicted += new - self._keys_max
             packed_keys, new = packed_keys[: self._keys_max * KEY_BYTES], self._keys_max
-        if self._sets.drop_unused():  # numbers may mean other sets from now on
+        if self._sets.drop_unused():  # numbers may mean other sets now
             self._shown, self._without = {0: 0}, np.zeros(0, np.int64)
         keys = table.keys + new
         ages.begins(new, max(0, keys - self._keys_max), table.stamps)
@@ -86,8 +86,8 @@ class Holdings:
                 table.make_room(prints[0])
 
     def _store(self, row: int, packed_keys: bytes, at: i64) -> int:
-        """From this byte on, up to a key that has no room unless another one moves or goes: the byte where it begins.
-        What is counted is the same for most keys, so it is counted for many at a time."""
+        """Stores the keys from byte ``at`` on, up to one that has no room unless another one moves or goes. Returns the
+        byte where that one begins. Counts change alike for most keys, so they are added up for many keys at a time."""
         table, sets, ages = self.table, self._sets, self._ages
         prints, slots, numbers = self._found
         set_ids, stamps = table.set_ids_one, table.stamps_one
@@ -119,8 +119,8 @@ class Holdings:
                     if slot != THERE:
                         come = append(come, slot)
                     continue
-                number = table.set_at(slot)  # not as it was found: a key may be named twice
-                if number == 0:  # one of those that came
+                number = table.set_at(slot)  # read again: a key may be named twice
+                if number == 0:  # a key that came just now
                     continue
                 if number != before:
                     sets.extend(before, after, row, moved)
@@ -148,7 +148,7 @@ class Holdings:
         return at
 
     def remove(self, row: int, packed_keys: bytes) -> None:
-        """These are not held under the row any more."""
+        """Removes these keys from the row."""
         table, sets, ages = self.table, self._sets, self._ages
         prints, slots, numbers = self._found
         set_ids = table.set_ids_one
@@ -168,7 +168,7 @@ class Holdings:
                 slot = slots[each]
                 if slot < 0:
                     continue
-                number = table.set_at(slot)  # not as it was found: a key may be named twice
+                number = table.set_at(slot)  # read again: a key may be named twice
                 if number == 0:
                     continue
                 if number != before:
@@ -193,15 +193,15 @@ class Holdings:
         table.free_some(gone)
 
     def _free(self, slots: Slots) -> Counter[int]:
-        """Forget the keys there; returns how many of each set they were."""
+        """Forgets the keys in these slots; returns how many had each set."""
         gone = self._sets.forget(self.table.set_ids[slots])
         self._ages.forget(self.table.stamps[slots])
         self.table.free(slots)
         return gone
 
     def used(self, packed_keys: bytes, every: int, last_slot: int) -> None:
-        """The sample of these was asked for and found, the last of it in this slot (-1: nothing was). Who asks for a
-        prompt renews all of it: if the end of it is new, so is the rest."""
+        """Renews the keys of a prompt that was looked up, as a sample of one in ``every``. ``last_slot`` is the slot of
+        the last one that was found (-1: none). If that key is new, so are the others."""
         if last_slot < 0 or 2 * self.table.keys <= self._keys_max:
             return
         table, ages = self.table, self._ages
@@ -222,10 +222,10 @@ class Holdings:
                     table.stamps_one[slot] = stamp
             at += count * KEY_BYTES
 
-    # -- the oldest go
+    # -- eviction of the oldest
 
     def _evict(self) -> None:
-        """Forget one key of those that came first, or some more, as finding them is what costs."""
+        """Evicts one of the oldest keys, or some more, as the search for them is what costs."""
         table, ages = self.table, self._ages
         left = min(max(1, min(_EVICT_KEYS, self._keys_max // EPOCHS)), ages.before_present)
         looked, age = 0, max(1, ages.oldest())
@@ -255,14 +255,14 @@ class Holdings:
     # -- rows of the sets
 
     def new_row(self, bit: int) -> int:
-        """For the holder with this bit."""
+        """Returns a new row for the holder with this bit."""
         row = next(row for row in count() if row not in self._owners)
         self._owners[row] = bit
         self._sets.add_row(row)
         return row
 
     def hide(self, row: int | None) -> None:
-        """What was told under it is void."""
+        """Makes a row void; does nothing for None."""
         if row is None:
             return
         self._shown = {0: 0}
@@ -274,7 +274,7 @@ class Holdings:
         self.collect(max(COLLECT_SLOTS, self.table.slots // _COLLECT_SHARE))
 
     def shown_of(self, number: int) -> int:
-        """The bits of a set's holders."""
+        """Returns the bits of a set's holders, without void rows."""
         shown = self._shown.get(number)
         if shown is None:
             shown = 0
@@ -284,7 +284,7 @@ class Holdings:
         return shown
 
     def collect(self, slots_max: int = COLLECT_SLOTS) -> bool:
-        """Look for void rows in at most so many slots, and clear them away. Returns whether more is left to be done."""
+        """Searches at most ``slots_max`` slots for void rows, and clears them. Returns whether more is left to do."""
         table, sets = self.table, self._sets
         if not self._clearing:
             if not self._void:
@@ -305,7 +305,7 @@ class Holdings:
         return bool(self._void)
 
     def _clear(self, slots: Slots) -> bool:
-        """Returns whether that was done: not where it is too much at once."""
+        """Clears void rows from these slots. Returns False, without a change, if that is too much at once."""
         table, sets = self.table, self._sets
         if len(self._without) < len(sets.masks):
             more = np.full(len(sets.masks) - len(self._without), -1, np.int64)
@@ -330,7 +330,7 @@ class Holdings:
         return True
 
     def check_integrity(self) -> None:
-        """Assert that all books agree with the table (for tests and idle times)."""
+        """Asserts that all books agree with the table (for tests and idle times)."""
         table, sets = self.table, self._sets
         slots = table.taken(0, table.slots)
         assert len(slots) == table.keys <= self._keys_max

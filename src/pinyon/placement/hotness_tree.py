@@ -1,9 +1,9 @@
-"""How long a prefix names a request, by how hot prefixes are (DualMap §3.2): enough to spread what many requests share,
-and no more, so that what belongs together stays together.
+"""The length of the prefix that names a request, by how hot prefixes are (DualMap §3.2).
 
-A prefix is named by the key of its last block, which is chained from all before it. The paper's blocks have 512 tokens
-(A.2.1), those of instances may be shorter: then a prefix ends at every so many of them only, the *stride*,
-or where the prompt does, as the traces' last blocks do: what a user says after a long system prompt may be short.
+It is long enough to spread what many requests share, and no longer, so that what belongs together stays together. A
+prefix is named by the key of its last block, which is chained from all before it. The paper's blocks have 512 tokens
+(A.2.1), those of instances may be shorter. Then a prefix ends only at multiples of a *stride* of several blocks, or
+where the prompt ends. What a user says after a long system prompt may be short, as are the last blocks of the traces.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.placement.instances import KvGroup
 
 DEPTH_MAX: Final = 256
-"""Strides."""
+"""The maximum number of strides of a prefix."""
 GROUPS_MAX = 64
 REQUESTS_MAX: Final = 65_536
-"""In a window of time."""
+"""The maximum number of requests in a window of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class HotnessSettings:
-    """A prefix that more than ``hot`` of the requests in the window share is told apart by one block more, until less
-    than ``cold`` share it. 0 is the paper's: 2 / n and 1 / n of n instances. The window is the last ``window_requests``
-    requests, or the last ``window_s`` seconds where that is 0; with fewer than ``samples`` in it nothing is hot."""
+    """The bounds by which prefixes are hot or cold, as shares of the requests in a window. A prefix above ``hot`` is
+    extended by one block, until it is below ``cold``. 0 is the paper's: 2 / n and 1 / n of n instances. The window is
+    the last ``window_requests`` requests, or where that is 0 the last ``window_s`` seconds; with fewer than ``samples``
+    in it nothing is hot."""
 
     hot: float = 0.0612
     cold: float = 0.02
@@ -37,12 +38,12 @@ class HotnessSettings:
 
 
 class HotnessTree:
-    """Memory: a few numbers for each prefix of the window."""
+    """The prefixes of the requests in the window; each takes memory for a few numbers."""
 
     def __init__(self, settings: HotnessSettings) -> None:
         self._settings = settings
         self._extended: dict[BlockKey, BlockKey | None] = {}
-        """Prefixes that are told apart further, with the one before."""
+        """Prefixes that are extended, each with the prefix before it."""
         self._counts: dict[BlockKey, int] = {}
         self._window: deque[tuple[float, list[BlockKey]]] = deque()
 
@@ -50,8 +51,8 @@ class HotnessTree:
         return len(self._counts)
 
     def key_of(self, packed_keys: bytes, now_s: float, instances: int, stride: int = 1) -> BlockKey:
-        """The key that names a request with these blocks, at least one; the request is counted. Who is tried again
-        counts again: ids are the client's, and by them it could keep what it asks from being hot."""
+        """Returns the key that names a request with these blocks, at least one, and counts the request. A request that
+        is tried again counts again: ids are the client's, who could use them to keep its prefixes cold."""
         self._forget(now_s)
         path = self._path(packed_keys, stride)
         self._window.append((now_s, path))
@@ -72,8 +73,8 @@ class HotnessTree:
         return last
 
     def _path(self, packed_keys: bytes, stride: int) -> list[BlockKey]:
-        """Strides, then what is left. A prompt that is shorter than one begins with its first block: by its end, no
-        turn of a short conversation would be named as the one before."""
+        """Returns the keys of the request's prefixes: strides, then the rest. A prompt shorter than a stride begins
+        with its first block. Named by its end, no turn of a short conversation would be named as the one before."""
         step, whole = stride * KEY_BYTES, len(packed_keys)
         path: list[BlockKey] = []
         end = step if whole >= step else KEY_BYTES
@@ -87,7 +88,7 @@ class HotnessTree:
             end = min(end + step, whole)
 
     def _forget(self, now_s: float) -> None:
-        """What leaves the window, with room for one more in it."""
+        """Forgets requests that leave the window, until it has room for one more."""
         settings, counts, window = self._settings, self._counts, self._window
         most = settings.window_requests or REQUESTS_MAX
         since_s = -math.inf if settings.window_requests else now_s - settings.window_s
@@ -101,7 +102,7 @@ class HotnessTree:
                     self._shorten(key)
 
     def _shorten(self, key: BlockKey) -> None:
-        """What extends it is not told apart any more."""
+        """Stops extending this prefix and all prefixes that extend it."""
         if key not in self._extended:
             return
         del self._extended[key]
@@ -113,9 +114,8 @@ class HotnessTree:
 
 
 class HotnessTrees:
-    """One for each group of instances: what is hot among the requests of one model says nothing of another's, and how
-    hot that is depends on how many instances serve it. At most so many groups; the one that was asked longest ago
-    goes."""
+    """A tree for each group of instances, at most ``groups_max``; the least recently used one is dropped. What is hot
+    among the requests of one model says nothing about another's, and depends on how many instances serve it."""
 
     def __init__(self, settings: HotnessSettings, groups_max: int = GROUPS_MAX) -> None:
         self._settings, self._groups_max = settings, groups_max

@@ -1,10 +1,10 @@
-"""Which instance holds which block: the conductor's view of all caches, built from their snapshots and changes.
+"""The block index: which instance holds which block, as the conductor knows it from all snapshots and changes.
 
 The index is a hint: it lags behind the instances by a report, and a reader finds out at the source whether a block is
 really there. So it may forget the oldest keys when it is full, it may know only a sample of the keys
 (:mod:`pinyon.core.key_sample`), and it never needs to be written to disk.
 
-This file follows what the instances say; :mod:`pinyon.placement.holdings` keeps it.
+This file follows what the instances say; :mod:`pinyon.placement.holdings` stores it.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from pinyon.placement.key_table import Advise, KeyTable, fingerprint
 from pinyon.placement.prefix_match import NO_MATCH, Holder, PrefixMatch
 
 HoldersOf = Callable[[int], int]
-"""Number of a set → bits of its holders."""
+"""A function from the number of a set to the bits of its holders."""
 
 _TOGETHER: Final = 16
-"""Keys whose buckets are brought from memory at the same time; of a prompt the first one alone, as most that miss, miss
-there."""
+"""Keys whose buckets are brought from memory at the same time. The first key of a prompt is looked up alone, as most
+look-ups that miss, miss there."""
 
 _PLACE: Final = 15
 """The byte of a key that tells its block's place (:mod:`pinyon.core.key_sample`)."""
 
 
 class Intake(Enum):
-    """What became of a snapshot part or a delta."""
+    """The outcome of a snapshot part or a delta."""
 
     APPLIED = auto()
     GAP = auto()
-    """Something is missing before it: the instance has to send a snapshot."""
+    """Changes before it are missing: the instance has to send a snapshot."""
     IGNORED = auto()
-    """As GAP, but the instance was told already and the snapshot is still to come."""
+    """Changes are missing, but the instance was told already and the snapshot is still to come."""
 
 
 class _Held:
-    """What one instance holds, and how far its stream of changes was followed."""
+    """The blocks of one instance, and how far its stream of changes was followed."""
 
     __slots__ = ("before", "loading", "resync_asked", "row", "seq", "synced")
 
     def __init__(self, row: int) -> None:
         self.row = row
-        """What it is known to hold was told under this one."""
+        """The row that the known blocks are stored under."""
         self.before: int | None = None
-        """What it held before the snapshot that is being loaded: still a good hint until that is complete."""
+        """The row before the snapshot that is being loaded: still a good hint until that is complete."""
         self.seq = 0
         self.loading = False  # between the first and the last part of a snapshot
         self.synced = False  # deltas may follow
@@ -64,37 +64,37 @@ class _Held:
 class BlockIndex:
     """Key → holders for any number of instances, with at most ``keys_max`` keys.
 
-    When it is full, the keys that came first go, but those that were looked up or stored again lately stay.
+    When the index is full, the keys that came first go, but those that were looked up or stored again lately stay.
     ``evicted`` counts the (key, holder) pairs that went: their reuse is lost, nothing else.
     """
 
     def __init__(self, keys_max: int, sets_max: int = SETS_MAX, advise: Advise | None = None) -> None:
-        """``advise``: is told where the keys will be."""
+        """Starts without holders. ``advise`` is told where in memory the keys will be."""
         self._holdings = Holdings(keys_max, sets_max, advise)
         self._held: dict[int, _Held] = {}
-        """By the holder's bit."""
+        """The state of each holder, by its bit."""
 
     def __len__(self) -> int:
-        """Different keys known, those among them that only void rows have."""
+        """Returns the number of different keys known, including those that only void rows have."""
         return self._holdings.table.keys
 
     @property
     def evicted(self) -> int:
-        """Pairs that went as their keys were the oldest."""
+        """Pairs that were evicted because their keys were the oldest."""
         return self._holdings.evicted
 
     @property
     def refused(self) -> int:
-        """Pairs that were not kept, as there were too many different sets of holders."""
+        """Pairs that were not kept because there were too many different sets of holders."""
         return self._holdings.refused
 
     @property
     def entries(self) -> int:
-        """(key, holder) pairs."""
+        """The number of (key, holder) pairs."""
         return sum(self._holdings.keys_under(held.row) for held in self._held.values())
 
     def add(self) -> int:
-        """The bit of a new holder, of which nothing is known until its snapshot."""
+        """Returns the bit of a new holder, of which nothing is known until its snapshot."""
         bit = 1
         while bit in self._held:
             bit <<= 1
@@ -102,21 +102,20 @@ class BlockIndex:
         return bit
 
     def drop(self, holder: Holder) -> None:
-        """Forget a holder with all it holds."""
         held = self._held.pop(holder.bit)
         self._holdings.hide(held.before)
         self._holdings.hide(held.row)
 
     def blocks_of(self, holder: Holder) -> int:
-        """Keys the holder is known to hold."""
+        """Returns how many keys the holder is known to hold."""
         return self._holdings.keys_under(self._held[holder.bit].row)
 
     def seq_of(self, holder: Holder) -> int:
-        """Sequence number of the last change applied; 0 before the first."""
+        """Returns the sequence number of the last change applied; 0 before the first."""
         return self._held[holder.bit].seq
 
     def new_session(self, holder: Holder) -> None:
-        """The instance connected again: its changes may have gone missing, so only a snapshot continues the stream.
+        """Demands a snapshot before further changes: the instance connected again, and changes may have been lost.
 
         What is known stays until that snapshot is complete; most of it is still true.
         """
@@ -124,7 +123,7 @@ class BlockIndex:
         held.synced = held.loading = held.resync_asked = False
 
     def apply_snapshot(self, holder: Holder, seq: int, packed_keys: bytes, *, first: bool, last: bool) -> Intake:
-        """One part of a full content as of change ``seq``. After the last part, only what the parts named is held."""
+        """Applies one part of the full content as of change ``seq``. After the last part, no other keys are held."""
         held = self._held[holder.bit]
         if first:
             self._holdings.hide(held.before)
@@ -145,9 +144,9 @@ class BlockIndex:
     def apply_delta(
         self, holder: Holder, seq: int, stored_keys: bytes, removed_keys: bytes, *, more: bool = False
     ) -> Intake:
-        """One change: keys now held, then keys no longer held (packed, :mod:`pinyon.core.block_keys`).
+        """Applies one change: keys now held, then keys no longer held (packed, :mod:`pinyon.core.block_keys`).
 
-        ``more``: another part of the change that was applied last.
+        ``more``: it is another part of the change that was applied last.
         """
         held = self._held[holder.bit]
         if not held.synced or seq != held.seq + (not more):
@@ -162,9 +161,11 @@ class BlockIndex:
     def match(
         self, packed_keys: bytes, limit: int | None = None, expected: ExpectedBlocks | None = None, every: int = 1
     ) -> PrefixMatch:
-        """Who holds the beginning of a prompt with these keys; only the first ``limit`` keys count. ``expected``: and
-        who holds how much of it soon. Of the keys, one in ``every`` is looked up: what lies between two of them is
-        held by whoever holds the second one."""
+        """Returns who holds how much of the beginning of a prompt with these keys, of which the first ``limit`` count.
+
+        With ``expected``, the match also says who will hold how much soon. One key in ``every`` is looked up: the
+        blocks between two of them are held by whoever holds the second one.
+        """
         count = len(packed_keys) // KEY_BYTES
         if limit is not None and limit < count:
             count = max(0, limit)
@@ -174,11 +175,11 @@ class BlockIndex:
         return match
 
     def collect(self, slots_max: int = COLLECT_SLOTS) -> bool:
-        """Clear away what is void in at most so many slots of the table. Returns whether more is left to be done."""
+        """Clears void rows from at most ``slots_max`` slots of the table. Returns whether more is left to be done."""
         return self._holdings.collect(slots_max)
 
     def check_integrity(self) -> None:
-        """Assert that all books agree (for tests and idle times)."""
+        """Asserts that all books agree (for tests and idle times)."""
         self._holdings.check_integrity()
 
     def _gap(self, held: _Held) -> Intake:
@@ -197,14 +198,14 @@ def _look_up(
     expected: ExpectedBlocks | None,
     every: i64,
 ) -> tuple[int, PrefixMatch]:
-    """Along a prompt's keys, until one that nobody holds: the slot of the last key that was found, or -1, and who holds
-    how much of the prompt; of the first so many keys, one in ``every`` counts."""
+    """Follows a prompt's keys until one that nobody holds. Returns the slot of the last key that was found, or -1, and
+    who holds how much of the prompt. Of the first ``keys`` keys, one in ``every`` counts."""
     runs: list[tuple[int, int]] = []
     soon_runs: list[tuple[int, int]] = []
     last_slot: i64 = -1
     before: i64 = -1
     blocks: i64 = 0
-    start: i64 = 0  # the first block that the next key tells of
+    start: i64 = 0  # the first block that the next key tells about
     held = shown = coming = coming_before = both = 0
     ended = comes = changed = False
     size, others = keys * KEY_BYTES, every - 1

@@ -1,4 +1,4 @@
-"""What placements added to instances and no report has taken back yet."""
+"""Placements in flight: the load that they add to instances until a report takes it back."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pinyon.placement.shared_prefixes import Mark
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
 EXPECTED_KEYS_MAX = 1_000_000
-"""Over all instances, 16 to 32 MB. Placements beyond it only look as if they shared nothing."""
+"""The limit of expected keys over all instances, 16 to 32 MB. Placements beyond it look as if they shared nothing."""
 
 Part = TypeVar("Part")
 
 
-# what ``dataclass`` makes is never compiled, and one of each is made for every request
+# These classes are written out: what ``dataclass`` makes is never compiled, and every request makes one of each.
 
 
 class _Prefill:
-    """``prefill_us`` and ``transfer_us``: predicted; 0 as soon as it is being computed. ``fetches``: none as soon as
-    it is. ``first_s``: as ``placed_s``, of its first placement."""
+    """The prefill part of a placement. ``prefill_us``, ``transfer_us``: predicted, and 0 once the prompt is being
+    computed; ``fetches``: empty from then on. ``first_s``: the ``placed_s`` of the request's first placement."""
 
     __slots__ = (
         *("begun", "decision", "expected", "fetches", "first_s"),
@@ -60,16 +60,16 @@ class _Decode:
 class InFlightTable:
     """The prefill and the decode part of every placement, until each ends, is released, or gets too old.
 
-    A placement whose decode instance did not report its begin within ``unclaimed_s`` seconds is forgotten: the load
-    balancer died between the placement and its use, or the instance refused it. So is one that is not claimed again
-    after the instance's session broke: the report of its end may have gone with that. Age is the last resort: a part
-    counts for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements.
+    A placement is forgotten if its decode instance did not report its begin within ``unclaimed_s`` seconds: the load
+    balancer died before it used the placement, or the instance refused it. So is a placement that is not claimed again
+    after the instance's session broke: the report of its end may have been lost with that. Age is the last resort: a
+    part counts for at most ``prefill_s`` or ``decode_s`` seconds. At most ``limit`` placements are kept.
 
-    The decode instance owns the request: with the decode part the prefill part goes, whose end nobody may report any
-    more. The reverse is not so: what is prefilled is still to be decoded.
+    The decode instance owns the request: with the decode part the prefill part goes, as its end may never be reported.
+    The reverse is not so: a request whose prompt is computed is still to be decoded.
 
-    What waits for the engine is computing alone: fetches go on beside it. While the prefill part counts, its instance
-    is expected to hold the prompt's blocks soon.
+    Only computing waits for the engine: fetches go on beside it. While the prefill part counts, its instance is
+    expected to hold the prompt's blocks soon.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class InFlightTable:
         self._prefills: dict[str, _Prefill] = {}
         self._decodes: dict[str, _Decode] = {}
         self._unclaimed: dict[str, float] = {}
-        """Of the decodes, those that have not begun as far as their instance's session has said, and since when."""
+        """Decode parts that have not begun as far as their instance's session has said, and since when."""
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
-        """Requests with a part there: many instances may go at once, and each must not look through everything."""
+        """Requests by the instances where they have a part: many instances may go at once, and each needs its own."""
         self._expected_keys = 0
         self.expected = ExpectedBlocks()
         self.expired = 0
         self.heard: Callable[[PlacementDecision, float], None] | None = None
-        """Is told of each trial whose prompt was computed where it was placed, and how many seconds after that."""
+        """A callback for each trial whose prompt was computed where it was placed, with the seconds since placement."""
 
     @property
     def prefills(self) -> int:
@@ -107,18 +107,18 @@ class InFlightTable:
         return len(self._decodes)
 
     def holds(self, state: InstanceState) -> bool:
-        """A part of some placement counts there."""
+        """Returns whether a part of some placement counts at the instance."""
         return state in self._by_instance
 
     def check_room(self, now_s: float) -> None:
-        """Raise :class:`ResourceExhausted` if no placement can be added."""
+        """Raises :class:`ResourceExhausted` if no placement can be added."""
         if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
             self.expire(now_s)
             if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
                 raise ResourceExhausted(f"{self._limit} placements are in flight", retry_after_s=1.0)
 
     def shares_no_more(self, request_id: str) -> None:
-        """If it is placed already, it is to be placed again: it has nothing in common with itself."""
+        """Forgets the prefixes of a request that is placed again: it must not share anything with itself."""
         part = self._decodes.get(request_id)
         if part is not None and part.marks:
             part.state.loads.prefixes.ended(part.state.row, part.marks)
@@ -135,12 +135,12 @@ class InFlightTable:
         first_s: float | None = None,
         decoded_keys: bytes = b"",
     ) -> None:
-        """Count a placement; one of the same id that is still counted is replaced (the request was placed again).
+        """Counts a placement. One with the same id that is still counted is replaced: the request was placed again.
 
-        ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and others may reuse then.
-        ``request``: for :meth:`waiting`; ``first_s``: when it was placed first, if it was elsewhere before.
-        ``decoded_keys``: packed keys of the blocks that others may share while it is decoded; ``decode_blocks`` less
-        those that it shares there itself.
+        ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and that others may reuse
+        later. ``request``: for :meth:`waiting`; ``first_s``: when it was placed first, if it was elsewhere before.
+        ``decoded_keys``: packed keys of the blocks that others may share while it is decoded; ``decode_blocks`` are
+        without those that it shares there itself.
         """
         self.release(request_id)
         prefill, decode = decision.prefill, decision.decode
@@ -151,7 +151,7 @@ class InFlightTable:
         self._expected_keys += len(expected) // KEY_BYTES
         if expected:
             self.expected.add(prefill, expected)
-        # what was considered is large: a decision is kept only for who asks for it
+        # a policy's findings are large: a decision is kept only where it is asked for
         kept = decision if request is not None or decision.trial is not None else None
         part = self._prefills[request_id] = _Prefill(
             prefill, prefill_us, transfer_us, decision.fetches, expected, now_s, request, kept
@@ -170,8 +170,8 @@ class InFlightTable:
         decode.decodes_changed(1, decode_blocks)
 
     def waiting(self, state: InstanceState) -> list[Waiting]:
-        """Whose prompts were placed there and are not being computed yet, as they came; of those that were counted
-        with their request."""
+        """Returns the requests that were placed there and are not being computed yet, in order of arrival; only those
+        that were added with their request."""
         parts = (self._prefills.get(request_id) for request_id in self._by_instance.get(state, ()))
         return [
             Waiting(part.request, part.decision, part.first_s)
@@ -181,12 +181,12 @@ class InFlightTable:
         ]
 
     def begin_decode(self, request_id: str, state: InstanceState) -> None:
-        """``state`` reported that the request came. Ignored if it is not, or no longer, placed there."""
+        """Notes that ``state`` reported the request's arrival. Ignored if it is not, or no longer, placed there."""
         part = self._decodes.get(request_id)
         if part is not None and part.state is state:
             self._unclaimed.pop(request_id, None)
 
-    # of reports, which name many: what each of these does is that of the method for one
+    # for reports, which name many requests: each does the same as the method for one
 
     def begin_decodes(self, state: InstanceState, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -195,7 +195,7 @@ class InFlightTable:
     def begin_prefills(
         self, state: InstanceState, now_s: float, over: Collection[str], request_ids: Sequence[str]
     ) -> None:
-        """``over``: have ended already."""
+        """Notes that these prompts are being computed; those in ``over`` have ended already."""
         for request_id in request_ids:
             self.begin_prefill(request_id, state, now_s, 0.0 if request_id in over else None)
 
@@ -208,14 +208,14 @@ class InFlightTable:
             self.end_decode(request_id, state)
 
     def unclaim(self, state: InstanceState, now_s: float) -> None:
-        """A new session of ``state`` begins, which names all requests that are there."""
+        """Marks all requests at ``state`` as unclaimed: its new session names those that are there."""
         for request_id in self._by_instance.get(state, ()):
             part = self._decodes.get(request_id)
             if part is not None and part.state is state:
                 self._unclaimed.setdefault(request_id, now_s)
 
     def begin_prefill(self, request_id: str, state: InstanceState, now_s: float, seconds: float | None = None) -> None:
-        """``state`` reported that its prompt is being computed, which takes ``seconds``, or as predicted. Ignored if it
+        """Notes that ``state`` computes the request's prompt, which takes ``seconds``, or as predicted. Ignored if it
         is not, or no longer, placed there."""
         part = self._prefills.get(request_id)
         if part is None or part.state is not state or part.begun:
@@ -229,9 +229,9 @@ class InFlightTable:
         self._reads_over(part)
 
     def end_prefill(self, request_id: str, state: InstanceState, now_s: float) -> None:
-        """``state`` reported the end. Ignored if the request is not, or no longer, placed there.
+        """Notes that ``state`` reported the end. Ignored if the request is not, or no longer, placed there.
 
-        What ends without having begun was cancelled or failed: it tells nothing of how fast the instance is.
+        A prefill that ends without having begun was cancelled or failed: it tells nothing of how fast the instance is.
         """
         part = self._prefills.get(request_id)
         if part is not None and part.state is state:
@@ -243,13 +243,13 @@ class InFlightTable:
                 self.heard(part.decision, now_s - part.placed_s)
 
     def end_decode(self, request_id: str, state: InstanceState) -> None:
-        """``state`` reported the end of the decode, which ends the whole request: the decode instance owns it."""
+        """Notes that ``state`` reported the end of the decode, which ends the request: the decode instance owns it."""
         part = self._decodes.get(request_id)
         if part is not None and part.state is state:
             self.release(request_id)
 
     def release(self, request_id: str) -> bool:
-        """Forget a placement. Returns whether any part of it was still counted."""
+        """Forgets a placement. Returns whether any part of it was still counted."""
         if request_id not in self._decodes:
             return False
         if request_id in self._prefills:
@@ -258,7 +258,7 @@ class InFlightTable:
         return True
 
     def drop_instance(self, state: InstanceState) -> None:
-        """The instance is gone: what was decoded there counts nowhere any longer, what was prefilled not there."""
+        """Forgets what was placed on an instance that is gone: requests decoded there, and prefill parts of others."""
         for request_id in list(self._by_instance.get(state, ())):
             if self._decodes[request_id].state is state:
                 self.release(request_id)
@@ -266,7 +266,7 @@ class InFlightTable:
                 self._drop_prefill(request_id)
 
     def expire(self, now_s: float) -> int:
-        """Forget parts that are too old, and what nobody claimed; returns how many parts."""
+        """Forgets parts that are too old, and placements that nobody claimed; returns the number of parts."""
         before = len(self._prefills) + len(self._decodes)
         for request_id in _leading(self._unclaimed, lambda since_s: since_s <= now_s - self._unclaimed_s):
             self.release(request_id)
@@ -296,7 +296,7 @@ class InFlightTable:
             self._forget(request_id, part.state)
 
     def _reads_over(self, part: _Prefill) -> None:
-        """What the prompt reuses is there, or nobody needs it any more."""
+        """Stops counting a prompt's fetches: what it reuses is there, or nobody needs it any more."""
         part.state.inflight_transfer_us -= part.transfer_us
         self._count_reads(part, -1)
         part.transfer_us, part.fetches = 0, ()
@@ -323,7 +323,6 @@ class InFlightTable:
             self._forget(request_id, part.state)
 
     def _remember(self, request_id: str, state: InstanceState) -> None:
-        """It has a part there."""
         requests = self._by_instance.get(state)
         if requests is None:
             self._by_instance[state] = {request_id: None}
@@ -331,14 +330,13 @@ class InFlightTable:
             requests[request_id] = None
 
     def _forget(self, request_id: str, state: InstanceState) -> None:
-        """It has no part there any more."""
         requests = self._by_instance[state]
         del requests[request_id]
         if not requests:
             del self._by_instance[state]
 
     def check_integrity(self) -> None:
-        """Assert that the books agree (for tests and idle times)."""
+        """Asserts that the books agree (for tests and idle times)."""
         parts = {(key, part.state) for table in (self._prefills, self._decodes) for key, part in table.items()}
         assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
         assert self._unclaimed.keys() <= self._decodes.keys()
@@ -352,5 +350,5 @@ class InFlightTable:
 
 
 def _leading(parts: dict[str, Part], old: Callable[[Part], bool]) -> list[str]:
-    """Ids of the old ones: they are in front, as the dict is ordered by age."""
+    """Returns the ids of the old parts: they are in front, as the dict is ordered by age."""
     return [request_id for request_id, _ in takewhile(lambda item: old(item[1]), parts.items())]

@@ -1,4 +1,4 @@
-"""What a placement policy is: what it must do, and what it can do besides, which it is asked for by ``isinstance``."""
+"""The interface of placement policies: what each must do, and what some can do besides, asked for by ``isinstance``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pinyon.placement.prefix_match import PrefixMatch
 
 
 class PlacementPolicy(Protocol):
-    """Chooses a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance comes
-    from ``rng`` alone. A policy may remember what it was asked: the same questions in the same order have the same
-    answers.
+    """The choice of a pair of instances. ``now_s`` is the time, by the clock that measurements were taken by; chance
+    comes from ``rng`` alone. A policy may remember what it was asked: the same questions in the same order have the
+    same answers.
 
-    Only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
+    It is only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
     afterwards (:mod:`pinyon.placement.admission`).
     """
 
     @property
     def name(self) -> str:
-        """How settings and placements name it."""
+        """The name in settings and placements."""
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -30,7 +30,7 @@ class PlacementPolicy(Protocol):
 
 @runtime_checkable
 class Rebalancing(Protocol):
-    """Moves what waits. Asked after each placement."""
+    """A policy that moves waiting requests. It is asked after each placement."""
 
     def moves(
         self,
@@ -41,12 +41,12 @@ class Rebalancing(Protocol):
         match: Callable[[PlacementRequest], PrefixMatch],
         now_s: float,
     ) -> list[Move]:
-        """What should move, now that ``request`` was placed so. ``match`` looks up who holds a prompt."""
+        """Returns what should move, now that ``request`` was placed so. ``match`` looks up who holds a prompt."""
 
 
 @runtime_checkable
 class Learning(Protocol):
-    """Learns what came of its decisions."""
+    """A policy that learns what came of its decisions."""
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """The prompt was computed, so many seconds after it was placed so; told of decisions with a trial."""
+        """Learns that a prompt was computed ``seconds`` after it was placed so; called for decisions with a trial."""

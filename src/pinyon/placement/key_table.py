@@ -1,12 +1,11 @@
 """A hash table of block keys in arrays: 13 bytes a slot, no object per key, and no pause when it grows.
 
 A key is known by a fingerprint of 64 bits: one key in 10^12 looks like one of ten million others, and what is read from
-here is a hint. It may be in two buckets of eight slots, the first one while that has room (two-choice hashing, Azar et
-al. 1994), so most look-ups touch one cache line. Growth splits a few buckets at a time (linear hashing, Litwin 1980)
-over arrays that are reserved at full size: memory that was never touched costs nothing.
+here is a hint. A key may be in two buckets of eight slots (two-choice hashing, Azar et al. 1994). It is in the first
+one while that has room, so most look-ups touch one cache line. Growth splits a few buckets at a time (linear hashing,
+Litwin 1980) over arrays that are reserved at full size: memory that was never touched costs nothing.
 
-Keys are looked for and stored in loops over unboxed numbers, which is fast where it is compiled; in Python a key takes
-some microseconds.
+Loops over unboxed numbers look keys up and store them: fast where compiled, some microseconds a key in Python.
 """
 
 from __future__ import annotations
@@ -23,34 +22,34 @@ from numpy.typing import NDArray
 from pinyon.core.block_keys import KEY_BYTES
 
 SLOTS: Final = 8
-"""Of a bucket."""
+"""Slots of a bucket."""
 BUCKETS_MIN = 8
 THERE: Final = -1
 CROWDED: Final = -2
-"""Instead of a slot: the key is there already, and it has no room unless another one moves."""
+"""Results in place of a slot: the key is there already, or it has no room unless another one moves."""
 _SPARE: Final = 3
 """The second bucket is taken where the first one has fewer free slots than this, and than the second."""
 _GROWING = 4.8
 """Keys per bucket while the table grows: buckets that are split hold half of what the others do."""
 _GROWN = 6.0
-"""And at its full size, at most."""
+"""The maximum number of keys per bucket at the table's full size."""
 _AHEAD = 512
 """Buckets that are split ahead of their time, in ~0.1 ms: few keys at a time need not grow the table each time."""
 _RESERVED_BUCKETS_MAX = 1 << 24
-"""Beyond it (100 million keys) arrays are copied when they are full."""
+"""The limit of buckets reserved at first. Beyond it (100 million keys) arrays are copied when they are full."""
 _SMALL = 1 << 12
-"""Buckets of a table that may grow by half at once."""
+"""The number of buckets below which a table is small: it may grow by half at once."""
 _SECOND = np.int64(32)
 _LOW_HALF: Final = 0xFFFFFFFF
 _LOW_31: Final = 0x7FFFFFFF
 _FIRST: Final = 0x2545F491
 _THEN: Final = 0x3B873593
 _LAST: Final = 0x27D4EB2F
-"""Odd, and of 30 bits: 32 bits times one of them is no overflow, neither in Python nor compiled."""
+"""Odd numbers of 30 bits: 32 bits times one of them is no overflow, neither in Python nor compiled."""
 _LINE: Final = 64
 
 Advise = Callable[[int, int], None]
-"""Is told of memory before it is used: its address, and how many bytes there are."""
+"""A function that is told of memory before it is used: its address, and how many bytes there are."""
 Slots = NDArray[np.int64]
 """Numbers of slots, (n,)."""
 Prints = NDArray[np.int64]
@@ -59,8 +58,8 @@ Number = TypeVar("Number", np.int64, np.uint32, np.uint8)
 
 
 def fingerprint(low: i64, high: i64) -> i64:
-    """Of one key, whose halves these are; not 0. Keys are random already; those of simulations and tests are small
-    numbers, and spread by this: rounds of a Feistel network, which no two numbers leave as the same one."""
+    """Returns the fingerprint of one key, given its halves; never 0. Keys are random already, but those of simulations
+    and tests are small numbers. Rounds of a Feistel network spread them, and map no two numbers to the same one."""
     left, right = low >> 32, low & _LOW_HALF
     left ^= right * _FIRST >> 15 & _LOW_31
     left ^= high >> 32
@@ -73,7 +72,7 @@ def fingerprint(low: i64, high: i64) -> i64:
 
 
 def read_prints(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:
-    """The fingerprints of the keys from this byte on, as many as there is room for; how many there are."""
+    """Fills ``prints`` with the fingerprints of the keys from byte ``at`` on, while there is room. Returns how many."""
     size: i64 = len(packed_keys)
     room: i64 = len(prints)
     count: i64 = 0
@@ -85,36 +84,36 @@ def read_prints(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:
 
 
 class _Memory:
-    """Zeros that arrays change, and that compiled loops read as bytes as fast as C does. As long as nobody touches them
-    they cost nothing. Nobody else has these bytes, so nobody expects them to stay as they are."""
+    """Zeroed memory that arrays change, and that compiled loops read as bytes as fast as C does. It costs nothing until
+    it is touched. Nobody else has these bytes, so nobody expects them to stay as they are."""
 
     def __init__(self, size: int, advise: Advise | None) -> None:
         self.read = bytes(size + _LINE + 8)
         self._address: int = np.frombuffer(self.read, np.uint8).__array_interface__["data"][0]
         self.start: i64 = -self._address % _LINE
-        """Where a line of the processor's cache begins."""
+        """The offset where a line of the processor's cache begins."""
         self._size = size
         if advise is not None:
             advise(self._address, size)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
-        """Bytes that may be written. Who has such an array keeps this."""
+        """Bytes that may be written. An array made from them keeps this object."""
         return {"data": (self._address + self.start, False), "shape": (self._size,), "typestr": "|u1", "version": 3}
 
     def array(self, dtype: type[Number]) -> NDArray[Number]:
-        """All of it."""
+        """Returns all of the memory as an array."""
         return np.asarray(self).view(dtype)
 
 
 class KeyTable:
     """Fingerprint → number of a holder set, and a stamp. A slot whose fingerprint is 0 is free.
 
-    What a slot stands for is not this class's business: who frees slots keeps the books.
+    The table does not know what a slot stands for: callers that free slots keep the books.
     """
 
     def __init__(self, keys_max: int, push_out: Callable[[list[int]], None], advise: Advise | None = None) -> None:
-        """``push_out`` frees one of these slots: a new key has nowhere else to go."""
+        """Makes an empty table. ``push_out`` frees one of these slots, for a new key that has no other place."""
         self._push_out = push_out
         self._advise = advise
         self._most = max(BUCKETS_MIN, 1 << (int(keys_max / _GROWN)).bit_length())
@@ -123,12 +122,12 @@ class KeyTable:
         self.keys = 0
         """Slots that are not free."""
         self.watched: list[int] | None = None
-        """Slots that a key moved into, where somebody wants to know."""
+        """Slots that keys moved into; None while nobody wants to know."""
         self._touched: i64 = 0
-        """Only so that no compiler leaves those reads out."""
+        """The result of early reads, kept so that no compiler leaves them out."""
         self._prints: NDArray[np.int64] = np.zeros((0, SLOTS), np.int64)
         self.set_ids: NDArray[np.uint32] = np.zeros(0, np.uint32)
-        """By slot, the number of its set; 0 where it is free."""
+        """The number of the set by slot; 0 where the slot is free."""
         self.stamps: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._reserve(min(self._most, _RESERVED_BUCKETS_MAX) if keys_max < 1 << 27 else 1 << 12)
 
@@ -139,9 +138,9 @@ class KeyTable:
     # -- look-ups
 
     def find(self, prints: vec[i64], count: i64, slots: vec[i64], numbers: vec[i64]) -> None:
-        """The slots of the first ``count`` of these, and the numbers of the sets there; -1 and 0 of one that is not
-        there. Each pass reads what the next one needs of all of them: such reads do not wait for one another, those of
-        one search after the other do."""
+        """Finds the slots of the first ``count`` fingerprints, and the numbers of the sets there; -1 and 0 for an
+        absent one. Each pass reads for all keys what the next one needs: such reads overlap, while those of one search
+        after the other wait."""
         memory, start = self._print_memory.read, self._print_memory.start
         sets, sets_start = self._set_memory.read, self._set_memory.start
         buckets: i64 = self.buckets
@@ -177,8 +176,7 @@ class KeyTable:
         self._touched = touched
 
     def touch_stamps(self, slots: vec[i64], count: i64) -> None:
-        """The stamps of the first ``count`` of these (-1: none) are read next: such reads do not wait for one another
-        here, as in :meth:`find`."""
+        """Reads the stamps of the first ``count`` slots (-1: none) early: the reads overlap, as in :meth:`find`."""
         memory, start = self._stamp_memory.read, self._stamp_memory.start
         touched: i64 = 0
         for each in range(count):
@@ -187,15 +185,15 @@ class KeyTable:
         self._touched = touched
 
     def set_at(self, slot: i64) -> i64:
-        """As :attr:`set_ids`."""
+        """Returns one element of :attr:`set_ids`."""
         return read_i64_le(self._set_memory.read, self._set_memory.start + 4 * slot) & _LOW_HALF
 
     def stamp_at(self, slot: i64) -> i64:
-        """As :attr:`stamps`."""
+        """Returns one element of :attr:`stamps`."""
         return self._stamp_memory.read[self._stamp_memory.start + slot]
 
     def taken(self, start: int, end: int) -> Slots:
-        """Slots of a range that are not free."""
+        """Returns the slots of a range that are not free."""
         found: Slots = np.flatnonzero(self.set_ids[start:end]) + start
         return found
 
@@ -206,9 +204,9 @@ class KeyTable:
     # -- changes
 
     def insert(self, print_: i64) -> i64:
-        """The slot of one that was not there, which it has from now on; :meth:`put` is to be called before any other
-        change. Or :data:`THERE`: it is there after all. Or :data:`CROWDED`: nothing has changed, and :meth:`make_room`
-        is to be called first."""
+        """Returns the slot that a new key has from now on; :meth:`put` must be called before any other change. Returns
+        :data:`THERE` if the key is there after all. Returns :data:`CROWDED` if there is no room: nothing has changed,
+        and :meth:`make_room` must be called first."""
         memory, start = self._print_memory.read, self._print_memory.start
         buckets: i64 = self.buckets
         level: i64 = self._level
@@ -233,7 +231,7 @@ class KeyTable:
                     return THERE
             if free_here > free:
                 slot, free = found, free_here
-            if free >= _SPARE:  # the same one would be here: there was no less room then
+            if free >= _SPARE:  # a key that came just now would be here: there was no less room then
                 break
             bucket = print_ >> 32 & mask
         if slot >= 0:
@@ -241,8 +239,8 @@ class KeyTable:
         return slot
 
     def put(self, slots: vec[i64], set_id: int, stamp: int) -> None:
-        """What stands in the slots that were given to keys since. All at once: to write to a large table one by one
-        takes several times as long."""
+        """Writes the set and the stamp of slots that were given to keys since the last call. To write to a large table
+        one by one would take several times as long."""
         if len(slots):
             array = _as_array(slots)
             self.set_ids[array] = set_id
@@ -250,8 +248,8 @@ class KeyTable:
             self.keys += len(slots)
 
     def make_room(self, print_: int) -> None:
-        """For a key whose buckets are full: one of the keys there moves to its other bucket. Where that is full too for
-        all of them, a small table grows, and of a large one a key goes: that is one in a million insertions."""
+        """Makes room for a key whose buckets are full: one of the keys there moves to its other bucket. If that is full
+        for all of them, a small table grows, and a large one loses a key: that is one in a million insertions."""
         while True:
             first, second = (self._bucket_of(half) * SLOTS for half in (print_, print_ >> 32))
             slots = [*range(first, first + SLOTS), *range(second, second + SLOTS)]
@@ -263,18 +261,18 @@ class KeyTable:
             self.grow(self.buckets * SLOTS)
 
     def free(self, slots: Slots) -> None:
-        """Different ones, each of them taken."""
+        """Frees slots that differ and are all taken."""
         self._flat[slots] = 0
         self.set_ids[slots] = 0
         self.keys -= len(slots)
 
     def free_some(self, slots: vec[i64]) -> None:
-        """As :meth:`free`, also none."""
+        """Frees slots as :meth:`free` does; there may be none."""
         if len(slots):
             self.free(_as_array(slots))
 
     def grow(self, keys: int) -> None:
-        """Make room for so many, as far as the limit goes, and for some that come next."""
+        """Makes room for ``keys`` keys, as far as the limit goes, and for some that come next."""
         want = min(self._most, int(keys / _GROWING) + 1)
         if want > self.buckets:
             want = min(self._most, want + min(_AHEAD, self.buckets // 8))
@@ -303,18 +301,18 @@ class KeyTable:
         self._reserved, self._print_memory, self._set_memory = buckets, print_memory, set_memory
         self._stamp_memory = stamp_memory
         self._prints, self._flat, self.set_ids, self.stamps = prints, prints.reshape(-1), set_ids, stamps
-        # an element of an array costs five times one of these
+        # an element of an array takes five times as long as one of these
         self._prints_one, self.set_ids_one, self.stamps_one = self._flat.data, set_ids.data, stamps.data
 
     def _split(self, count: int) -> None:
-        """Of the next ``count`` buckets, what belongs there moves to as many new ones at the end."""
+        """Splits the next ``count`` buckets: what belongs there moves to as many new ones at the end."""
         level, first, end = self._level, self.buckets - self._level, self.buckets
         old, new = slice(first, first + count), slice(end, end + count)
         prints = self._prints[old]
         here = np.arange(first, first + count, dtype=np.int64)[:, None]
         there = here + np.int64(level)
         wide, narrow = np.int64(2 * level - 1), np.int64(level - 1)
-        # a key is here by its second hash where it cannot be by its first
+        # a key is here by its second hash if it cannot be by its first
         hashes = np.where(prints & narrow == here, prints, prints >> _SECOND)
         moves = (hashes & wide == there) & (prints != 0)
         for array in (self._prints, self.set_ids.reshape(-1, SLOTS), self.stamps.reshape(-1, SLOTS)):
@@ -326,7 +324,7 @@ class KeyTable:
             self._level *= 2
 
     def _moves(self, slot: int) -> bool:
-        """Whether the key in this slot could move to its other bucket, and did."""
+        """Moves the key in this slot to its other bucket, if it can; returns whether it did."""
         print_ = self._prints_one[slot]
         for half in (print_, print_ >> 32):
             first = self._bucket_of(half) * SLOTS
@@ -346,7 +344,7 @@ def _as_array(numbers: vec[i64]) -> NDArray[np.int64]:
 
 
 def _slot_in(memory: bytes, start: i64, first: i64, print_: i64) -> i64:
-    """The slot with this fingerprint in the bucket that begins with the ``first``; -1 if it is in none of them."""
+    """Returns the slot with this fingerprint in the bucket that begins with the slot ``first``; -1 if it is in none."""
     at, end = start + 8 * first, first + SLOTS
     for slot in range(first, end):
         if read_i64_le(memory, at) == print_:

@@ -18,15 +18,16 @@ from pinyon.placement.threshold_tuner import ThresholdTuner
 
 @dataclass(frozen=True, slots=True)
 class KvCacheCentricSettings:
-    """``balancing_threshold``: fetch a prefix that is more than this many times as long as the local one.
+    """The options. ``balancing_threshold``: a prefix is fetched if it is more than this many times as long as the local
+    one.
 
-    The paper names no value ("adjusted manually"). What is reused is always more than best_len / threshold, so with 2
-    at least half of the best prefix is reused and at least half of every fetched prefix is new to its reader.
+    The paper names no value ("adjusted manually"). What is reused is always more than best_len / threshold. So with 2
+    at least half of the best prefix is reused, and at least half of every fetched prefix is new to its reader.
 
-    ``sharing_patience``: rather than compute a prefix a second time, wait for an instance that is computing it, if the
-    TTFT gets longer by at most this share.
+    ``sharing_patience``: rather than compute a prefix a second time, the request waits for an instance that is
+    computing it, if the TTFT gets longer by at most this share.
 
-    ``adapt``: ``balancing_threshold`` is where it begins; from there it follows what is measured
+    ``adapt``: the threshold begins at ``balancing_threshold``; from there it follows what is measured
     (:mod:`pinyon.placement.threshold_tuner`).
     """
 
@@ -42,7 +43,7 @@ class KvCacheCentricSettings:
 
 
 class _Option(NamedTuple):
-    """One instance to prefill on."""
+    """One instance that may compute the prompt."""
 
     ttft_s: float
     cached_blocks: int
@@ -53,24 +54,24 @@ class _Option(NamedTuple):
     transfer_s: float
     prefill_s: float
     doubted: tuple[int, float, float] | None
-    """Prefix, transfer and prefill times of a fetch that is said to be slower than computing."""
+    """Prefix, transfer and prefill times of a fetch that is predicted to be slower than computing."""
 
 
 class KvCacheCentric:
-    """The prefill instance with the shortest predicted TTFT = transfer + queue + prefill.
+    """The policy that takes the prefill instance with the shortest predicted TTFT = transfer + queue + prefill.
 
-    For each instance the prefix is the one it holds, or the best one anyone holds if that is more than
-    ``balancing_threshold`` times as long *and* fetching the difference takes less time than computing it. Where the
-    paper differs or is silent:
+    For each instance the prefix is the one it holds, or the best one anyone holds. The latter must be more than
+    ``balancing_threshold`` times as long, *and* fetching the difference must take less time than computing it. Where
+    the paper differs or is silent:
 
     - best_len / 0 is infinite when best_len > 0, else 0 (erratum);
     - the best prefix is what all sources hold together, not what the best single one holds: a store spreads the blocks
       of one prompt over its nodes. It ends where its fetch would take more spans than a worker takes;
     - Algorithm 1 fetches whenever the ratio exceeds the threshold; §4.2 also compares the two times (its sentence has
       the comparison the wrong way round), and so do we;
-    - an instance's own prefix is also what it is computing or fetching for others by then (§4.1: its cache is updated
+    - an instance's own prefix includes what it is computing or fetching for others by then (§4.1: its cache is updated
       at placement). Requests that come together with one new prefix would still go to as many idle instances, each a
-      little sooner done and all of them busy with the same: see ``sharing_patience``;
+      little sooner done. All of them would be busy with the same prefix: see ``sharing_patience``;
     - a fetch that would be slower is made all the same now and then, when nothing was measured for long;
     - the last prompt token is always computed: its logits give the first token.
     """
@@ -84,11 +85,10 @@ class KvCacheCentric:
 
     @property
     def threshold(self) -> float:
-        """In force."""
         return self._threshold if self._tuner is None else self._tuner.threshold
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """See :class:`pinyon.placement.interface.Learning`."""
+        """Learns from a trial: see :class:`pinyon.placement.interface.Learning`."""
         if self._tuner is not None and decision.trial is not None:
             threshold, alone_s = decision.trial
             self._tuner.learn(threshold, seconds, alone_s)
@@ -132,7 +132,7 @@ class KvCacheCentric:
                     ) + short_s < prefill_s and wait_s + fetch_s + short_s <= request.ttft_limit_s(fetch_s + short_s):
                         doubted = reach, fetch_s, short_s
             ttft_s = transfer_s + wait_s + prefill_s
-            # equal times: the one with the emptier cache, then the smaller id (the pool's order)
+            # of equal times, the instance with the emptier cache, then the smaller id (the pool's order)
             cached = state.load.cached_blocks
             if best is None or (ttft_s, cached) < best[:2]:
                 best = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s, doubted)
@@ -142,7 +142,7 @@ class KvCacheCentric:
         if sharing is not None and self._worth_waiting(request, sharing, best):
             best = sharing
         _, _, state, local, prefix, queue_s, transfer_s, prefill_s, doubted = best
-        if doubted is not None:  # only now: an instance in doubt is no slower than it would be by computing
+        if doubted is not None:  # after the choice, in which an instance in doubt counts as if it computed
             prefix, transfer_s, prefill_s = doubted
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:
@@ -154,7 +154,7 @@ class KvCacheCentric:
         return PlacementDecision(state, decode, local, fetches, times, self.name, aside)
 
     def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
-        """It saves computing, and costs the request little enough."""
+        """Returns whether waiting saves computing, and costs the request little enough."""
         if sharing.prefill_s >= best.prefill_s or sharing.ttft_s > best.ttft_s * (1 + self._patience):
             return False
         return sharing.ttft_s <= request.ttft_limit_s(sharing.transfer_s + sharing.prefill_s)

@@ -1,7 +1,7 @@
 """The work of all instances side by side, so that a policy looks at a thousand of them as quickly as at ten.
 
-Each column is there once. It is a ``vec``, whose elements compiled loops read and write as C does; some are seen a
-second time (:attr:`LoadTable.arrays`) as arrays, for policies that work by operations on all of them.
+Each column is stored once, as a ``vec``, whose elements compiled loops read and write as C does. Some columns can also
+be seen as arrays (:attr:`LoadTable.arrays`), for policies that work by operations on whole columns.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pinyon.placement.transfer_cost import PATH_KINDS
 
 ROWS_MIN = 64
 CLASSES: Final = 28
-"""Of prompts by the microseconds that they take, each up to twice as long as the one before; the last one from two
-minutes on."""
+"""Classes of prompts by the microseconds that they take, each up to twice as long as the one before; the last one
+begins at 2^26, about a minute."""
 COEFFICIENTS: Final = 3
 PREFILL_US_MAX: Final = 1 << 40
-"""Twelve days: who is said to take longer counts as this much, so that sums of very many fit into 63 bits."""
+"""Twelve days: longer predictions count as this much, so that sums of very many fit into 63 bits."""
 
 
 def size_class(prefill_us: i64, near: i64 = 0) -> i64:
-    """Of a prompt that takes so long; found in one step from one that is ``near``."""
-    if not compiled():  # numbers have no lengths there
+    """Returns the class of a prompt that takes ``prefill_us``, in one step from a class that is ``near``."""
+    if not compiled():  # in compiled code numbers have no bit lengths
         return min(CLASSES - 1, int(prefill_us).bit_length())
     size = near
     while size > 0 and prefill_us < i64(1) << (size - 1):
@@ -41,8 +41,7 @@ def size_class(prefill_us: i64, near: i64 = 0) -> i64:
 
 
 def whole_us(seconds: float) -> i64:
-    """Microseconds, twelve days at most, of no less than 0. Rounds as ``round``, which compiled code calls as Python
-    does."""
+    """Returns ``seconds`` as whole microseconds, 0 to twelve days. Rounds like ``round``, which is slow if compiled."""
     wanted = min(seconds * 1e6, float(PREFILL_US_MAX))
     whole = i64(wanted)
     rest = wanted - float(whole)
@@ -52,28 +51,28 @@ def whole_us(seconds: float) -> i64:
 
 
 class PastLoads:
-    """What a load table said at one time, by row; see there. Never changed."""
+    """The content of a load table at one time, by row: see :class:`LoadTable`. Never changed."""
 
     __slots__ = ("_ends_s", "_queued_us", "_reported_s", "coefficients", "room_s", "transfer")
 
     def __init__(self, arrays: LoadArrays) -> None:
-        """What changes with every request is copied (32 bytes a row)."""
+        """Copies what changes with every request (32 bytes a row)."""
         self._queued_us, self._ends_s = arrays.queued_us.copy(), arrays.ends_s.copy()
         self._reported_s, self.room_s = arrays.reported_s.copy(), arrays.room_s.copy()
         self.coefficients, self.transfer = arrays.coefficients, arrays.transfer
 
     @property
     def own_bytes(self) -> int:
-        """Less what several share that were kept one after the other."""
+        """The bytes of this copy, without the coefficients, which successive copies share."""
         return sum(each.nbytes for each in (self._queued_us, self._ends_s, self._reported_s, self.room_s))
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
-        """As :meth:`LoadTable.queues_s`, of then."""
+        """Returns :meth:`LoadTable.queues_s` as of then."""
         return _queues_s(self._queued_us[rows], self._ends_s[rows], self._reported_s[rows], now_s)
 
 
 class LoadArrays:
-    """Columns of a table with so many rows, as arrays; one that grows has others."""
+    """The columns of a load table as arrays. A table that grows makes new ones."""
 
     def __init__(self, table: LoadTable) -> None:
         self.queued_us: NDArray[np.int64] = _ints(table.queued_us)
@@ -87,68 +86,68 @@ class LoadArrays:
         self.learned(table)
 
     def learned(self, table: LoadTable) -> None:
-        """The coefficients are elsewhere now."""
+        """Takes the coefficients anew, after the table has replaced them."""
         self.coefficients: NDArray[np.float64] = _floats(table.coefficients).reshape(-1, COEFFICIENTS)
-        """Of the prefill cost model, (rows, 3)."""
+        """The prefill cost model's coefficients, (rows, 3)."""
         self.transfer: NDArray[np.float64] = _floats(table.transfer).reshape(-1, PATH_KINDS, 2)
-        """Of the transfer cost model, (rows, kinds of path to here, 2): seconds, seconds per byte."""
+        """The transfer cost model's coefficients, (rows, kinds of path to here, 2): seconds, seconds per byte."""
 
 
 class LoadTable:
-    """One row for each instance, named by a number that nobody else has meanwhile. ``ahead_us``, ``behind``,
-    ``coefficients`` and ``transfer`` are written to here alone."""
+    """The load of all instances, one row each; no two live instances have the same row. ``ahead_us``, ``behind``,
+    ``coefficients`` and ``transfer`` are written only here."""
 
     def __init__(self, rows: int = ROWS_MIN) -> None:
         self.queued_us: vec[i64] = _numbers(rows)
-        """Predicted for what was placed there and is not being computed yet; whole, so that it returns to zero."""
+        """Predicted time of prompts placed there and not being computed yet; whole, so that it returns to zero."""
         self.ends_s: vec[float] = _seconds(rows)
-        """When what is being computed is expected to end; in the past where nothing is."""
+        """The time when what is being computed is expected to end; in the past where nothing is."""
         self.reported_s: vec[float] = _seconds(rows)
-        """The queue by the instance's own word."""
+        """Seconds of queue, as the instance reports it."""
         self.room_s: vec[float] = _seconds(rows)
-        """Until a new request has KV memory, by the instance's own word."""
+        """Seconds until a new request has KV memory, as the instance reports it."""
         self.ahead_us: vec[i64] = _numbers(rows * CLASSES)
-        """Class by class, of what is queued: what prompts take that are of this class or shorter."""
+        """Microseconds of queued prompts in this class or a shorter one, class by class."""
         self.behind: vec[i64] = _numbers(rows * CLASSES)
-        """Likewise, prompts that are longer than this class."""
+        """The number of queued prompts in longer classes, class by class."""
         self.short_first: vec[bool] = _truths(rows)
-        """Whether short ones are computed before long ones there; else as they come."""
+        """True where short prompts are computed before long ones; else they are computed as they come."""
         self.decoding: vec[i64] = _numbers(rows)
-        """Requests that are decoded there or wait for it, by the instance's own word."""
+        """Requests that are decoded there or wait for it, as the instance reports it."""
         self.coefficients: vec[float] = _seconds(rows * COEFFICIENTS)
-        """Of the prefill cost model, row by row."""
+        """The prefill cost model's coefficients, row by row."""
         self.batch: vec[i64] = _numbers(rows)
-        """Requests decoding or about to: by its own word, or placed there and not ended, if those are more."""
+        """Requests decoding or about to: as reported, or placed there and not ended, if those are more."""
         self.blocks: vec[float] = _seconds(rows)
         """KV blocks in use, likewise."""
         self.blocks_max: vec[float] = _seconds(rows)
-        """Without end where the instance named no limit."""
+        """The limit of KV blocks; infinite where the instance named none."""
         self.slots: vec[float] = _seconds(rows)
-        """Share of the batch's slots with one request more; over 1, it would first wait."""
+        """The share of the batch's slots in use with one more request; over 1, it would first wait."""
         self.tbt_s: vec[float] = _seconds(rows)
-        """Between tokens with one request more that brings no KV."""
+        """Seconds between tokens with one more request that brings no KV."""
         self.tbt_token_s: vec[float] = _seconds(rows)
-        """For each token of KV that it brings."""
+        """Seconds for each token of KV that the request brings."""
         self.tbt_request_s: vec[float] = _seconds(rows)
-        """For each further request that is decoded."""
+        """Seconds for each further request that is decoded."""
         self.decode_learned_s: vec[float] = _seconds(rows)
-        """When the time between tokens was measured last, or should have been."""
+        """The time of the last measurement of the time between tokens, or when it should have been measured."""
         self.host: vec[i64] = _numbers(rows)
-        """A number for the host of each; 0: nobody knows."""
+        """A number for the host of each instance; 0: unknown."""
         self.transfer: vec[float] = _seconds(rows * PATH_KINDS * 2)
-        """Of the transfer cost model, row by row, for each kind of path: a start, and seconds per byte."""
+        """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
         self.reading_bytes: vec[float] = _seconds(rows)
-        """Of fetches over the network by what was placed there and is not being computed yet."""
+        """Bytes of fetches over the network by what was placed there and is not being computed yet."""
         self.readings: vec[float] = _seconds(rows)
-        """How many those are."""
+        """The number of those fetches."""
         self.arrays = LoadArrays(self)
         self.prefixes = SharedPrefixes()
-        """What is decoded together, by row."""
+        """Prefixes that requests decoded there share, by row."""
         self._lent = False
-        """Somebody keeps the coefficients as they are: before they change they are copied."""
+        """True while somebody keeps the coefficients as they are: they are copied before they change."""
 
     def add(self, row: int, blocks_max: int = 0) -> None:
-        """Begins empty. A limit of 0 is none that is known."""
+        """Clears the row of a new instance. ``blocks_max`` 0: no limit is known."""
         rows = len(self.queued_us)
         self._own_coefficients()
         if row >= rows:
@@ -189,7 +188,7 @@ class LoadTable:
         self.arrays = LoadArrays(self)
 
     def learned(self, row: int, prefill: Sequence[float]) -> None:
-        """The coefficients of one."""
+        """Stores the prefill coefficients of one row."""
         self._own_coefficients()
         at: i64 = row * COEFFICIENTS
         for value in prefill:
@@ -197,7 +196,7 @@ class LoadTable:
             at += 1
 
     def transfers_learned(self, row: int, paths: Sequence[tuple[float, float]]) -> None:
-        """Those of its paths."""
+        """Stores the coefficients of one row's paths."""
         self._own_coefficients()
         at: i64 = row * PATH_KINDS * 2
         for start_s, byte_s in paths:
@@ -206,29 +205,27 @@ class LoadTable:
             at += 2
 
     def past(self) -> PastLoads:
-        """What it says now, to be kept."""
+        """Returns a copy of the present content."""
         self._lent = True
         return PastLoads(self.arrays)
 
     def _own_coefficients(self) -> None:
-        """They are about to change."""
+        """Copies the coefficients, which are about to change, if somebody keeps them."""
         if self._lent:
             self.coefficients, self.transfer = self.coefficients[:], self.transfer[:]
             self.arrays.learned(self)
             self._lent = False
 
     def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
-        """Seconds of work before a new request: what was placed there less what is done of it, or what the instance
-        says, if that is more: it also covers what came past this conductor, or from before it restarted."""
+        """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
+        reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
         arrays = self.arrays
         return _queues_s(arrays.queued_us.take(rows), arrays.ends_s.take(rows), arrays.reported_s.take(rows), now_s)
 
     def enqueue(self, row: int, prefill_us: int) -> None:
-        """A prompt was placed there that takes so long."""
         self._count(row, prefill_us, 1)
 
     def dequeue(self, row: int, prefill_us: int) -> None:
-        """It does not wait there any more."""
         self._count(row, prefill_us, -1)
 
     def _count(self, row: i64, prefill_us: i64, sign: i64) -> None:
@@ -241,27 +238,27 @@ class LoadTable:
             ahead_us[each * capacity + row] += sign * prefill_us
 
     def place_of(self, row: i64, size: i64) -> i64:
-        """In :attr:`ahead_us` and :attr:`behind`, of this class of prompts."""
+        """Returns the place of this class of prompts in :attr:`ahead_us` and :attr:`behind`."""
         return size * i64(len(self.queued_us)) + row
 
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
-        """For a new prompt that takes so many seconds at one instance where short ones go first: seconds of work that
-        are done before it there, and how many prompts it goes before. What the instance knows of and the table does not
-        may be of any length."""
+        """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance that computes short ones
+        first, and how many prompts it goes before. Reported work that the table lacks counts in full: its length is
+        unknown."""
         at = self.place_of(row, size_class(whole_us(prefill_s)))
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
 
     def prefills_s(self, rows: NDArray[np.intp], tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Seconds to compute a prompt of so many tokens at each instance, of which it reuses so many."""
+        """Returns the seconds to compute a prompt of ``tokens`` tokens if ``reused`` of them are reused, by row."""
         k0, k1, k2 = self.arrays.coefficients.take(rows, axis=0).T
         rest = tokens - reused
         seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
         return seconds
 
     def queue_s(self, row: i64, now_s: float) -> float:
-        """As :meth:`queues_s`, of one."""
+        """Returns :meth:`queues_s` of one row."""
         rest_s = max(0.0, self.ends_s[row] - now_s)
         return max(float(self.queued_us[row]) * 1e-6 + rest_s, self.reported_s[row])
 
@@ -293,7 +290,7 @@ def _more(numbers: vec[i64], count: i64) -> vec[i64]:
 
 
 def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
-    """Of each class the same, with more rows."""
+    """Returns the columns of all classes with more rows."""
     had = i64(len(numbers)) // CLASSES
     wider = _numbers(rows * CLASSES)
     for size in range(CLASSES):

@@ -1,5 +1,5 @@
-"""Two instances by the prefix of a request: one by each of two independent rings (DualMap §3.2, §3.4), which are
-consistent hashing among the instances that a request may go to."""
+"""Pairs of instances by the prefix of a request: one by each of two independent rings (DualMap §3.2, §3.4). The rings
+are consistent hashing among the instances that a request may go to."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pinyon.placement.policy import PlacementRequest, Pool
 GROUPS_MAX = 64
 
 SEED_MAX: Final = (1 << 63) - 1
-"""Of rings."""
+"""The largest seed of a ring."""
 
 SECOND = 0x9E3779B97F4A7C15
-"""Sets the seeds of the two rings apart."""
+"""A number that sets the seeds of the two rings apart."""
 
 
 class PoolRings:
-    """For each group of instances, rings that live on while instances come and go.
+    """The rings of each group of instances, which live on while instances come and go.
 
     A policy is asked with another pool whenever an instance joins, leaves or drains, and for every request that some
-    instances have no room for or that excludes some. A ring of 1,024 members takes 12 ms to make, one
-    more on it half a millisecond, and one to pass over next to nothing. So a ring keeps who is not in the pool of this
-    request, and :meth:`HashRing.owner` is asked among those who are.
+    instances have no room for or that excludes some. A ring of 1,024 members takes 12 ms to make, one more on it half a
+    millisecond, and one to pass over next to nothing. So a ring keeps members that are not in the pool of this request,
+    and :meth:`HashRing.owner` is asked among those that are.
     """
 
     def __init__(self, virtual_nodes: int, seeds: tuple[int, ...], groups_max: int = GROUPS_MAX) -> None:
         self._virtual_nodes, self._seeds, self._groups_max = virtual_nodes, seeds, groups_max
         self._of_group: dict[KvGroup, tuple[HashRing, ...]] = {}
         self._complete: dict[KvGroup, Pool] = {}
-        """The pool that was looked at last: its instances are on the rings."""
+        """The pool that was looked at last, by group: its instances are on the rings."""
 
     def of(self, pool: Pool) -> tuple[HashRing, ...]:
-        """By seed; all prefill instances of the pool are on them."""
+        """Returns the rings by seed; all prefill instances of the pool are on them."""
         group = pool.prefills[0].info.group
         rings = self._of_group.get(group)
         if rings is None:
@@ -56,24 +56,24 @@ class PoolRings:
 
 
 class Pairs:
-    """Remembers which prefixes are hot, and for each group of instances its rings. ``key_tokens``: by so many tokens
-    prefixes grow (A.2.1), in whole blocks."""
+    """The choice of each request's pair of instances. It remembers which prefixes are hot, and the rings of each group.
+    ``key_tokens``: the tokens by which prefixes grow (A.2.1), in whole blocks."""
 
     def __init__(self, hotness: HotnessSettings, virtual_nodes: int, seed: int, key_tokens: int) -> None:
         self._hotness = HotnessTrees(hotness)
         self._rings = PoolRings(virtual_nodes, (seed, seed ^ SECOND))
         self._key_tokens = key_tokens
         self._pool: Pool | None = None
-        """That was asked about last, mostly the same as before; with its tree, if it was asked for, and its rings."""
+        """The pool that was asked about last, mostly the same as before; its rings and tree are kept, too."""
         self._tree: HotnessTree | None = None
 
     def of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
-        """Its two instances; the request is counted. None: there is no other one."""
+        """Returns the request's two instances, and counts the request. The second is None if there is no other one."""
         first, second = self.places_of(request, pool, now_s)
         return pool.prefills[first], None if second is None else pool.prefills[second]
 
     def places_of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[int, int | None]:
-        """Their places in the pool."""
+        """Returns the places of the request's two instances in the pool, and counts the request."""
         if pool is not self._pool:
             self._one, self._two = self._rings.of(pool)
             self._pool, self._tree = pool, None

@@ -1,7 +1,7 @@
 """pinyon's own placement: the instance where the request costs least time, its own and that of those it makes wait.
 
-It joins what the papers have one by one. Prefixes can be fetched from wherever they are (Mooncake's global store); the
-time to first token is predicted for every instance, by what is ahead of the request there in the order of service; two
+It joins what the papers have one by one. Prefixes can be fetched from wherever they are (Mooncake's global store). The
+time to first token is predicted for every instance, by what is ahead of the request there in the order of service. Two
 instances by the request's prefix (DualMap's pair) get it wherever that costs hardly more, so that what belongs together
 is computed together before anybody holds it.
 
@@ -9,14 +9,14 @@ For each instance
 
     cost = wait + transfer + prefill + prefill * (requests there that it goes ahead of)
 
-where the wait is for KV memory, for what is being computed, and for what is ahead: with an order of service by length,
-the work of requests that are about as long or shorter, else all. The last term is what others lose: the dispatching
-rule that goes with serving the shortest first. What is reused is the longer one of what the instance holds (or will,
-of what was placed there before), and of what it can fetch in less time than it would compute it in.
+where the wait is for KV memory, for what is being computed, and for what is ahead. With an order of service by length,
+that is the work of requests that are about as long or shorter, else all. The last term is what others lose: the
+dispatching rule that goes with serving the shortest first. The reused prefix is what the instance holds, or will hold
+of what was placed there before. It is a longer one if that can be fetched in less time than computing it would take.
 
-Where the request's own time there exceeds its limit, it is the cheapest one of those that are in time, if any is.
+Where the request's own time there exceeds its limit, the cheapest of the instances that are in time is chosen, if any.
 
-:mod:`pinyon.placement.costs` works that out.
+:mod:`pinyon.placement.costs` works the costs out.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from pinyon.placement.transfer_cost import NETWORK
 
 @dataclass(frozen=True, slots=True)
 class PinyonSettings:
-    """``others``: how much the time of others counts, against its own. ``key_tokens``, ``virtual_nodes``, ``seed``: of
-    the pairs, as DualMap's."""
+    """The options. ``others``: how much the time of others counts, against the request's own. ``key_tokens``,
+    ``virtual_nodes``, ``seed``: options of the pairs, as DualMap's."""
 
     others: float = 1.0
     key_tokens: int = 512
@@ -55,7 +55,7 @@ class PinyonSettings:
 
 
 class Pinyon:
-    """See the module. ``terms``: what costs are made of, if that is not all."""
+    """The policy that the module describes. ``terms``: the terms of its costs; by default all of them."""
 
     name: ClassVar[str] = "pinyon"
 
@@ -86,8 +86,8 @@ class Pinyon:
         costs: Costs,
         now_s: float,
     ) -> PlacementDecision | None:
-        """The one that costs least of those that admission would not refuse, where it would refuse this one: what it
-        judges is the request's own time, and others' time was to decide among those alone."""
+        """Returns the cheapest decision that admission would not refuse, as it would refuse ``late``; or None.
+        Admission judges the request's own time; the time of others was to decide among decisions in time."""
         decode, decodes, elsewhere_s = late.decode, -1, 0.0
         if decode is not late.prefill:
             elsewhere_s = decode.load.room_wait_ms * 1e-3
@@ -109,7 +109,7 @@ class Pinyon:
         costs: Costs,
         now_s: float,
     ) -> PlacementDecision:
-        """What follows from the choice of one."""
+        """Returns the decision that follows from the choice of one instance."""
         state, cost = pool.prefills[place], costs.columns.at(place)
         reach, transfer_s, prefill_s = cost.reach, cost.transfer_s, cost.prefill_s
         doubted = None if cost.fetches else self._doubted(request, pool, match, costs, state, cost, now_s)
@@ -122,8 +122,8 @@ class Pinyon:
         return PlacementDecision(state, decode, cost.local, fetches, times, self.name, aside)
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
-        """One of its pair instead, if it costs no more than what it computes would take to be fetched there later, and
-        is in time."""
+        """Returns the place of an instance of the request's pair if it is in time and costs little more, else
+        ``place``. It may cost as much more as it would take to fetch later what is computed at ``place``."""
         chosen, state = costs.columns.at(place), pool.prefills[place]
         tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
@@ -153,8 +153,8 @@ class Pinyon:
         cost: Cost,
         now_s: float,
     ) -> tuple[int, float, float] | None:
-        """A fetch that is said to be slower than computing, to learn whether it is: prefix, transfer and prefill times.
-        Only now: an instance in doubt is no slower than it would be by computing."""
+        """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
+        measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
         local = cost.local
         if not self._terms.fetch or match.blocks <= local:
             return None

@@ -14,7 +14,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 
 
 class RoundRobin:
-    """The next one by id after the last one, which may be gone by now; of each pool in turn."""
+    """The policy that takes the pool's next instance by id after the last one, which may be gone by now."""
 
     name: ClassVar[str] = "round_robin"
 
@@ -30,8 +30,8 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The prefill instance with the shortest wait in seconds, without regard to caches: the baseline of Mooncake Fig. 5
-    and of DualMap §2.2."""
+    """The policy that takes the prefill instance with the shortest wait in seconds, without regard to caches: the
+    baseline of Mooncake Fig. 5 and of DualMap §2.2."""
 
     name: ClassVar[str] = "least_loaded"
 
@@ -42,8 +42,8 @@ class LeastLoaded:
 
 
 def _least_loaded(pool: Pool, now_s: float) -> InstanceState:
-    """Of equals the one that decodes least, then the one with the emptier cache, then the smaller id (the pool's
-    order)."""
+    """Returns the instance with the shortest wait; of equals the one that decodes least, then the one with the emptier
+    cache, then the smaller id (the pool's order)."""
     waits_s = np.round(pool.waits_s(now_s), 9)  # as Pool.lowest
     equals = np.flatnonzero(waits_s == waits_s.min()).tolist()
     return min((pool.prefills[place] for place in equals), key=_filled)

@@ -1,4 +1,4 @@
-"""What placements told instances to fetch, until they report it: a measurement of anything else is not believed."""
+"""Fetches that placements planned and instances have not reported yet: a measurement of any other is not believed."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision
 
 PAIR_MAX = 256
-"""Fetches that one instance was told to make from one source; of more, the newest are known."""
+"""The limit of planned fetches of one reader from one source; beyond it, the newest are kept."""
 
 Plans = deque[tuple[float, int]]
-"""When each was planned, and how many bytes at most, the oldest first."""
+"""The planned fetches of one pair, the oldest first: the time of the plan, and the largest number of bytes."""
 
 
 class PlannedFetches:
-    """By reader and source. A plan lasts until that reader reports a fetch from that source that can be it, or for
-    ``lasts_s`` seconds; of more than ``limit``, those of the pair go that nothing was planned for longest."""
+    """Planned fetches by reader and source. A plan lasts until the reader reports a fetch from the source that fits it,
+    or for ``lasts_s`` seconds. Beyond ``limit`` plans, the pair that was planned for longest ago is dropped."""
 
     def __init__(self, limit: int, lasts_s: float) -> None:
         self._limit = limit
         self._lasts_s = lasts_s
         self._plans: dict[tuple[InstanceState, InstanceState], Plans] = {}
-        """The pair that something was planned for last is the last one; none is empty."""
+        """Plans by pair, none of them empty; the pair that was planned for last comes last."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def plan(self, decision: PlacementDecision, now_s: float) -> None:
-        """It was placed so."""
         reader = decision.prefill
         layout = reader.info.layout
         if layout is None:
             return
         for span in decision.fetches:
-            # who is asked for a span is asked for the first blocks of the next one too: a sample is all that is known
+            # the source of a span is also asked for the first blocks of the next one: only a sample of blocks is known
             size = (span.block_count + EVERY_MAX - 1) * layout.block_bytes
             pair = reader, span.source
             plans: Plans = self._plans.pop(pair, deque())
@@ -50,8 +49,8 @@ class PlannedFetches:
             self._drop_oldest()
 
     def came(self, reader: InstanceState, source: InstanceState, size_bytes: int, now_s: float) -> bool:
-        """A fetch of so many bytes was reported: whether it was planned. Of the plans that it can be, the smallest is
-        carried out by it, of equal ones the oldest: prompts overtake each other."""
+        """Returns whether a reported fetch of ``size_bytes`` was planned. It fulfils the smallest plan that fits, of
+        equal ones the oldest: prompts overtake each other."""
         pair = reader, source
         plans = self._plans.get(pair)
         if plans is None:
@@ -69,7 +68,7 @@ class PlannedFetches:
         return True
 
     def expire(self, now_s: float) -> None:
-        """Forget pairs that nothing was planned for in so long."""
+        """Forgets pairs that nothing was planned for in the last ``lasts_s`` seconds."""
         while self._plans:
             plans = next(iter(self._plans.values()))
             if now_s - plans[-1][0] <= self._lasts_s:

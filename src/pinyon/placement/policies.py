@@ -1,4 +1,4 @@
-"""The placement policies by name, and one for each model."""
+"""The placement policies by name, and a choice of one for each model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS_MAX = 32
 
 
 class ByModel:
-    """Asks the policy of the request's model, or else ``default``."""
+    """The policy that asks the one of the request's model, or else ``default``."""
 
     name: ClassVar[str] = "by_model"
 
@@ -54,7 +54,7 @@ class ByModel:
 
 
 class ByModelRegistry(Registry[PlacementPolicy]):
-    """A choice may go on with ``;MODEL=POLICY`` for models that have another one."""
+    """A registry whose choices may go on with ``;MODEL=POLICY`` for models that have another policy."""
 
     def make(self, choice: str) -> PlacementPolicy:
         default, of_model = _parts(choice)
@@ -90,7 +90,7 @@ def _parts(choice: str) -> tuple[str, dict[str, str]]:
 
 
 PLACEMENT_DEFAULT = Pinyon.name
-"""Of a conductor, and of a simulation."""
+"""The default of a conductor, and of a simulation."""
 
 PLACEMENT_POLICIES = ByModelRegistry(
     "placement",

@@ -1,4 +1,4 @@
-"""What a placement policy is asked, what it answers, and the interface between."""
+"""The values that a placement policy is asked with and answers with: requests, pools, decisions and moves."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from pinyon.placement.prefix_match import Holders, PrefixMatch
 
 NANO_S: Final = 1e-9
 ON_HOST_MAX: Final = 64
-"""Instances of one host that are told apart from those elsewhere."""
+"""The maximum number of instances of one host that are told apart from those elsewhere."""
 OWN_TIME_PATIENCE: Final = 0.25
-"""What a request that takes longer than the default TTFT limit all by itself may wait, as a share of that time."""
+"""The wait allowed where a prompt alone takes longer than the default TTFT limit, as a share of that time."""
 
 
-# Not frozen: what is frozen takes five times as long to make.
+# Not frozen: a frozen dataclass takes five times as long to make.
 @dataclass(slots=True, unsafe_hash=True)
 class PlacementRequest:
-    """One request to place. ``block_keys`` are packed; the tenant is in the keys already (their chain's namespace).
-    Nobody changes one.
+    """One request to place; never changed. ``block_keys`` are packed; the tenant is in the keys already (their chain's
+    namespace).
 
     ``max_tokens`` 0 is unknown. An SLO of 0 is off. ``exclude`` names instances not to use in any way.
-    ``ttft_slo_named``: it is the request's own limit, and kept to the letter; else it is the conductor's default, which
-    is there against load and refuses nobody for the length of a prompt.
+    ``ttft_slo_named``: the limit is the request's own, and kept to the letter. Else it is the conductor's default,
+    which is there against load and refuses no request for the length of its prompt.
     """
 
     request_id: str
@@ -50,7 +50,7 @@ class PlacementRequest:
     ttft_slo_named: bool = True
 
     def ttft_limit_s(self, own_s: float) -> float:
-        """The longest TTFT that is acceptable where moving and computing the prompt alone takes ``own_s``."""
+        """Returns the longest acceptable TTFT of a request whose prompt alone takes ``own_s`` to move and compute."""
         if self.ttft_slo_s <= 0:
             return inf
         if self.ttft_slo_named:
@@ -58,24 +58,24 @@ class PlacementRequest:
         return max(self.ttft_slo_s, own_s * (1 + OWN_TIME_PATIENCE))
 
     def reusable_blocks(self, block_tokens: int) -> int:
-        """Leading blocks that may be reused: the last token is always computed, its logits give the first one."""
+        """Returns how many leading blocks may be reused: the last token must be computed, its logits give the next."""
         return 0 if self.no_reuse else (self.prompt_tokens - 1) // block_tokens
 
     def keys_max(self, block_tokens: int) -> int:
-        """Only full blocks of the prompt have keys."""
+        """Returns how many keys there may be: only full blocks of the prompt have keys."""
         return self.prompt_tokens // block_tokens
 
     def reused_tokens(self, blocks: int, block_tokens: int) -> int:
-        """Of the prompt, by so many leading blocks."""
+        """Returns how many tokens of the prompt are reused with so many leading blocks."""
         return blocks * block_tokens
 
     def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
-        """The same of many."""
+        """Returns :meth:`reused_tokens` of many numbers."""
         return blocks * block_tokens
 
 
 class Fetch:
-    """Prompt blocks ``[first_block, first_block + block_count)``, all from one source. Nobody changes one."""
+    """Prompt blocks ``[first_block, first_block + block_count)``, all from one source; never changed."""
 
     __slots__ = ("block_count", "first_block", "source")
 
@@ -94,17 +94,17 @@ class Fetch:
 
 
 class DecodeChoice(NamedTuple):
-    """The instance that decodes."""
+    """The choice of the instance that decodes."""
 
     state: InstanceState
     tbt_s: float = 0.0
     """Predicted time between tokens."""
     shared_blocks: int = 0
-    """Of the prompt, the leading ones that are there for others, and that a step reads once for all of them."""
+    """Leading blocks of the prompt that are there for others, and that a step reads once for all of them."""
 
 
 class Times(NamedTuple):
-    """Predicted for a prompt: until its turn comes, for what it fetches, and for computing it."""
+    """Seconds predicted for a prompt: until its turn comes, for what it fetches, and for computing it."""
 
     queue_s: float = 0.0
     transfer_s: float = 0.0
@@ -112,29 +112,29 @@ class Times(NamedTuple):
 
 
 class Aside(NamedTuple):
-    """What a policy says beside its choice, for who moves requests, learns from them or explains."""
+    """The part of a policy's answer beside its choice, for moves, learning and explanations."""
 
     alternate: InstanceState | None = None
-    """Where else it may run: the other one of a pair (DualMap §3.2)."""
+    """An alternative to the prefill instance: the second one of a pair (DualMap §3.2)."""
     doubts_transfer: bool = False
-    """It fetches although computing would be faster by what is known of the reader, to learn whether that is so."""
+    """True if it fetches although computing seems faster by what is known of the reader, to learn whether it is."""
     trial: tuple[float, float] | None = None
-    """Of a policy that learns: what it tried with this request, and the seconds by which what comes of it is judged."""
+    """The value that a learning policy tried with this request, and the seconds by which the outcome is judged."""
     considered: Considered | None = None
-    """For who asks why; None: the policy looked at no arrays."""
+    """The policy's findings, for explanations; None: the policy looked at no arrays."""
 
 
 NOTHING_ASIDE: Final = Aside()
 
 
 class PlacementDecision:
-    """Where a request runs, and the times that were predicted for it. Nobody changes one.
+    """The instances where a request runs, and the times that were predicted for it; never changed.
 
     ``local_blocks``: leading blocks the prefill instance is believed to hold when it begins: now, or computed for
-    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``drain_s``: until all
-    nodes of a pipeline have computed their part of the prompt, after the first one has: ``prefill_s`` is how long
-    others wait for it. Not a policy's business: those it chooses from are alike in it. ``room_s``: wait for KV blocks:
-    the decode instance's come first, then those of a prefill instance elsewhere.
+    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``drain_s``: seconds from
+    when the first node of a pipeline has computed its part of the prompt until all have; others wait for ``prefill_s``
+    only. Policies leave it out, as the instances they choose from are alike in it. ``room_s``: the wait for KV blocks,
+    first those of the decode instance, then those of a prefill instance elsewhere.
     """
 
     __slots__ = (
@@ -163,14 +163,14 @@ class PlacementDecision:
         self.room_s = (waits_ms if prefill is self.decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
     def with_drain(self, request: PlacementRequest, pool: Pool) -> PlacementDecision:
-        """The same with what a pipeline of nodes takes besides."""
+        """Returns the decision with the drain time that a pipeline of nodes needs."""
         if self.prefill.info.stages == 1:
             return self
         reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
         return self._but(self.fetches, self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
 
     def without_fetches(self) -> PlacementDecision:
-        """The same for who fetches nothing."""
+        """Returns the decision without its fetches."""
         return self._but((), self.drain_s)
 
     def _but(self, fetches: tuple[Fetch, ...], drain_s: float) -> PlacementDecision:
@@ -185,7 +185,7 @@ class PlacementDecision:
 
     @property
     def own_s(self) -> float:
-        """Of the TTFT, what no idle cluster would spare the request."""
+        """The part of the TTFT that no idle cluster would spare the request."""
         return self.transfer_s + self.prefill_s + self.drain_s
 
     @property
@@ -195,11 +195,11 @@ class PlacementDecision:
 
 @dataclass
 class Pool:
-    """Schedulable instances between which KV can move: one model, one set of weights, one layout. Nobody changes one.
+    """Schedulable instances between which KV can move: one model, one set of weights, one layout; never changed.
 
     ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` are all instances
-    that blocks may be fetched from, store nodes among them, and ``by_address`` at least those. ``together``: who
-    prefills also decodes.
+    that blocks may be fetched from, store nodes among them, and ``by_address`` at least those. ``together``: the
+    instance that prefills a request also decodes it.
     """
 
     layout: KvLayout
@@ -210,19 +210,18 @@ class Pool:
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
     by_address: Mapping[str, Sequence[InstanceState]]
     group_prefills: int
-    """Prefill instances that there are, also those that cannot or should not take this request, or nothing now."""
+    """The number of prefill instances in all, also those that cannot or should not take this request, or any now."""
     together: bool = False
     neighbours: Neighbours = field(default_factory=Neighbours, repr=False, compare=False)
-    """On the hosts of the sources."""
+    """Instances on the hosts of the sources."""
 
     row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
-    """As :attr:`rows`, for loops."""
+    """Rows of the prefill instances as in :attr:`rows`, for loops."""
     decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
-    """The same of the decode instances."""
     last_row: int = field(init=False, repr=False, compare=False)
-    """Of the prefill instances."""
+    """The largest row of the prefill instances."""
 
-    # Kept here and not by ``cached_property``, which mypyc compiles to one that is not cached.
+    # Kept here and not by ``cached_property``, which mypyc compiles to a property without a cache.
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
     _decode_place_of: Mapping[int, int] | None = field(init=False, repr=False, compare=False)
     _places_near: dict[int, vec[i64]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -235,7 +234,7 @@ class Pool:
 
     @property
     def rows(self) -> NDArray[np.intp]:
-        """Of the prefill instances, in the load table."""
+        """Rows of the prefill instances in the load table."""
         return np.frombuffer(memoryview(self.row_numbers), np.intp)
 
     @property
@@ -253,7 +252,7 @@ class Pool:
         return self._decode_place_of
 
     def places_near(self, bit: int) -> vec[i64]:
-        """Of the prefill instances on the host of the source with this bit, besides itself; some of very many."""
+        """Returns the places of other prefill instances on the host of the source with this bit; of very many, some."""
         row = bit.bit_length()
         places = self._places_near.get(row)
         if places is None:
@@ -264,12 +263,13 @@ class Pool:
         return places
 
     def stride(self, key_tokens: int) -> int:
-        """So many tokens in blocks, at least one: the paper has 512 (DualMap A.2.1), an instance may have fewer."""
+        """Returns ``key_tokens`` in whole blocks, at least one. The paper's blocks have 512 tokens (DualMap A.2.1), an
+        instance's may have fewer."""
         return max(1, key_tokens // self.layout.block_tokens)
 
     def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
-        """The prefill instance with the least of these times; of equals the one that decodes least, then the first by
-        id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
+        """Returns the prefill instance with the least of these times. Ties go to the one that decodes least, then to
+        the first by id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
         least = int(costs_s.argmin())
         near = costs_s <= costs_s[least] + NANO_S
         if np.count_nonzero(near) == 1:
@@ -278,32 +278,32 @@ class Pool:
         return self.prefills[int(equal[np.argmin(self.prefills[0].loads.arrays.decoding.take(self.rows.take(equal)))])]
 
     def queues_s(self, now_s: float) -> NDArray[np.float64]:
-        """Of each prefill instance, seconds of work before a new request."""
+        """Returns the seconds of work before a new request, by prefill instance."""
         return self.prefills[0].loads.queues_s(self.rows, now_s)
 
     def waits_s(self, now_s: float) -> NDArray[np.float64]:
-        """Of each prefill instance, seconds until a new request's prompt is computed: it waits for KV memory, then for
-        its turn."""
+        """Returns the seconds until a prompt is computed, by prefill instance: the wait for KV memory, then the
+        queue."""
         return self.queues_s(now_s) + self.rooms_s
 
     @property
     def rooms_s(self) -> NDArray[np.float64]:
-        """Of each prefill instance, seconds until a new request has KV memory."""
+        """Seconds until a new request has KV memory, by prefill instance."""
         return self.prefills[0].loads.arrays.room_s.take(self.rows)
 
     def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
-        """Of each prefill instance, the leading tokens of the prompt."""
+        """Returns the leading tokens of the prompt that each prefill instance holds."""
         if not match.blocks:
             return np.zeros(len(self.prefills), np.int64)
         held = np.frombuffer(memoryview(match.held_by_row(self.last_row + 1)), np.int64)[self.rows]
         return request.reused_tokens_of(held, self.layout.block_tokens)
 
     def prefills_s(self, tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Of each prefill instance, seconds to compute a prompt of which it reuses so many tokens."""
+        """Returns the seconds to compute a prompt of which ``reused`` tokens are reused, by prefill instance."""
         return self.prefills[0].loads.prefills_s(self.rows, tokens, reused)
 
     def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
-        """Those of the sources that did not just fail the reader."""
+        """Returns the sources that did not just fail the reader."""
         failed = reader.load.failed_sources
         if not failed:
             return self.sources
@@ -311,7 +311,7 @@ class Pool:
         return self.sources.less(state for address in failed for state in self.by_address.get(address, ()))
 
     def without(self, exclude: frozenset[str]) -> Pool:
-        """The pool less some instances, as executors and as sources."""
+        """Returns the pool less some instances, as executors and as sources."""
         return replace(
             self,
             prefills=tuple(state for state in self.prefills if state.info.instance_id not in exclude),
@@ -322,21 +322,21 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request whose prompt is not being computed yet, and why it is where it is."""
+    """A request whose prompt is not being computed yet, and the decision that placed it where it is."""
 
     request: PlacementRequest
     decision: PlacementDecision
     placed_s: float
-    """When it was placed first."""
+    """The time when it was placed first."""
 
 
 Queues = Callable[[InstanceState], Sequence[Waiting]]
-"""Who waits at an instance, in the order of service as far as that is known."""
+"""A function that returns the requests waiting at an instance, in the order of service as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request that waits at one instance should wait at another one."""
+    """A waiting request that should move from one instance to another."""
 
     request: PlacementRequest
     source: InstanceState

@@ -1,6 +1,6 @@
-"""Who holds how much of one prompt's beginning: what a lookup in the block index gives.
+"""The result of a look-up in the block index: who holds how much of one prompt's beginning.
 
-A set of holders is an ``int`` with a bit per holder, which nobody outside this file and the index looks at.
+A set of holders is an ``int`` with a bit per holder.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 FEW_RUNS: Final = 4
-"""Are looked through for one holder, or one mask of them."""
+"""A match of at most so many runs is searched run by run for a holder, or a mask of holders."""
 
 
 class Holder(Protocol):
-    """Whoever holds blocks; ``bit`` comes from :meth:`BlockIndex.add`."""
+    """A holder of blocks; its ``bit`` comes from :meth:`BlockIndex.add`."""
 
     @property
     def bit(self) -> int: ...
@@ -38,7 +38,7 @@ class Holders(Generic[Member]):
         return iter(self.among(self.mask))
 
     def less(self, members: Iterable[Member]) -> Holders[Member]:
-        """The set without these. It shares what is large: every reader of a placement may have one of its own."""
+        """Returns the set without these members. It shares what is large: each reader may have a set of its own."""
         left: Holders[Member] = Holders(())
         left._by_bit, left.mask = self._by_bit, self.mask
         for member in members:
@@ -46,7 +46,7 @@ class Holders(Generic[Member]):
         return left
 
     def among(self, mask: int) -> list[Member]:
-        """The members whose bits are in a mask."""
+        """Returns the members whose bits are in a mask."""
         by_bit, left = self._by_bit, mask & self.mask
         members: list[Member] = []
         while left:
@@ -57,7 +57,7 @@ class Holders(Generic[Member]):
 
 
 class PrefixMatch:
-    """Who holds how much of a prompt's beginning.
+    """The holders of a prompt's beginning, and how much of it each holds.
 
     ``runs`` are ``(first block, mask of holders)`` where the set of holders changes. Every block before ``blocks`` has
     a holder and the one after has none.
@@ -66,24 +66,24 @@ class PrefixMatch:
     __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks", "soon")
 
     def __init__(self, runs: Sequence[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
-        """``soon``: the same with what holders expect to hold when a new request's turn comes; else there is no such
-        thing."""
+        """Takes the runs of a look-up. ``soon``: the match that includes what holders expect to hold when a new
+        request's turn comes; None if they expect nothing."""
         self._runs = runs
         self.blocks = blocks
         self.soon: PrefixMatch = self if soon is None else soon
         self._leading: dict[int, int] | None = None
         self._all: int | None = None
         self._extents: dict[tuple[int, int, int | None], int] = {}
-        """What was found for ``(first block, who may be asked, most spans)``: most readers of a placement hold nothing
-        of the prompt, so they all ask the same."""
+        """Extents found, by ``(first block, mask of who may be asked, most spans)``: most readers of a placement hold
+        nothing of the prompt, so they all ask the same."""
 
     @property
     def runs(self) -> Sequence[tuple[int, int]]:
-        """Never changed: with :attr:`blocks`, all that is to be kept of a match to ask it later."""
+        """The runs, never changed: with :attr:`blocks`, all that is to be kept of a match to ask it later."""
         return self._runs
 
     def held_by(self, holder: Holder) -> int:
-        """Blocks it holds without a gap from the start."""
+        """Returns how many blocks the holder has without a gap from the start."""
         runs, bit = self._runs, holder.bit
         if len(runs) <= FEW_RUNS:
             for start, holders in runs:
@@ -95,14 +95,14 @@ class PrefixMatch:
         return self._leading.get(bit, 0)
 
     def holders_of(self, block: int) -> int:
-        """A mask of who holds this block, before :attr:`blocks`."""
+        """Returns a mask of who holds this block, before :attr:`blocks`."""
         for start, holders in reversed(self._runs):
             if start <= block:
                 return holders
         return 0
 
     def held_by_row(self, rows: int) -> vec[i64]:
-        """As :meth:`held_by` of all holders, by the number of their bit, below ``rows``."""
+        """Returns :meth:`held_by` of all holders, by the number of their bit, below ``rows``."""
         held = vec[i64]([0] * rows)
         kept = (1 << rows) - 1
         for mask, end in self._ends():
@@ -120,7 +120,7 @@ class PrefixMatch:
         return held
 
     def _ends(self) -> Iterator[tuple[int, int]]:
-        """Masks of holders and where what they hold without a gap ends; who holds nothing is in none."""
+        """Yields masks of holders and the end of what they hold without a gap; a holder of nothing is in no mask."""
         if not self._runs:
             return
         unbroken = self._runs[0][1]
@@ -135,14 +135,12 @@ class PrefixMatch:
     def extent_for(
         self, reader: Holder, first_block: int, sources: Holders[Member], spans_max: int | None = None
     ) -> int:
-        """End of the blocks from ``first_block`` on of which each is held by one of ``sources`` besides the reader.
-
-        With ``spans_max``, as far as so many spans of :meth:`spans_for` go.
-        """
+        """Returns the end of the blocks from ``first_block`` on that are held by ``sources`` other than the reader,
+        each by at least one. With ``spans_max``, it is as far as so many spans of :meth:`spans_for` go."""
         return self.extent(first_block, sources.mask & ~reader.bit, spans_max)
 
     def extent(self, first_block: int, mask: int, spans_max: int | None = None) -> int:
-        """The same of the sources in a mask, which the reader is not in."""
+        """Returns :meth:`extent_for` for the sources in a mask, which the reader is not in."""
         if len(self._runs) <= FEW_RUNS:
             return self._extent(first_block, mask, spans_max)
         if self._all is None:
@@ -157,7 +155,7 @@ class PrefixMatch:
 
     def _extent(self, first_block: int, mask: int, spans_max: int | None) -> int:
         runs = self._runs
-        if spans_max is not None and len(runs) > spans_max:  # else there is at most a span for each run
+        if spans_max is not None and len(runs) > spans_max:  # else there are few: at most one for each run
             spans = self.spans(first_block, self._extent(first_block, mask, None), mask, spans_max)
             return spans[-1][1] if spans else first_block
         end = first_block
@@ -173,17 +171,18 @@ class PrefixMatch:
     def spans_for(
         self, reader: Holder, first_block: int, end_block: int, sources: Holders[Member]
     ) -> list[tuple[int, int, list[Member]]]:
-        """``(first, end, who holds all of it)`` from ``first_block`` on without a gap, besides the reader.
+        """Returns spans ``(first, end, who holds all of it)`` from ``first_block`` on without a gap, the reader left
+        out.
 
-        Each span goes as far as any one source does, so they are as few as can be. Requires ``end_block <=
+        Each span goes as far as any one source does, so there are as few as possible. Requires ``end_block <=
         extent_for(reader, first_block, sources)``.
         """
         spans = self.spans(first_block, end_block, sources.mask & ~reader.bit, len(self._runs))
         return [(at, end, sources.among(holders)) for at, end, holders in spans]
 
     def spans(self, first_block: int, end_block: int, allowed: int, most: int) -> list[tuple[int, int, int]]:
-        """As :meth:`spans_for`, with a mask for who may be asked, and one for who holds all of each. The first so many:
-        of all there are no more than runs."""
+        """Returns the first ``most`` spans of :meth:`spans_for`, each with a mask of who holds all of it; ``allowed``
+        is a mask of who may be asked. There are never more spans than runs."""
         runs = self._runs
         spans: list[tuple[int, int, int]] = []
         index = 0
@@ -209,7 +208,7 @@ NO_MATCH = PrefixMatch([], 0)
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The single bits of a mask, lowest first."""
+    """Yields the single bits of a mask, lowest first."""
     while mask:
         low = mask & -mask
         yield low

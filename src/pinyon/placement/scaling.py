@@ -1,8 +1,9 @@
-"""When instances should be added, and when one should go (DualMap §3.4, A.3.3).
+"""The decision when to add instances, and when to remove one (DualMap §3.4, A.3.3).
 
-Added where first tokens are not in time, or all instances are overloaded: many at once, since a queue that has built up
-is not worked off by one more. Removed one by one, while those that stay would be idle enough. What is looked at is what
-placements predict: when it is decided, nobody has waited for it yet. The paper prints no rule; these bounds are ours.
+Instances are added where first tokens are not in time, or all instances are overloaded. Many are added at once, since
+one would not work off a queue that has built up. They are removed one by one, while those that stay would be idle
+enough. Both go by predictions, as those come before anybody has waited. The paper prints no rule; these bounds are
+ours.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from pinyon.core.policies import check_bounds
 INSTANCES_MAX = 4096
 DIGITS_MAX = 9
 PARTS, PARTS_MAX = 32, 4096
-"""Of the shorter window, in which placements are added up: looking back costs the same at any rate."""
+"""Parts of the shorter window, in which placements are added up: looking back costs the same at any rate."""
 SAMPLES_MIN = 20
-"""Placements in a window that tell anything."""
+"""Fewer placements in a window tell nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """``least`` to ``most`` instances; times in seconds."""
+    """The bounds, for ``least`` to ``most`` instances; times in seconds."""
 
     least: int
     most: int
     slo_s: float = 5.0
-    """Of the TTFT, of requests that name none."""
+    """The TTFT SLO of requests that name none."""
     share: float = 0.9
-    """Of the placements, that should be in time."""
+    """The share of the placements that should be in time."""
     overload: float = 0.5
-    """Of the SLO: instances that in the mean have more than that to compute are overloaded."""
+    """The mean work of instances, as a share of the SLO, beyond which they are overloaded."""
     grow: float = 1.0
-    """Added at once, for each that there is; at least one."""
+    """Instances added at once, for each that there is; at least one."""
     idle: float = 0.5
-    """Of the time that those who stay would compute prompts at most, where one goes."""
+    """The largest share of their time that the remaining instances would compute prompts, for one to be removed."""
     hold_s: float = 10.0
-    """It has to be so for so long: a burst is over before something new is there."""
+    """The time for which overload must last before instances are added: a burst is over before they are there."""
     window_s: float = 30.0
-    """Of placements that are looked at before something is added."""
+    """The window of placements that is looked at before instances are added."""
     idle_window_s: float = 120.0
-    """The same, before one goes."""
+    """The window that is looked at before one is removed."""
     settle_s: float = 60.0
-    """After some were added nothing is decided: they have to come, and queues to be worked off."""
+    """The time without decisions after instances were added: they have to come, and queues to be worked off."""
     between_s: float = 30.0
-    """From one that goes to the next."""
+    """The time from one removal to the next."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
@@ -59,7 +60,7 @@ class ScalingSettings:
 
 
 def parse_sizes(text: str) -> tuple[int, int] | None:
-    """Of ``LEAST-MOST``; None for an empty text. Raises :class:`InvalidArgument`."""
+    """Returns the numbers of ``LEAST-MOST``; None for an empty text. Raises :class:`InvalidArgument`."""
     if not text:
         return None
     least, _, most = text.partition("-")
@@ -71,7 +72,7 @@ def parse_sizes(text: str) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class _Part:
-    """Placements of a little while."""
+    """Sums over the placements of a short time."""
 
     began_s: float
     count: int = 0
@@ -80,26 +81,24 @@ class _Part:
 
 
 class Scaler:
-    """Of one model's instances that compute prompts. ``placed`` for each request, ``decide`` now and then."""
+    """The scaling of one model's prefill instances: ``placed`` for each request, ``decide`` now and then."""
 
     def __init__(self, settings: ScalingSettings, now_s: float) -> None:
         self._settings = settings
         self._part_s = min(settings.window_s, settings.idle_window_s) / PARTS
         self._parts: deque[_Part] = deque(maxlen=PARTS_MAX)
-        """In order of time, those that a window still looks at."""
+        """Parts in order of time, as far back as a window looks."""
         self._settled_s = now_s
         self._since_s = now_s
-        """Since when there are as many as there are now."""
+        """The time since when there are as many instances as now."""
         self._hot_since_s: float | None = None
 
     def placed(
         self, ttft_s: float, prefill_s: float, now_s: float, slo_s: float = 0.0, own_s: float | None = None
     ) -> None:
-        """What was predicted of a request, infinite if it found no place; its SLO, 0: it names none.
-
-        ``own_s``: of the TTFT, what no idle cluster would spare it, where that is not ``prefill_s``. One that is too
-        late by that alone is work for those that there are, and asks for no more instances.
-        """
+        """Adds what was predicted of a request: its TTFT, infinite if it found no place, and its SLO, 0 if it names
+        none. ``own_s``: the part of the TTFT that no idle cluster would spare it, where that is not ``prefill_s``. A
+        request that is too late by that alone is work for the present instances, and asks for no more of them."""
         if not self._parts or now_s >= self._parts[-1].began_s + self._part_s:
             self._forget(now_s)
             self._parts.append(_Part(now_s))
@@ -116,7 +115,7 @@ class Scaler:
             self._parts.popleft()
 
     def decide(self, queues_s: Sequence[float], now_s: float) -> int:
-        """How many more there should be than ``queues_s``, seconds of work for each that is there: -1, 0 or more."""
+        """Returns how many instances should be added: -1, 0 or more. ``queues_s``: seconds of work of each."""
         settings, count = self._settings, len(queues_s)
         self._forget(now_s)
         if not self._overloaded(queues_s, now_s):

@@ -1,4 +1,4 @@
-"""One request in, one placement out: pools, policy, admission, and the account of what is in flight."""
+"""The scheduler: one request in, one placement out, by pools, policy, admission, and what is in flight."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ Consider = Callable[[PlacementRequest, PlacementDecision, Pool, PrefixMatch], No
 
 
 class Scheduler:
-    """Places requests on a fleet by one policy."""
+    """The placement of requests on a fleet by one policy."""
 
     def __init__(self, fleet: Fleet, policy: PlacementPolicy, rng: Random | None = None) -> None:
-        """``rng``: what chance the policy has; by default one of a fixed seed."""
+        """Starts with a policy. ``rng``: the policy's source of chance; by default one of a fixed seed."""
         self._fleet = fleet
         self._rng = rng or Random(0)
         self.consider: Consider | None = None
-        """Is told of each decision before it is judged and counted: what it saw of the fleet is still so."""
+        """A callback for each decision, before it is judged and counted: what it saw of the fleet is still so."""
         self.use(policy)
 
     def use(self, policy: PlacementPolicy) -> None:
-        """From now on this one places."""
+        """Places by this policy from now on."""
         self._policy = policy
         self._rebalancing = policy if isinstance(policy, Rebalancing) else None
         self._fleet.inflight.heard = policy.prefilled if isinstance(policy, Learning) else None
 
     def schedule(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
-        """Decide and count the placement as in flight.
+        """Decides on a placement, and counts it as in flight.
 
         Raises :class:`NotFound` (model), :class:`InvalidArgument` (does not fit into any instance),
-        :class:`Unavailable` (no instance), :class:`Rejected` (SLO), :class:`ResourceExhausted` (in-flight limit).
-        While the fleet is settling, those that an instance still to come may prove wrong are :class:`Unavailable`.
+        :class:`Unavailable` (no instance), :class:`Rejected` (SLO), :class:`ResourceExhausted` (in-flight limit). While
+        the fleet is settling, refusals that a further instance may prove wrong are :class:`Unavailable`.
         """
         fleet = self._fleet
         fleet.inflight.shares_no_more(request.request_id)
         decision, pool, match = self._settled(request, now_s)
-        if decision.doubts_transfer:  # the next one is later, even if nothing is learned from this one
+        if decision.doubts_transfer:  # the next such fetch is later, even if nothing is learned from this one
             decision.prefill.transfer_learned_s = now_s
         block_tokens = pool.layout.block_tokens
         blocks = decode_blocks(request, block_tokens) - decision.shared_blocks
@@ -59,24 +59,24 @@ class Scheduler:
         if not (request.no_reuse or request.request_class.no_store):
             expected = key_sample(request.block_keys, fleet.sample_of(pool.layout), held)
             shared = request.block_keys
-        kept = request if decision.alternate is not None else None  # only such a one may move
+        kept = request if decision.alternate is not None else None  # only a request with an alternate may move
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept, decoded_keys=shared)
         return decision
 
     def decide(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
-        """As :meth:`schedule`, for who counts it himself."""
+        """Returns the decision of :meth:`schedule` without counting it: the caller does so."""
         return self._settled(request, now_s)[0]
 
     def decide_at(
         self, request: PlacementRequest, prefill: InstanceState, alternate: InstanceState | None, now_s: float
     ) -> PlacementDecision:
-        """A decision for a request that moves to this instance, which computes it with what it holds."""
+        """Returns a decision for a request that moves to this instance, which computes it with what it holds."""
         pool = next(each for each in self._fleet.pools(request.model) if prefill in each.prefills)
         decision = at_one("moved", request, pool, self._match(request, pool), prefill, now_s, alternate)
         return decision.with_drain(request, pool)
 
     def moves(self, request: PlacementRequest, decision: PlacementDecision, queues: Queues, now_s: float) -> list[Move]:
-        """What should wait elsewhere, now that the request was placed so; empty where the policy moves nothing."""
+        """Returns what should wait elsewhere, now that the request was placed so; empty if the policy moves nothing."""
         policy = self._rebalancing
         if policy is None or decision.alternate is None:
             return []
@@ -116,8 +116,9 @@ class Scheduler:
     def _soonest_first(
         self, request: PlacementRequest, pools: list[Pool], now_s: float
     ) -> list[tuple[Pool, PrefixMatch]]:
-        """Pools with who holds the prompt there. A policy is asked for one of them, and for the next one only if
-        nothing there is in time: it may count requests. Several there are while weights or layouts change."""
+        """Returns the pools, each with who holds the prompt, by the earliest possible first token. A policy is asked
+        for the next pool only if nothing in the one before is in time: it may count requests. Several exist while
+        weights or layouts change."""
         found = [(pool, self._match(request, pool)) for pool in pools]
         if len(found) > 1:
             found.sort(key=lambda each: _soonest_s(request, each[0], each[1], now_s))
@@ -133,7 +134,7 @@ class Scheduler:
     def _probe(
         self, request: PlacementRequest, refused: list[tuple[PlacementDecision, Pool, PrefixMatch]], now_s: float
     ) -> tuple[PlacementDecision, Pool, PrefixMatch] | None:
-        """A placement in spite of its SLO, on instances that are due to be measured."""
+        """Returns a placement in spite of its SLO, on instances that are due to be measured, or None."""
         for decision, pool, match in refused:
             late, slow = is_late(request, decision), is_slow(request, decision)
             due = probe_pool(pool, now_s, prefills=late, decodes=slow)
@@ -143,7 +144,7 @@ class Scheduler:
             if (is_late(request, probe) and not late) or (is_slow(request, probe) and not slow):
                 continue
             if self.consider is not None:
-                # what the policy found is of those that it was asked about
+                # the policy's findings are about the instances that it was asked about
                 self.consider(request, probe, pool if probe.considered is None else due, match)
             # even if its measurement never comes, the next probe is later
             if late:
@@ -155,13 +156,13 @@ class Scheduler:
 
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:
-    """When a first token could be there, by what waits there and by what instances hold themselves."""
+    """Returns the seconds until a first token could be there, by what waits and by what instances hold themselves."""
     reused = pool.reused_tokens(request, match.soon)
     return float((pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, reused)).min())
 
 
 def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:
-    """Only full blocks of the prompt have keys. Raises :class:`InvalidArgument`."""
+    """Raises :class:`InvalidArgument` if there are more keys than full blocks of the prompt: only those have keys."""
     keys = len(request.block_keys) // KEY_BYTES
     smallest = pools[0].layout.block_tokens
     for pool in pools:
@@ -175,7 +176,7 @@ def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:
 
 
 def _usable(request: PlacementRequest, pools: tuple[Pool, ...]) -> list[Pool]:
-    """The pools less excluded instances and those the request does not fit into; never empty."""
+    """Returns the pools less excluded instances and those the request does not fit into; never empty."""
     exclude = request.exclude
     remaining: list[Pool] = []
     for pool in pools:
@@ -204,7 +205,7 @@ def _excluded() -> Unavailable:
 
 
 def _narrowed(request: PlacementRequest, pool: Pool) -> Pool:
-    """The pool less the instances that the request does not fit into."""
+    """Returns the pool less the instances that the request does not fit into."""
     block_tokens = pool.layout.block_tokens
     prefills = tuple(state for state in pool.prefills if _prompt_fits(request, state, block_tokens))
     decodes = tuple(state for state in pool.decodes if _decode_fits(request, state, block_tokens))

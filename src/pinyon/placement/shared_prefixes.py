@@ -1,9 +1,9 @@
-"""Which instances decode requests of which prefix: there another one of it costs a batch little more to read.
+"""The instances that decode requests of each prefix: there one more such request adds little for a batch to read.
 
-What an instance says, of the largest groups, and what was placed there and has not ended. Of a placement nobody knows
-yet what others will share with it, so it counts at depths of which each is four times the one before: what is found is
-at least a quarter of what is shared, as far as whole levels go, until the instance says it. One that reads what is
-shared once for each request is not here.
+Instances report their largest groups; placements that have not ended are added. What later requests will share with a
+placement is not known yet, so it counts at depths each of which is four times the one before. What is found is thus at
+least a quarter of what is shared, as far as whole levels go, until the instance reports it. Instances that read shared
+KV once for each request are left out.
 """
 
 from __future__ import annotations
@@ -16,42 +16,41 @@ from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.core.shared_prefix import SharedPrefix
 
 DEPTHS_MAX: Final = 64
-"""Different ones that are looked at for a request: what is reported at others counts for nothing. Placements have as
-many again."""
+"""The limit of different depths that a look-up tries; reports at further ones do not count. Placements have as many."""
 FOUND_MAX: Final = 32
-"""Instances that one request is told of. Where more decode its prefix, some of these have room mostly."""
+"""The limit of instances that one look-up finds. Where more decode the prefix, some of these mostly have room."""
 DEPTH_STEP: Final = 4
-"""From one depth of a placement to the next: each has its price, at every placement and at its end."""
+"""The ratio of a placement's depth to the one before: each depth takes time, at every placement and at its end."""
 MARKS_MAX: Final = 1 << 18
-"""Of placements, ~60 MB. Those beyond it only look as if they shared nothing."""
+"""The limit of placements' marks, ~60 MB. Placements beyond it only look as if they shared nothing."""
 
 
 Mark = tuple[int, BlockKey]
-"""A depth in blocks and the key there. No named tuple: one is made for each, and those are slow to make."""
+"""A depth in blocks and the key there. Not a named tuple: those are slow to make, and every mark is one."""
 
 
 class SharedPrefixes:
-    """By rows of the load table. ``used``: False where nobody asks, then nothing is kept."""
+    """Shared prefixes by rows of the load table. ``used``: False where nobody asks, then nothing is kept."""
 
     def __init__(self) -> None:
         self.used = True
         self._depths: list[int] = []
-        """In order, those of what is here."""
+        """The depths of all marks, in order."""
         self._depths_said: dict[int, int] = {}
         self._depths_placed: dict[int, int] = {}
-        """Marks of reports and of placements at each."""
+        """The numbers of marks at each depth, of reports and of placements."""
         self._rows: dict[int, dict[BlockKey, dict[int, int]]] = {}
-        """By depth in blocks and by the key there, and how often a row is here: by a report, and by placements."""
+        """The number of marks of each row, by depth in blocks and by the key there, from reports and placements."""
         self._levels: dict[int, int] = {}
-        """Blocks of a level, of the rows that read once what is shared."""
+        """Blocks of a level, by row, for instances that read shared KV once."""
         self._said: dict[int, tuple[SharedPrefix, ...]] = {}
-        """The last report of each."""
+        """The last report of each row."""
         self._counted: dict[int, list[Mark]] = {}
-        """Of it, what is counted."""
+        """The marks of each row's last report that are counted."""
         self._marks = 0
 
     def __len__(self) -> int:
-        """Prefixes at their depths."""
+        """Returns the number of prefixes at their depths."""
         return sum([len(keys) for keys in self._rows.values()])
 
     @property
@@ -59,9 +58,9 @@ class SharedPrefixes:
         return not self._depths
 
     def reported(self, row: int, level_blocks: int, shared: tuple[SharedPrefix, ...]) -> None:
-        """What the instance says now; of a level of 0 nothing is kept."""
+        """Stores what the instance reports now; with a level of 0 nothing is kept."""
         same = level_blocks == self._levels.get(row, 0) and shared == self._said.get(row, ())
-        # What was at one depth too many may have its place by now.
+        # A mark that was at one depth too many may have its place by now.
         if not self.used or (same and len(self._counted.get(row, ())) == len(shared)):
             return
         for mark in self._counted.pop(row, ()):
@@ -75,7 +74,7 @@ class SharedPrefixes:
         self._counted[row] = [mark for mark in marks if self._count(row, mark, 1, self._depths_said)]
 
     def placed(self, row: int, block_keys: bytes) -> Sequence[Mark]:
-        """A request with these packed keys is decoded there. Returns what :meth:`ended` wants to know."""
+        """Counts a request with these packed keys that is decoded there. Returns its marks for :meth:`ended`."""
         depth = self._levels.get(row, 0)
         marks: list[Mark] = []
         while 0 < depth * KEY_BYTES <= len(block_keys) and self._marks < MARKS_MAX:
@@ -92,8 +91,8 @@ class SharedPrefixes:
         self._marks -= len(marks)
 
     def found(self, block_keys: bytes, row: int) -> dict[int, int]:
-        """Blocks that a request with these packed keys would share, by rows that decode such requests: at most
-        :data:`FOUND_MAX`, those that share most, and always ``row``."""
+        """Returns the blocks that a request with these packed keys would share, by rows that decode such requests. They
+        are at most :data:`FOUND_MAX`, those that share most, and ``row`` in any case."""
         found: dict[int, int] = {}
         depths = self._depths
         for place in range(len(depths) - 1, -1, -1):
@@ -113,7 +112,7 @@ class SharedPrefixes:
         return found
 
     def _count(self, row: int, mark: Mark, sign: int, depths: dict[int, int]) -> bool:
-        """Once more, or once less, by a report or a placement. False: it is at one depth too many."""
+        """Counts a mark once more, or once less. Returns False if it would be at one depth too many."""
         depth, key = mark
         of_depth = depths.get(depth, 0) + sign
         if of_depth == 0:
@@ -142,7 +141,7 @@ class SharedPrefixes:
         return True
 
     def check_integrity(self) -> None:
-        """Assert that the books agree (for tests and idle times)."""
+        """Asserts that the books agree (for tests and idle times)."""
         assert self._depths == sorted(self._rows) == sorted({*self._depths_said, *self._depths_placed})
         assert all(keys and all(keys.values()) for keys in self._rows.values())
         counts = sum([sum(rows.values()) for keys in self._rows.values() for rows in keys.values()])

@@ -1,8 +1,8 @@
-"""A balancing threshold that is adapted by measurement, which Mooncake §4.2 leaves to the future (footnote 1).
+"""A balancing threshold that follows measurements, which Mooncake §4.2 leaves to the future (footnote 1).
 
 Most requests are placed by the threshold in force, some by the next lower and the next higher one, drawn by lot, so
-that all three meet the same load. What counts is how long it took until a prompt was computed, beside how long that
-takes alone and without reuse. A neighbour that has clearly done better is in force from then on.
+that all three meet the same load. They are judged by how long it took until a prompt was computed, as a multiple of how
+long that takes alone and without reuse. A neighbour that has clearly done better is in force from then on.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from random import Random
 
 THRESHOLDS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
 TRIED = 0.1
-"""Of the requests, by each neighbour."""
+"""The share of the requests that each neighbour places."""
 LOOKS = (32, 64, 128, 256)
-"""Samples of a neighbour at which it is judged: who looks at every one sees by chance, sooner or later, what is not."""
+"""Numbers of samples at which a neighbour is judged: judged at every one, it would sooner or later win by chance."""
 SAMPLES_MAX = 2500
-"""Of the threshold in force; a neighbour has some 310 then. All begin anew: what was best may not be any more."""
+"""The limit of samples of the threshold in force; a neighbour has some 310 then. All counts begin anew, as another
+threshold may be the best by now."""
 CLEAR = 3.0
-"""Standard errors of the difference: with ten thousand requests and all equal, once in some twenty runs."""
+"""Standard errors of the difference: by chance, it is exceeded once in some twenty runs of ten thousand requests where
+all thresholds are equal."""
 COST_MAX = 100.0
-"""What takes longer than this many times counts as this much: a stall says nothing of a threshold."""
+"""The bound of a cost, as a multiple of the time alone: a stall says nothing of a threshold."""
 
 
 class _Costs:
@@ -31,7 +33,7 @@ class _Costs:
         self.mean = self.squares = 0.0
 
     def add(self, cost: float) -> None:
-        """By Welford's method."""
+        """Adds a cost by Welford's method."""
         self.count += 1
         off = cost - self.mean
         self.mean += off / self.count
@@ -43,16 +45,15 @@ class _Costs:
 
 
 class ThresholdTuner:
-    """``draw`` a threshold for each request, and ``learn`` what came of it."""
+    """The choice of thresholds: ``draw`` gives one for each request, and ``learn`` takes what came of it."""
 
     def __init__(self, start: float) -> None:
-        """From the nearest of :data:`THRESHOLDS` on."""
+        """Begins with the one of :data:`THRESHOLDS` that is nearest to ``start``."""
         self._at = min(range(len(THRESHOLDS)), key=lambda at: abs(THRESHOLDS[at] - start))
         self._costs: dict[float, _Costs] = {}
 
     @property
     def threshold(self) -> float:
-        """In force."""
         return THRESHOLDS[self._at]
 
     def draw(self, rng: Random) -> float:
@@ -61,7 +62,8 @@ class ThresholdTuner:
         return THRESHOLDS[min(max(self._at + step, 0), len(THRESHOLDS) - 1)]
 
     def learn(self, threshold: float, seconds: float, alone_s: float) -> None:
-        """By this threshold, a prompt was computed after ``seconds``; it takes ``alone_s`` alone, without reuse."""
+        """Learns that a prompt placed by ``threshold`` was computed after ``seconds``. It takes ``alone_s`` alone,
+        without reuse of a prefix."""
         if alone_s <= 0:
             return
         costs = self._costs.setdefault(threshold, _Costs())
@@ -72,12 +74,13 @@ class ThresholdTuner:
                 self._costs.clear()
         elif costs.count in LOOKS and mine.count >= LOOKS[0] and self._better(costs, mine):
             at = THRESHOLDS.index(threshold)
-            if abs(at - self._at) == 1:  # else it was placed before the last move
+            if abs(at - self._at) == 1:  # else the prompt was placed before the last move
                 self._at = at
                 self._costs.clear()
 
     @staticmethod
     def _better(other: _Costs, mine: _Costs) -> bool:
-        """By the larger variance of the two: of few samples of what is seldom and long, the cheap ones vary little."""
+        """Returns whether ``other`` is clearly better. The larger variance of the two counts: few samples without a
+        rare long one vary little."""
         error = sqrt(max(other.variance, mine.variance) * (1 / other.count + 1 / mine.count))
         return other.mean + CLEAR * error < mine.mean

@@ -1,1 +1,1 @@
-"""How fast machines are: numbers as data, each with where it comes from."""
+"""The speeds of machines: numbers as data, each with where it comes from."""

@@ -1,7 +1,7 @@
-"""How long the steps of an engine take: a formula, and its numbers for some model on some machine.
+"""The length of an engine's steps: a formula, and its numbers for some model on some machine.
 
-The numbers are data (``engines/NAME.json``, or a file of the user's with the same fields), each with where it comes
-from: ``stated`` by the source, or ``assumed`` by us and why.
+The numbers are data (``engines/NAME.json``, or a user's file with the same fields), each with where it comes from:
+``stated`` by the source, or ``assumed`` by us and why.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ SECONDS_MAX = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """Coefficients in seconds; see :meth:`seconds`. Raises :class:`InvalidArgument` naming the field."""
+    """An engine's coefficients in seconds: see :meth:`seconds`. Raises :class:`InvalidArgument` naming the field."""
 
     source: str
     stated: str
     assumed: str
     step_s: float
-    """Every step."""
+    """Seconds of every step."""
     prefill_token_s: float
-    """Every prompt token computed."""
+    """Seconds of every prompt token computed."""
     prefill_pair_s: float
-    """Attention: times ``end² - start²`` of a chunk at positions ``[start, end)``."""
+    """Seconds of attention, times ``end² - start²`` of a chunk at positions ``[start, end)``."""
     decode_step_s: float
-    """Every step that decodes: reading the weights."""
+    """Seconds of every step that decodes: reading the weights."""
     decode_request_s: float
-    """Every request of the batch."""
+    """Seconds of every request of the batch."""
     decode_kv_token_s: float
-    """Every token whose KV the batch reads."""
+    """Seconds of every token whose KV the batch reads."""
     decode_shared_share: float = 1.0
-    """Of a token whose KV is shared by the *whole* batch (FEATHER §3.2), or by some of it where the kernel reads what
-    each group shares once: what each further request pays for it. 1: as much as the first, nothing is gained."""
+    """The share that each further request pays for a shared token of KV; 1: as much as the first, nothing is gained.
+    The *whole* batch shares it (FEATHER §3.2), or some of it where the kernel reads what each group shares once."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,16 +53,14 @@ class EngineProfile:
                 raise _bad(f"{field.name} must be seconds from 0 to {SECONDS_MAX:.0f}, got {value!r}")
 
     def kv_read(self, kv_tokens: float, again: float) -> float:
-        """Tokens that count, of those that a batch reads together, if so many of them were read for another one of its
-        requests in the same step."""
+        """Returns the tokens that count, of those that a batch reads together, if ``again`` of them were read for
+        another one of its requests in the same step."""
         return kv_tokens - (1.0 - self.decode_shared_share) * again
 
     def seconds(self, chunks: Iterable[tuple[int, int]], decodes: int, kv_tokens: float) -> float:
-        """Length of a step of prompt chunks at ``[start, end)`` and of so many decoded requests that read so many
-        tokens together.
-
-        A mixed step takes as long as both parts one after the other; a step of nothing takes none.
-        """
+        """Returns the length of a step of prompt chunks at ``[start, end)`` and of ``decodes`` requests that read
+        ``kv_tokens`` together. A mixed step takes as long as both parts one after the other; an empty step takes 0
+        s."""
         seconds, any_chunk = self.step_s, False
         for start, end in chunks:
             any_chunk = True
@@ -77,7 +75,7 @@ def built_in_profiles() -> list[str]:
 
 
 def load_profile(name: str) -> EngineProfile:
-    """``name``: a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
+    """Loads a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
     return profile_from(EngineProfile, name, _FOLDER, "engine profile")
 
 

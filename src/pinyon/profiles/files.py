@@ -16,13 +16,13 @@ Profile = TypeVar("Profile")
 
 
 def names_in(folder: Path) -> list[str]:
-    """Of the profiles that come with pinyon."""
+    """Returns the names of the profiles that come with pinyon."""
     return sorted(path.stem for path in folder.glob("*.json"))
 
 
 def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Profile:
-    """``name``: of a profile in ``folder``, or a file (has a ``/`` or ends in ``.json``). ``what`` it is, as messages
-    say; the field of an error is that with underscores. Raises :class:`InvalidArgument`."""
+    """Loads the profile ``name`` from ``folder``, or from a file (has a ``/`` or ends in ``.json``). ``what`` is its
+    kind in messages, and with underscores the field of an error. Raises :class:`InvalidArgument`."""
 
     def bad(message: str) -> InvalidArgument:
         return InvalidArgument(f"{what}: {message}", field=what.replace(" ", "_"))

@@ -1,6 +1,6 @@
-"""What one instance has besides its engine: memory for KV, and the links over which KV moves.
+"""The parts of one instance besides its engine: memory for KV, and the links over which KV moves.
 
-Numbers are data (``machines/NAME.json``, or a file of the user's with the same fields), as those of engines.
+Numbers are data (``machines/NAME.json``, or a user's file with the same fields), as those of engines.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ MOST = 1e15
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """Raises :class:`InvalidArgument` naming the field."""
+    """The numbers of a machine. Raises :class:`InvalidArgument` naming the field."""
 
     source: str
     stated: str
     assumed: str
     engine: str
-    """Its engine's profile, see :func:`pinyon.profiles.engine_profile.load_profile`."""
+    """The profile of its engine: see :func:`pinyon.profiles.engine_profile.load_profile`."""
     kv_token_bytes: int
-    """KV of one token, all layers."""
+    """KV bytes of one token, all layers."""
     hbm_tokens: int
-    """For KV, beside the weights."""
+    """Tokens of KV in device memory, beside the weights."""
     dram_tokens: int
-    """Of the host, for KV; 0: none."""
+    """Tokens of KV in the host's memory; 0: none."""
     dram_bytes_s: float
-    """Between host and device."""
+    """Bytes per second between host and device."""
     nic_bytes_s: float
-    """Of all NICs together, in each direction."""
+    """Bytes per second of all NICs together, in each direction."""
     ssd_bytes_s: float
-    """Reads of all SSDs together."""
+    """Bytes per second that all SSDs together read."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -54,7 +54,7 @@ def built_in_machines() -> list[str]:
 
 
 def load_machine(name: str) -> MachineProfile:
-    """``name``: a built-in one, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
+    """Loads a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
     return profile_from(MachineProfile, name, _FOLDER, "machine profile")
 
 

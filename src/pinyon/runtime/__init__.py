@@ -1,1 +1,1 @@
-"""Edge: what every service process needs — settings, process life, gRPC set-up, telemetry, metrics, logs, Redis."""
+"""Edge: the parts that every service process needs: settings, process life, gRPC, telemetry, metrics, logs, Redis."""

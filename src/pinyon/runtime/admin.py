@@ -1,8 +1,7 @@
-"""``AdminService``: the one call that changes how a process behaves while it runs, and the one that records what it
-serves.
+"""The ``AdminService``, with one call that changes how a process behaves and one that records what it serves.
 
-A service names what can be changed there, and for what cannot, why not. Only admins may call; where nobody has an
-identity (no TLS), only processes of this machine.
+A service names the settings that can be changed, and for others why they cannot. Only admins may call; where nobody has
+an identity (no TLS), only processes of this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SALT_BYTES = range(16, 65)
 _CALLERS: Callers = {"Apply": frozenset((ADMIN,)), "Record": frozenset((ADMIN,))}
 
 Record = Callable[[bytes], AsyncGenerator[admin_pb2.RecordResponse, None]]
-"""By its salt: what a recording's caller is told."""
+"""A function that yields the messages of a recording, given its salt."""
 
 _log = get_logger("admin")
 
@@ -38,13 +37,13 @@ class Changeable:
 
     name: str
     value: Callable[[], str]
-    """As it would be written now."""
+    """Returns the present value, as it would be written."""
     parse: Callable[[str], Callable[[], None]]
-    """Checks a value, and gives what makes it count; raises ``ValueError`` that names what is wrong."""
+    """Checks a value and returns a function that applies it; raises a ``ValueError`` that says what is wrong."""
 
 
 def changeable_flag(name: str, read: Callable[[], bool], write: Callable[[bool], None]) -> Changeable:
-    """``true`` or ``false``."""
+    """Returns a changeable setting that is ``true`` or ``false``."""
 
     def parse(text: str) -> Callable[[], None]:
         if text not in ("true", "false"):
@@ -60,8 +59,9 @@ def changeable_policy(
     use: Callable[[Any, str], None],
     make: Callable[[str], Any] | None = None,
 ) -> Changeable:
-    """A policy of that kind, ``chosen`` at the start. ``use`` is given a new policy, or what else ``make`` makes of a
-    choice, and how it was written."""
+    """Returns a changeable policy of the registry's kind, ``chosen`` at the start.
+
+    ``use`` gets what ``make`` makes of a new choice (by default a policy), and the choice as it was written."""
     now = chosen
     make = make or registry.make
 
@@ -84,8 +84,9 @@ def add_admin(
     fixed: Mapping[str, str] | None = None,
     record: Record | None = None,
 ) -> None:
-    """Let the server serve it. ``fixed`` names settings that people may expect here, and why they cannot be changed;
-    without ``record`` there is nothing to record."""
+    """Adds the service to a server; without ``record`` there is nothing to record.
+
+    ``fixed`` names settings that people may expect here, and why they cannot be changed."""
     server.add(
         admin_pb2_grpc.add_AdminServiceServicer_to_server,
         AdminServicer(changeable, fixed or {}, record),
@@ -95,7 +96,7 @@ def add_admin(
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Checks everything first, then changes everything."""
+    """The service; it checks all changes before it makes any."""
 
     def __init__(self, changeable: Sequence[Changeable], fixed: Mapping[str, str], record: Record | None) -> None:
         self._changeable = {each.name: each for each in changeable}
@@ -116,7 +117,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
 
     async def Record(self, request: admin_pb2.RecordRequest, context: Any) -> None:
-        """Writes by itself: a cancel then arrives in here."""
+        """Writes messages itself instead of yielding them, so that a cancel arrives in this method."""
         who = admitted(context)
         if self._record is None:
             raise FailedPrecondition("only a load balancer sees whole requests")
@@ -149,8 +150,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def admitted(context: Any) -> str:
-    """Returns who calls a method that is for admins, for the log. Raises :class:`PermissionDenied` for a caller without
-    an identity that is not on this machine."""
+    """Returns the caller of a method for admins, for the log.
+
+    Raises :class:`PermissionDenied` for a caller without an identity that is not on this machine."""
     known, peer = caller(context), str(context.peer())
     if known is not None:
         return f"{known} at {peer}"

@@ -1,4 +1,4 @@
-"""What a file of API keys says, for the load balancer that asks for them and for whoever starts one."""
+"""Files of API keys, for the load balancer that asks for keys and for programs that start one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _NUMBERS = frozenset(("priority", "rpm", "tpm"))
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who holds a key. ``kind`` and ``priority`` are for requests that name none; if there are ``geographies``, its
-    requests may name no others and are carried with these. Nothing places by them yet. ``rpm`` and ``tpm`` are requests
-    and tokens per minute for all keys of the tenant; 0 is no limit, None the load balancer's default."""
+    """The holder of a key.
+
+    ``kind`` and ``priority`` are for requests that name none. If there are ``geographies``, the client's requests may
+    name no others, and carry these. No placement uses them yet. ``rpm`` and ``tpm`` are requests and tokens per minute
+    for all keys of the tenant; 0 is no limit, None the load balancer's default."""
 
     tenant: str
     kind: str = ""
@@ -35,21 +37,21 @@ class Client:
 
     @property
     def holder(self) -> str:
-        """In whose name bytes and places are held; empty: in nobody's, for there is only one client."""
+        """The name in which bytes and places are held; empty for :data:`PUBLIC`, which is the only client."""
         return "" if self is PUBLIC else self.tenant
 
 
 PUBLIC = Client("public")
-"""Everyone, where no keys are configured."""
+"""The client that everyone is where no keys are configured."""
 
 
 def read_api_keys(path: str) -> dict[str, Client]:
-    """Keys from a file: a JSON object ``{key: tenant}``, or lines ``key tenant`` (``#`` begins a comment line).
+    """Returns the clients by key from a file.
 
-    Instead of the tenant, JSON may have an object with ``tenant`` and, as wanted, ``type``, ``priority``,
-    ``geographies`` (a list), ``rpm`` and ``tpm``; behind the tenant, a line may have ``type=chat priority=5
-    geographies=eu-west,eu-north rpm=600 tpm=100000``. Limits are the tenant's: one of its entries is enough, and no two
-    may differ.
+    The file is a JSON object ``{key: tenant}``, or lines ``key tenant`` (``#`` begins a comment line). Instead of the
+    tenant, JSON may have an object with ``tenant`` and optionally ``type``, ``priority``, ``geographies`` (a list),
+    ``rpm`` and ``tpm``. After the tenant, a line may have ``type=chat priority=5 geographies=eu-west,eu-north rpm=600
+    tpm=100000``. Limits are the tenant's: one of its entries is enough, and no two may differ.
     Raises :class:`InvalidArgument` if the file is not as above; the message never holds a key.
     """
     try:
@@ -83,11 +85,11 @@ def read_api_keys(path: str) -> dict[str, Client]:
 
 
 class _Object(list[tuple[str, object]]):
-    """The members of a JSON object, repeated ones too."""
+    """The members of a JSON object, including repeated ones."""
 
 
 def _client(entry: object) -> Client:
-    """Raises :class:`InvalidArgument`, whose message holds nothing of the entry but names."""
+    """Returns an entry's client. Raises :class:`InvalidArgument`, whose message holds only names of the entry."""
     members = dict(entry) if isinstance(entry, _Object) else {"tenant": entry}
     unknown = set(members) - {"tenant", "type", "priority", "geographies", "rpm", "tpm"}
     if unknown or (isinstance(entry, _Object) and len(entry) != len(members)):
@@ -114,7 +116,7 @@ def _client(entry: object) -> Client:
 
 
 def _with_limits(keys: dict[str, Client]) -> dict[str, Client]:
-    """Every key with the limits of its tenant, whichever entry names them."""
+    """Gives every key the limits of its tenant, whichever entry names them."""
     limits: dict[str, Client] = {}
     for client in keys.values():
         known = limits.setdefault(client.tenant, client)

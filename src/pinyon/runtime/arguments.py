@@ -1,4 +1,4 @@
-"""Command lines: options are spelled with hyphens, and an unknown word is answered with the near one."""
+"""Command lines with options spelled with hyphens; the error about an unknown word suggests a similar one."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pinyon.core.near import did_you_mean
 
 
 def module_as_typed(module: str) -> str:
-    """``PYTHON -m MODULE``: the interpreter as it was typed, if that is how this program was started."""
+    """Returns ``PYTHON -m MODULE``, with the interpreter as typed if this program was started that way."""
     typed = sys.orig_argv
     python = typed[0] if typed[1:3] == ["-m", module] else "python"
     return shlex.join([python, "-m", module])
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes underscores in options for hyphens. For an unknown option or choice it names the one that is near.
+    """A parser that takes underscores in options for hyphens, and suggests words similar to unknown options or choices.
 
     Parsers of subcommands are of this class, too.
     """
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
-        """As the base class's, but what is unknown is an error in this parser, which knows what it could have been."""
+        """Parses as the base class does, but ends the program at unknown words, as this parser knows similar ones."""
         given = _hyphened(sys.argv[1:] if args is None else args)
         if self._subparsers is None:
-            # First of all: a missing value or argument is a consequence of the option that was not understood.
+            # This check comes first: an unknown option may be the cause of a missing value or argument.
             self._refuse(given[: given.index("--")] if "--" in given else given)
         found, left = super().parse_known_args(given, namespace)
         if left:
@@ -39,8 +39,7 @@ class Parser(argparse.ArgumentParser):
         return found, left
 
     def _placed(self, found: Any, words: list[str]) -> list[str]:
-        """Give words that stand behind an option to the optional arguments that ``argparse`` took to be left out before
-        it. What nobody takes comes back."""
+        """Gives words after an option to optional arguments that ``argparse`` took as left out; returns the rest."""
         if any(each.startswith("-") for each in words):
             return words
         for action in self._get_positional_actions():
@@ -55,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         return words
 
     def _refuse(self, given: Sequence[str]) -> None:
-        """Ends the program at the first long option that is unknown, and no beginning of a known one."""
+        """Ends the program at the first long option that is unknown and does not begin a known one."""
         known = list(self._option_string_actions)
         for each in given:
             option = each.partition("=")[0]
@@ -73,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _hyphened(given: Sequence[str]) -> list[str]:
-    """What follows ``--`` is as it was: no options."""
+    """Returns the words with hyphens in option names; words after ``--`` are no options and stay as they are."""
     args = list(given)
     end = args.index("--") if "--" in args else len(args)
     for place, each in enumerate(args[:end]):

@@ -1,4 +1,4 @@
-"""Places for what arrives from people's programs: so many at once, and no more than so many of one sender."""
+"""Places for messages that arrive from clients' programs, limited in total and per sender."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EACH_MAX = 64
 
 
 class Arrivals:
-    """On one event loop. Senders go by name; nothing is kept of those of whom nothing is here."""
+    """The places, for one event loop. Senders go by name; a sender that holds no place is forgotten."""
 
     def __init__(self, all_max: int = ALL_MAX, each_max: int = EACH_MAX) -> None:
         self._each_max = each_max
@@ -22,12 +22,12 @@ class Arrivals:
         self._staying: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Senders of whom something is here."""
+        """Returns the number of senders that hold or wait for a place."""
         return len(self._each.keys() | self._staying.keys())
 
     @asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[None]:
-        """Waits for one, in the order of asking; how long, the caller says."""
+        """Waits for a place, in the order of asking; the caller limits how long."""
         own, here = self._each.setdefault(name, (asyncio.Semaphore(self._each_max), set()))
         ticket = object()
         here.add(ticket)
@@ -41,7 +41,7 @@ class Arrivals:
 
     @contextmanager
     def stay(self, name: str) -> Iterator[None]:
-        """For what may take long: nobody waits for it. Raises :class:`ResourceExhausted`."""
+        """Takes a place for a call that may last long; raises :class:`ResourceExhausted` if there is none now."""
         count = self._staying.get(name, 0)
         if count >= self._each_max:
             raise ResourceExhausted("too many of these calls at once", retry_after_s=1.0)

@@ -1,6 +1,6 @@
-"""Who may call what: one table per server, one interceptor.
+"""The check of who may call which method: one table per server, one interceptor.
 
-It is asked on connections with client certificates only. Without TLS nobody has an identity, and everybody may call.
+It applies only to connections with client certificates. Without TLS nobody has an identity, and everybody may call.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pinyon.runtime.interceptors import Interceptor, behaviour_of, doing
 from pinyon.runtime.logging import get_logger
 
 Callers = Mapping[str, frozenset[str]]
-"""Which roles may call a method, by the method's name."""
+"""The roles that may call a method, by the method's name."""
 
 MEMBERS = frozenset(ROLES)
-"""Whoever has a certificate of the cluster."""
+"""All callers with a certificate of the cluster."""
 ANYBODY: frozenset[str] = frozenset(("",))
-"""Also those without a certificate: the method looks at its callers itself, or tells nothing."""
+"""All callers, even without a certificate: the method checks its callers itself, or reveals nothing."""
 
 BLOCK_READ_CALLERS: Callers = {"Acquire": frozenset((WORKER,)), "Release": frozenset((WORKER,))}
-"""Of ``BlockReadService``, which workers and store nodes have alike."""
+"""The callers of ``BlockReadService``, which both workers and store nodes serve."""
 
 LOG_EVERY_S = 10.0
 _UNKNOWN: frozenset[str] = frozenset()
@@ -35,13 +35,13 @@ _log = get_logger("callers")
 
 
 class Refusals:
-    """Logs one of each kind in ten seconds: who is refused comes again and again."""
+    """A log of refusals with one line per kind in ten seconds, as a refused caller comes again and again."""
 
     def __init__(self, log: logging.Logger, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._told: dict[Hashable, tuple[float, int]] = {}
-        """By kind, of which there are few: when one was logged last, how many came since."""
+        """The time when each kind (there are few) was last logged, and the number of refusals since."""
 
     def log(self, kind: Hashable, context: Any, text: str, *args: object) -> None:
         last_s, more = self._told.get(kind, (-inf, 0))
@@ -54,7 +54,7 @@ class Refusals:
 
 
 class CallerInterceptor(Interceptor):
-    """``table`` maps ``/package.Service/Method`` to roles; what is not in it may be called by nobody."""
+    """The check. ``table`` maps ``/package.Service/Method`` to roles; nobody may call a method that is not in it."""
 
     def __init__(self, table: Mapping[str, frozenset[str]]) -> None:
         self._table = table
@@ -73,7 +73,7 @@ class CallerInterceptor(Interceptor):
         return doing(handler, call)
 
     def _check(self, method: str, roles: frozenset[str], context: Any) -> None:
-        """Raises :class:`Unauthenticated` or :class:`PermissionDenied`."""
+        """Raises :class:`Unauthenticated` or :class:`PermissionDenied` if the caller has none of the roles."""
         known = caller(context)
         if known is not None and known.role in roles:
             return

@@ -1,4 +1,4 @@
-"""Makes what a cluster with TLS needs: an authority, a secret, and per process a folder with its certificate.
+"""The files of a cluster with TLS: an authority, a secret, and per process a folder with its certificate.
 
 ::
 
@@ -6,7 +6,7 @@
     DIR/<role>/<instance id>/ca.crt tls.crt tls.key cluster.secret
     DIR/<role>/_any/...                         for any instance of the role
 
-Keys are ECDSA P-256. A file is replaced by renaming: whoever reads it sees the old one or the new one.
+Keys are ECDSA P-256. A file is replaced by renaming, so that a reader sees either the old or the new one.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ CERTIFICATE_DAYS = 90
 DAYS_MAX = 3650
 SECRET_BYTES = 32
 _SKEW = datetime.timedelta(hours=1)
-"""Certificates begin this long ago: clocks differ."""
+"""The time by which a certificate's validity begins in the past, since clocks differ."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A certificate to make. ``hosts`` are names and IP addresses that it is to be good for besides its own names."""
+    """A certificate to make, valid for its own names and for ``hosts``: names and IP addresses."""
 
     identity: Identity
     hosts: tuple[str, ...] = ()
 
 
 def folder_of(root: Path, identity: Identity) -> Path:
-    """Where the files of that process are."""
+    """Returns the folder with the files of a process."""
     return root / identity.role / (identity.instance_id or ANY)
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs the certificates of one cluster."""
+    """The authority that signs the certificates of one cluster."""
 
     root: Path
     certificate: x509.Certificate
@@ -66,10 +66,9 @@ class Authority:
 
     @classmethod
     def open(cls, root: Path, now: datetime.datetime) -> Authority:
-        """The one in ``root``; made if there is none.
+        """Returns the authority in ``root``, which is made if there is none.
 
-        Raises:
-            InvalidArgument: there is one that cannot be used, or the folder cannot be written.
+        Raises :class:`InvalidArgument` if the one there cannot be used, or the folder cannot be written.
         """
         folder = root / "ca"
         try:
@@ -99,7 +98,7 @@ class Authority:
         )
         _write(folder / "cluster.secret", secrets.token_hex(SECRET_BYTES).encode() + b"\n", 0o600)
         _write(folder / "ca.crt", certificate.public_bytes(Encoding.PEM), 0o644)
-        _write(folder / "ca.key", _key_pem(key), 0o600)  # last: its presence says that all is there
+        _write(folder / "ca.key", _key_pem(key), 0o600)  # last, as its presence means that all files are there
 
     def issue(
         self,
@@ -108,11 +107,9 @@ class Authority:
         days: float = CERTIFICATE_DAYS,
         owner: tuple[int, int] | None = None,
     ) -> Path:
-        """Write the folder of that process, with a new key; the folder.
+        """Writes the folder of a process, with a new key, and returns the folder.
 
-        Args:
-            days: how long the certificate is good for.
-            owner: user and group id that the files are given to.
+        The certificate is valid for ``days``. ``owner`` is the user and group id that the files are given to.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         names = wanted.identity.names
@@ -135,7 +132,7 @@ class Authority:
         folder = folder_of(self.root, wanted.identity)
         try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            authorities = (self.root / "ca" / "ca.crt").read_bytes()  # two of them while one takes over from the other
+            authorities = (self.root / "ca" / "ca.crt").read_bytes()  # two authorities while one replaces the other
             _write(folder / "ca.crt", authorities, 0o644, owner)
             _write(folder / "cluster.secret", self.secret, 0o600, owner)
             _write(folder / "tls.key", _key_pem(key), 0o600, owner)
@@ -145,7 +142,7 @@ class Authority:
         return folder
 
     def found(self) -> Iterable[tuple[Wanted, datetime.datetime]]:
-        """What was issued before, read from the certificates in the folder, and when each ends."""
+        """Yields the certificates issued before, as read from the folder, and when each ends."""
         for path in sorted(self.root.glob("*/*/tls.crt")):
             try:
                 certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -200,7 +197,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
-    """Put a whole new file in the place of ``path``; nobody else could read it on the way."""
+    """Replaces ``path`` by a complete new file, which nobody else can read before."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -14,21 +14,22 @@ if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
 OpenChannel = Callable[[str], grpc.aio.Channel]
-"""Opens a channel to ``host:port``. The caller closes it."""
+"""A function that opens a channel to ``host:port``; the caller closes it."""
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]
 OpenSession = Callable[[str, str, Encode, Decode], Http2Call]
-"""Dials ``host:port`` for one stream of messages both ways (:mod:`pinyon.runtime.duplex`), by its method's path and
-what encodes and decodes them. The caller closes it."""
+"""A function that dials ``host:port`` for one duplex stream (:mod:`pinyon.runtime.duplex`); the caller closes it.
+
+It takes the method's path, and the functions that encode and decode messages."""
 open_session: OpenSession = Http2Call
-"""Plaintext."""
+"""The way to dial in plaintext."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
-# Between services, a frozen peer is noticed within 0.5 + 1 s: then there is half a second left for a request that was
-# with it to be answered elsewhere within two. gRPC core answers pings in threads of its own, whatever the process
-# computes; where the event loop is the server (runtime/http2), that answers them.
-# It bounds an unanswered ping by ping_timeout_ms (a minute by default), not by keepalive_timeout_ms alone.
+# Between services, a frozen peer is noticed within 0.5 + 1 s. That leaves half a second for another instance to answer
+# its requests within two seconds. gRPC core answers pings in its own threads, whatever the process computes; where the
+# event loop is the server (runtime/http2), the event loop answers them.
+# gRPC core bounds an unanswered ping by ping_timeout_ms (a minute by default), not by keepalive_timeout_ms alone.
 KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 500),
     ("grpc.keepalive_timeout_ms", 1_000),
@@ -40,7 +41,7 @@ PATIENT_KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
-"""For people's programs: nobody has another one of them, and they may be busy or far away."""
+"""Options for clients' programs: none of them can be replaced by another, and they may be busy or far away."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -50,53 +51,55 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # A peer that restarts is found again within about a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Also how long one attempt to connect may take, in spite of its name.
+    # In spite of its name, this also bounds one attempt to connect.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_retries", 0),
-    # A new channel tries for itself. In a common pool it would be told what another one's attempt met, a second ago.
+    # A new channel makes its own attempt. In a shared pool it would get the result of another one's earlier attempt.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 PATIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = tuple(
     (dict(CHANNEL_OPTIONS) | dict(PATIENT_KEEPALIVE_OPTIONS)).items()
 )
-"""Of people's programs."""
+"""The channel options of clients' programs."""
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel to ``host:port``. The caller closes it."""
+    """Returns a plaintext channel to ``host:port``, which the caller closes."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 def tls_options(name: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS) -> tuple[tuple[str, str | int], ...]:
-    """The options of a channel whose peer must have the certificate of ``name``, whatever its address is."""
+    """Returns the options of a channel whose peer must have the certificate of ``name``, whatever its address is."""
     return (*options, ("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
 
 
 class Channels:
-    """Opens the channels of one process: with its TLS files, or plain ones."""
+    """The channels of one process: with its TLS files, or plain ones."""
 
     def __init__(self, tls: Tls | None = None) -> None:
         self._tls = tls
 
     @property
     def generation(self) -> int:
-        """Another number after each renewal of the files: channels opened before go on with the old ones."""
+        """A number that changes when the files are renewed; channels opened before keep using the old files."""
         return 0 if self._tls is None else self._tls.generation
 
     def open(self, address: str, name: str) -> grpc.aio.Channel:
-        """To the peer whose certificate says ``name`` (:mod:`pinyon.runtime.identity`). The caller closes it."""
+        """Returns a channel to the peer whose certificate has ``name`` (:mod:`pinyon.runtime.identity`).
+
+        The caller closes the channel."""
         if self._tls is None:
             return open_channel(address)
         return grpc.aio.secure_channel(address, self._tls.channel_credentials, options=tls_options(name))
 
     def to(self, name: str) -> OpenChannel:
-        """:meth:`open` for the peer of that name."""
+        """Returns :meth:`open` for the peer of that name."""
         return functools.partial(self.open, name=name)
 
     def sessions_to(self, name: str) -> OpenSession:
-        """For one stream each, to the peer of that name."""
+        """Returns a function that dials the peer of that name for one stream."""
         return functools.partial(self._dial, name)
 
     def _dial(self, name: str, address: str, path: str, encode: Encode, decode: Decode) -> Http2Call:

@@ -1,6 +1,6 @@
-"""What must have happened by some time, all of it with one timer of the event loop.
+"""Deadlines, all with one timer of the event loop.
 
-A timer of the loop for each, set and taken back, takes 6 to 10 µs, and hardly any is ever due.
+A timer of the loop for each deadline would take 6 to 10 µs to set and cancel, and hardly any is ever due.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Final, Protocol
 from pinyon.core.timer_wheel import TimerWheel
 
 TICK_S: Final = 1 / 32
-"""What is due may be told so much later."""
+"""The seconds by which a deadline may be noticed late."""
 _NEVER: Final = 1 << 60
 
 
 class Wait(Protocol):
-    """Somebody who waits."""
+    """A wait with a deadline."""
 
     def is_over(self) -> None:
-        """The time is up, and it is waited for no more."""
+        """Ends the wait, as its time is up and its deadline is forgotten."""
         ...
 
 
 class Deadlines(TimerWheel[Wait]):
-    """All deadlines of one event loop, by its clock. See :func:`deadlines_of`."""
+    """The deadlines of one event loop, by its clock; see :func:`deadlines_of`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(TICK_S)
         self.loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._fires = _NEVER
-        """The slot for which the timer is set. It is only brought forward: most of what it is set for comes in time."""
+        """The slot for which the timer is set. It is only brought forward, as most deadlines are removed in time."""
 
     def opened(self, slot: int) -> None:
         if slot < self._fires:
@@ -51,7 +51,7 @@ class Deadlines(TimerWheel[Wait]):
         for wait in self.turn(self.loop.time()):
             try:
                 wait.is_over()
-            except Exception as error:  # it is nobody else's
+            except Exception as error:  # the failure must not affect other waits
                 self.loop.call_exception_handler({"message": f"the end of {wait!r} failed", "exception": error})
         if self and (first := self.first) < self._fires:
             self._set(first)
@@ -61,7 +61,7 @@ _latest: Deadlines | None = None
 
 
 def deadlines_of(loop: asyncio.AbstractEventLoop) -> Deadlines:
-    """Those that all share on this loop. (Where several loops run in turns, each has them anew with its turn.)"""
+    """Returns the deadlines that all share on this loop. Loops that run in turns get new ones at each turn."""
     global _latest
     if _latest is None or _latest.loop is not loop:
         _latest = Deadlines(loop)
@@ -69,7 +69,7 @@ def deadlines_of(loop: asyncio.AbstractEventLoop) -> Deadlines:
 
 
 class Deadline:
-    """The time by which something must have happened, which is put off again and again."""
+    """A deadline that is put off again and again."""
 
     __slots__ = ("_deadlines", "_looked_at_s", "_missed", "_slot", "due")
 
@@ -77,11 +77,11 @@ class Deadline:
         self._deadlines = deadlines_of(loop)
         self._missed = missed
         self.due = self._looked_at_s = inf
-        """May be put off, or to infinity: there is none."""
+        """The loop's time of the deadline; infinite if there is none. It may be put off directly."""
         self._slot = 0
 
     def set(self, due: float) -> None:
-        """By the loop's clock; ``inf``: there is none. ``missed`` is called when it comes."""
+        """Sets the deadline, by the loop's clock; ``inf`` is none. ``missed`` is called when it comes."""
         self.due = due
         if due < self._looked_at_s:
             self._deadlines.remove(self, self._slot)
@@ -91,7 +91,7 @@ class Deadline:
     def close(self) -> None:
         self.due = inf
         self._deadlines.remove(self, self._slot)
-        self._missed = _nobody  # its owner's method: they would keep each other
+        self._missed = _nobody  # the owner's method would form a reference cycle
 
     def is_over(self) -> None:
         self._looked_at_s = inf
@@ -103,12 +103,13 @@ class Deadline:
 
 
 def _nobody() -> None:
-    """Nobody is told."""
+    """Does nothing."""
 
 
 class TimeLimit:
-    """``with`` it a task does something for ``seconds`` at most: then it is cancelled, and :class:`TimeoutError` is
-    raised, as by ``asyncio.timeout``. ``inf``: there is no limit."""
+    """A context in which a task may spend ``seconds`` at most; ``inf`` is no limit.
+
+    After that the task is cancelled, and :class:`TimeoutError` is raised, as by ``asyncio.timeout``."""
 
     __slots__ = ("_cancelling", "_deadlines", "_over", "_seconds", "_slot", "_task")
 
@@ -124,7 +125,7 @@ class TimeLimit:
         self._cancelling = task.cancelling()
         if self._seconds < inf:
             loop = task.get_loop()
-            deadlines = _latest  # looked at here first: each request comes by
+            deadlines = _latest  # checked without a call, as each request does this
             if deadlines is None or deadlines.loop is not loop:
                 deadlines = deadlines_of(loop)
             self._deadlines = deadlines
@@ -141,6 +142,6 @@ class TimeLimit:
             raise TimeoutError from error
 
     def is_over(self) -> None:
-        """The task is cancelled."""
+        """Cancels the task."""
         self._over = True
         self._task.cancel()

@@ -1,4 +1,4 @@
-"""Distance between processes, for tests on one machine: messages are handed on after a time, in order."""
+"""Simulated distance between processes, for tests on one machine: messages arrive after a delay, in order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.http2.messages import EOF
 
 MESSAGES_MAX = 1024
-"""On their way, in each direction; who sends more waits."""
+"""The number of messages that may be on their way in each direction; further writes wait."""
 DELAY_MS_MAX = 5000.0
 
 
 def parse_delays(text: str) -> dict[str, float]:
-    """``REGION=MILLISECONDS`` with commas, in seconds. Raises :class:`InvalidArgument`."""
+    """Returns delays in seconds by region, from ``REGION=MILLISECONDS,...``. Raises :class:`InvalidArgument`."""
     delays = {}
     for part in text.split(",") if text else []:
         region, _, number = part.strip().partition("=")
@@ -33,7 +33,7 @@ def parse_delays(text: str) -> dict[str, float]:
 
 
 def delayed(connect: OpenSession, seconds: float) -> OpenSession:
-    """To a peer that is so far away, one way. What is known of a connection itself is known at once."""
+    """Returns a way to dial a peer that is ``seconds`` away, one way. The state of the connection is known at once."""
     if not seconds:
         return connect
 
@@ -44,7 +44,7 @@ def delayed(connect: OpenSession, seconds: float) -> OpenSession:
 
 
 class _FarCall:
-    """What :mod:`pinyon.runtime.duplex` needs of a call, but for what goes or comes at once."""
+    """The methods of a call that :mod:`pinyon.runtime.duplex` needs, except those that send or receive at once."""
 
     def __init__(self, call: Http2Call, seconds: float) -> None:
         self._call = call
@@ -86,7 +86,7 @@ class _FarCall:
             message = await self._next(self._going)
             try:
                 await self._call.write(message)
-            except Exception:  # reading says why
+            except Exception:  # the next read says why
                 self._call.cancel()
             self._going.task_done()
 

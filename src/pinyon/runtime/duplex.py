@@ -1,16 +1,16 @@
 """A long-lived stream of messages both ways between two processes, the same at either end.
 
-One answer to what all such streams share:
+The parts that all such streams share:
 
-- **connect**: within about 2 s, or it has ended (:mod:`pinyon.runtime.channel`);
+- **connect**: a stream that is not connected within about 2 s has ended (:mod:`pinyon.runtime.channel`);
 - **write deadline**: a peer that takes no message for ``write_s`` is frozen, and the stream ends;
-- **end**: whatever fails first, reading, writing, or the owner by ``end``, ends the rest, and ``run`` says why with a
-  :class:`PinyonError`. In good order, the side that dialed sends its last message and the side that accepted answers
-  what is left (``drain``); then ``run`` returns;
+- **end**: the first failure of reading or writing, or the owner by ``end``, ends the rest, and ``run`` raises why, as
+  a :class:`PinyonError`. Normally, the side that dialed sends its last message, the side that accepted answers what
+  is left (``drain``), and ``run`` returns;
 - **back-off**: :class:`Redialer` dials again after a pause that doubles until the peer has spoken.
 
-Sessions hand in a function that takes each message and an iterator of the messages to send; how those are spaced is
-the iterator's part (``pace``). gRPC is not seen outside this file.
+Sessions pass a function that takes each message and an iterator of the messages to send. Their spacing is the
+iterator's part (``pace``). gRPC is not visible outside this file.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ Sent = TypeVar("Sent", bound=Message)
 Sent_co = TypeVar("Sent_co", bound=Message, covariant=True)
 Received = TypeVar("Received", bound=Message)
 Take = Callable[[Received], Awaitable[None] | None]
-"""Takes one message; the next one is read when it is done."""
+"""A function that takes one message; the next message is read when it is done."""
 
 _log = get_logger("duplex")
 
 
 class Messages(Protocol[Sent_co]):
-    """Those to be sent: an asynchronous generator, for one."""
+    """The messages to send, for example as an asynchronous generator."""
 
     def __aiter__(self) -> AsyncIterator[Sent_co]: ...
 
@@ -76,19 +76,19 @@ class Method(Generic[Sent, Received]):
 
 
 class Duplex(Generic[Sent, Received]):
-    """What both ends have in common. It runs once."""
+    """The common part of both ends; a stream runs once."""
 
     def __init__(self, write_s: float) -> None:
         self._write_s = write_s
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._write_began_s: float | None = None
-        """By the loop's clock; None while nothing is written."""
+        """The loop's time at which a write began; None while nothing is written."""
         self._blocked_s: float | None = None
-        """When the last message was pushed, if the peer had no room for all of it."""
+        """The loop's time of the last push, if the peer had no room for all of it; else None."""
         self._deadlines = deadlines_of(self._loop)
         self._watch: int | None = None
-        """Of the deadlines, while one looks after the writes."""
+        """The slot in the deadlines, while one watches the writes."""
         self._ending: asyncio.Future[None] = self._loop.create_future()
         self._read: Callable[[], Awaitable[Any]]
         self._each: Callable[[Take[Any]], Awaitable[None]]
@@ -96,32 +96,32 @@ class Duplex(Generic[Sent, Received]):
         self._push: Callable[[Sent], bool] = _not_at_once
         self._has_room: Callable[[], bool] = _never
         self.spoke = False
-        """The peer has sent a message."""
+        """True once the peer has sent a message."""
 
     @property
     def ending(self) -> bool:
-        """It has ended or is about to: nothing more is sent."""
+        """True once the stream has ended or is about to, so that nothing more is sent."""
         return self._ending.done()
 
     def end(self, reason: PinyonError | None = None) -> None:
-        """End it from this side, without a farewell: ``run`` raises ``reason``, or returns. The first call counts."""
+        """Ends the stream from this side at once: ``run`` raises ``reason``, or returns. Only the first call counts."""
         if self._ending.done():
             return
         if reason is None:
             self._ending.set_result(None)
         else:
             self._ending.set_exception(reason)
-            self._ending.exception()  # seen, or asyncio warns
+            self._ending.exception()  # retrieved, or asyncio warns
 
     def _carry(self, carrier: Any) -> None:
-        """By what messages go and come: the event loop's own stream, or the context of a server of grpcio."""
+        """Sets what carries messages: the event loop's own stream, or the context of a grpcio server."""
         self._read, self._send = carrier.read, carrier.write
         self._each = getattr(carrier, "each", self._each_read)
         self._push = getattr(carrier, "push", _not_at_once)
         self._has_room = getattr(carrier, "has_room", _never)
 
     def _drop(self) -> None:
-        """Nothing goes or comes any more: the carrier need not stay."""
+        """Releases the carrier, as no message is sent or received any more."""
         self._read = self._each = self._send = _over
         self._push, self._has_room = _not_at_once, _never
 
@@ -134,12 +134,13 @@ class Duplex(Generic[Sent, Received]):
 
     @property
     def has_room(self) -> bool:
-        """Whether :meth:`push` would send now. Never, where the carrier sends nothing at once."""
+        """True if :meth:`push` would send now; never, if the carrier cannot send at once."""
         return not self._writing.locked() and self._has_room()
 
     def push(self, message: Sent) -> bool:
-        """Send one message now if there is room for it; else nothing happens. What the peer has no room for to its end
-        has the same deadline as a write."""
+        """Sends one message now if there is room, and returns whether it did.
+
+        If the peer has no room for all of it, the rest has the same deadline as a write."""
         if self._writing.locked() or not self._push(message):
             return False
         if self._has_room():
@@ -150,11 +151,11 @@ class Duplex(Generic[Sent, Received]):
         return True
 
     def say(self, message: Sent) -> Awaitable[None] | None:
-        """As :meth:`write`; what is to be awaited, if anything is."""
+        """Sends one message as :meth:`write` does, and returns what the caller has to await, if anything."""
         return None if self.push(message) else self.write(message)
 
     async def write(self, message: Sent) -> None:
-        """Send one message beside those of the iterator, from ``take``: what ends the stream cancels it."""
+        """Sends one message besides those of the iterator; for use in ``take``. The end of the stream cancels it."""
         if self.push(message):
             return
         async with self._writing:
@@ -170,7 +171,7 @@ class Duplex(Generic[Sent, Received]):
             self._watch = self._deadlines.add(self, self._loop.time() + self._write_s)
 
     def is_over(self) -> None:
-        """End the stream if a write takes too long."""
+        """Ends the stream if a write takes too long."""
         self._watch = None
         if self._blocked_s is not None and self._has_room():
             self._blocked_s = None
@@ -185,7 +186,7 @@ class Duplex(Generic[Sent, Received]):
     async def _converse(
         self, reading: Awaitable[None], writing: Awaitable[None] | None, ends_with_reading: bool
     ) -> None:
-        """Until the end. Raises the reason as a :class:`PinyonError`."""
+        """Runs the stream to its end, and raises the reason as a :class:`PinyonError`."""
         reader = asyncio.ensure_future(reading)
         writer = None if writing is None else asyncio.ensure_future(writing)
         last = reader if writer is None or ends_with_reading else writer
@@ -211,8 +212,8 @@ class Duplex(Generic[Sent, Received]):
             await asyncio.wait(everything)
             for each in everything[1:]:
                 if not each.cancelled():
-                    each.exception()  # seen; the first one counts
-            # What failed refers to this frame, by its traceback. In a circle with it, the call would stay until a
+                    each.exception()  # retrieved; only the first failure counts
+            # A failure refers to this frame by its traceback. The circle would keep the call alive until a garbage
             # collection.
             self._ending = self._loop.create_future()
             self._ending.set_result(None)
@@ -235,7 +236,7 @@ class Duplex(Generic[Sent, Received]):
 
 
 class Dialed(Duplex[Sent, Received]):
-    """The end that opens the stream, to ``address`` (``host:port``), by a channel that ``connect`` opens."""
+    """The end that opens the stream, to ``address`` (``host:port``), by dialing with ``connect``."""
 
     def __init__(
         self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenSession = open_session
@@ -245,12 +246,12 @@ class Dialed(Duplex[Sent, Received]):
         self._method = method
         self._connect = connect
         self.connected = False
-        """The peer was there: it may have got what was sent."""
+        """True once the peer was reached; it may have received what was sent."""
 
     async def run(self, take: Take[Received], messages: Messages[Sent]) -> None:
-        """Connect, and go on until the peer ends the stream. When ``messages`` end, the peer is told that no more come.
+        """Connects, and runs until the peer ends the stream. When ``messages`` end, the peer is told that no more come.
 
-        Raises the :class:`PinyonError` that ended it: the peer's status, :class:`Unavailable` when it is not there.
+        Raises the :class:`PinyonError` that ended it: the peer's status, or :class:`Unavailable` if no peer is there.
         """
         method = self._method
         call = self._connect(self.address, method.path, method.sent.SerializeToString, method.received.FromString)
@@ -271,18 +272,18 @@ class Dialed(Duplex[Sent, Received]):
             async with asyncio.timeout(self._write_s):
                 await call.done_writing()
         except asyncio.InvalidStateError:
-            return  # the call is over: reading says why
+            return  # the call is over, and its reads say why
 
 
 class Accepted(Duplex[Sent, Received]):
-    """The end that a server's method was called with: ``context`` is what it was given."""
+    """The end of a server, whose method was called with ``context``."""
 
     def __init__(self, context: Any, write_s: float) -> None:
         super().__init__(write_s)
         self._carry(context)
 
     async def first(self, within_s: float) -> Received | None:
-        """The first message, before ``run``; None when none is to come. Raises :class:`DeadlineExceeded`."""
+        """Returns the first message, before ``run``; None if none is to come. Raises :class:`DeadlineExceeded`."""
         try:
             async with asyncio.timeout(within_s):
                 message = await self._read()
@@ -296,9 +297,9 @@ class Accepted(Duplex[Sent, Received]):
         messages: Messages[Sent] | None = None,
         drain: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Until the peer sends nothing more. With ``drain``, that is awaited then, and ``messages`` must end after it.
+        """Runs until the peer sends nothing more; then awaits ``drain``, if given, after which ``messages`` must end.
 
-        Raises the :class:`PinyonError` that ended it. A peer that is gone cancels the caller, as gRPC does.
+        Raises the :class:`PinyonError` that ended the stream. A peer that is gone cancels the caller, as gRPC does.
         """
         writing = None if messages is None else self._write_all(messages)
         await self._converse(self._read_all(take, drain), writing, ends_with_reading=drain is None)
@@ -321,7 +322,7 @@ def _failure(task: asyncio.Future[None]) -> PinyonError | None:
     if error is None:
         return None
     if isinstance(error, PinyonError):
-        return error.with_traceback(None)  # which has the frames of reading, and these the call
+        return error.with_traceback(None)  # whose frames would keep the call alive
     if isinstance(
         error, (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, asyncio.CancelledError, TimeoutError)
     ):
@@ -331,10 +332,10 @@ def _failure(task: asyncio.Future[None]) -> PinyonError | None:
 
 
 class Redialer(Generic[Sent, Received]):
-    """Keeps one stream to a peer: ``converse`` runs each new one. ``start`` → ``close``.
+    """A stream to a peer that is opened again whenever it ends; ``converse`` runs each one. ``start`` → ``close``.
 
-    After one has ended there is a pause, which doubles from 0.05 s to 2 s until a peer has spoken. ``peer`` is what the
-    log calls it.
+    A pause follows each stream, and doubles from 0.05 s to 2 s until a peer has spoken. ``peer`` is the peer's name in
+    the log.
     """
 
     def __init__(
@@ -360,7 +361,7 @@ class Redialer(Generic[Sent, Received]):
         self._pause_ends_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self.closing = False
-        """No other stream is opened after this one."""
+        """True once no further stream will be opened."""
 
     def start(self) -> None:
         if self._task is not None:
@@ -368,7 +369,7 @@ class Redialer(Generic[Sent, Received]):
         self._task = asyncio.create_task(self._run(), name=f"{self._peer} {self._address}")
 
     async def close(self, farewell_s: float = 0.0) -> None:
-        """End it; a stream that ends by itself may take ``farewell_s`` for that."""
+        """Closes the redialer; a stream that ends by itself may take ``farewell_s`` for that."""
         self.closing = True
         if self._task is None:
             return
@@ -383,12 +384,12 @@ class Redialer(Generic[Sent, Received]):
             await self._once(pauses)
 
     async def _once(self, pauses: Avoidance) -> None:
-        """One stream, and the pause after it."""
+        """Runs one stream, and waits for the pause after it."""
         stream = Dialed(self._address, self._method, self._write_s, self._connect)
         try:
             await self._converse(stream)
         except PinyonError as error:
-            if isinstance(error, _REFUSALS):  # it is there, and says why not
+            if isinstance(error, _REFUSALS):  # the peer is there, and gives a reason
                 self._log.warning("the %s at %s refuses: %s", self._peer, self._address, error.message)
             else:
                 self._log.info("no %s at %s: %s: %s", self._peer, self._address, error.grpc_code, error.message)
@@ -398,7 +399,7 @@ class Redialer(Generic[Sent, Received]):
             return
         if stream.spoke:
             pauses.succeeded(self._address)
-        now_s = max(time.monotonic(), self._pause_ends_s)  # timers may be early
+        now_s = max(time.monotonic(), self._pause_ends_s)  # timers may fire early
         pauses.failed(self._address, now_s)
         pause_s = pauses.left_s(self._address, now_s)
         self._pause_ends_s = now_s + pause_s

@@ -1,5 +1,4 @@
-"""Choices of eviction policies that name a file: it is read here, so that policies, replays and journals have what is
-in it."""
+"""Choices of eviction policies that name a file, which is read here: policies, replays and journals get its content."""
 
 from __future__ import annotations
 
@@ -16,9 +15,10 @@ DAY_S = 86_400.0
 
 
 def whole_choice(choice: str, clock: Clock | None = None) -> str:
-    """A choice in which ``fits=FILE`` is the fits themselves and, unless it is told, ``midnight_s`` what the policy's
-    ``clock`` said at the last midnight (UTC); without one that is 0. Raises ``ValueError`` for a file that has no
-    fits."""
+    """Returns a choice in which ``fits=FILE`` is replaced by the fits themselves.
+
+    Unless it is given, ``midnight_s`` becomes the value of the policy's ``clock`` at the last midnight (UTC); without a
+    clock it stays 0. Raises ``ValueError`` for a file that has no fits."""
     name, options = split_choice(choice, EVICTION_POLICIES.names)
     parts = options.split(",") if options else []
     given = {part.partition("=")[0].strip(): at for at, part in enumerate(parts)}
@@ -32,14 +32,14 @@ def whole_choice(choice: str, clock: Clock | None = None) -> str:
 
 
 def checked_eviction(choice: str) -> str:
-    """As it is. What validates a setting."""
+    """Validates a setting, and returns it unchanged."""
     EVICTION_POLICIES.checked(whole_choice(choice))
     return choice
 
 
 def _read(path: str) -> DayFits:
     try:
-        if not Path(path).is_file():  # opening a pipe would wait
+        if not Path(path).is_file():  # opening a pipe would block
             raise ValueError("no such file")
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)

@@ -1,4 +1,4 @@
-"""What an operator sees of eviction: how much went, how much of it was missed, what a policy that learns believes."""
+"""The metrics of eviction: how much went, how much of it was missed, and the beliefs of a policy that learns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import Belief
 
 CATEGORIES_MAX = 32
-"""Series by category: clients name kinds and turns."""
+"""The number of series by category, which is limited since clients name kinds and turns."""
 OTHER = "other"
 
 
 def show_eviction(registry: CollectorRegistry, service: str, things: str, evictor: Evictor[Any]) -> None:
-    """As ``pinyon_<service>_...``; ``things`` is what is evicted there."""
+    """Adds the metrics to the registry as ``pinyon_<service>_...``; ``things`` names what is evicted there."""
     registry.register(_Eviction(f"pinyon_{service}", things, evictor))
 
 
 class _Eviction(Collector):
-    """Read when scraped, in the metrics server's thread: each figure is a number or a mapping that is never changed."""
+    """Figures read by the metrics server's thread; each is a number or a mapping that is never changed."""
 
     def __init__(self, prefix: str, things: str, evictor: Evictor[Any]) -> None:
         self._prefix = prefix
@@ -55,7 +55,7 @@ class _Eviction(Collector):
 
 
 def shown(beliefs: Mapping[str, Belief]) -> dict[str, Belief]:
-    """Those with the largest shares, and the rest as their mean."""
+    """Returns the beliefs with the largest shares, and the mean of the rest."""
     order = sorted(beliefs.items(), key=lambda each: (-each[1].share, each[0]))
     if len(order) <= CATEGORIES_MAX:
         return dict(order)

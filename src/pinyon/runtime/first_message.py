@@ -1,8 +1,8 @@
-"""What a call may make a server hold before anybody knows what it wants.
+"""Bounds on what a call makes a server hold before its message is read.
 
-gRPC reads a call's one message before its method is asked: up to 4 MiB each, from whoever reaches the port, for as long
-as the sender likes. Here the method is asked first, so who is refused by role, by key or for want of a place is told
-at the call's head; and no message is waited for longer than a time.
+gRPC reads a call's one message before its method is called: up to 4 MiB each, from whoever reaches the port, for as
+long as the sender likes. Here the method is called first, so that a call refused by role, by key or for lack of a place
+is refused at its head. The wait for a message is limited.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 MESSAGE_S = 30.0
 
 Doors = Mapping[str, Callable[[Any], str]]
-"""What is looked at when a call's head is there, by the method's full name: gives, from the call's context, in whose
-name the message is held, and raises if it need not be read."""
+"""Checks of a call at its head, by the method's full name.
+
+Each takes the call's context and returns in whose name the message is held, or raises if it need not be read."""
 
 
 class FirstMessageInterceptor(Interceptor):
-    """For methods of one message; of methods that read many, for those that are ``timed`` throughout.
+    """The limits for methods that take one message, and for those that take many and are ``timed`` throughout.
 
-    The others have a duplex session of their own, which sees to it.
-    Where there are ``doors``, anybody may call: messages arrive in places of their senders', and of what has no
-    door, a method that answers with a stream keeps its place to its end.
+    Other methods have a duplex session, which sets its own limits. Where there are ``doors``, anybody may call.
+    Messages then need a place of their sender's, and a streaming method without a door keeps its place to its end.
     """
 
     def __init__(self, doors: Doors, timed: Collection[str], message_s: float = MESSAGE_S) -> None:
@@ -44,7 +44,7 @@ class FirstMessageInterceptor(Interceptor):
 
     def remade(self, handler: Any, method: str) -> Any:
         look = self._doors.get(method)
-        # On the wire a method of one message is one of many of which one comes.
+        # On the wire, a method of one message is a stream with one message.
         if handler.request_streaming:
             behaviour = behaviour_of(handler)
             if handler.response_streaming and method in self._timed:
@@ -67,7 +67,7 @@ class FirstMessageInterceptor(Interceptor):
             name = method if look is None else look(context)
             with nullcontext() if look is not None else self._stay(method):
                 result = behaviour(await self._message(context, name), context)
-                if not hasattr(result, "__aiter__"):  # it writes by itself
+                if not hasattr(result, "__aiter__"):  # the method writes its answers itself
                     await result
                     return
                 async with aclosing(result):
@@ -85,11 +85,11 @@ class FirstMessageInterceptor(Interceptor):
         return write
 
     def _stay(self, method: str) -> AbstractContextManager[None]:
-        """Raises :class:`ResourceExhausted`."""
+        """Returns a place for the call where there are doors, which may raise :class:`ResourceExhausted`."""
         return self._arrivals.stay(method) if self._doors else nullcontext()
 
     async def _message(self, context: Any, name: str) -> Any:
-        """Raises :class:`DeadlineExceeded` and :class:`InvalidArgument`."""
+        """Reads the message. Raises :class:`DeadlineExceeded`, or :class:`InvalidArgument` if none comes."""
         try:
             async with asyncio.timeout(self._message_s), self._arrivals.place(name) if self._doors else nullcontext():
                 message = await context.read()
@@ -116,7 +116,7 @@ class FirstMessageInterceptor(Interceptor):
 
 
 def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Under the guard of :class:`pinyon.runtime.interceptors.ErrorInterceptor`: what else fails leaves as UNKNOWN."""
+    """Makes a parser whose errors :class:`pinyon.runtime.interceptors.ErrorInterceptor` sees; else they are UNKNOWN."""
 
     def parse(raw: bytes) -> Any:
         if deserializer is None:

@@ -1,4 +1,4 @@
-"""A gRPC server as every service runs it: health, reflection, error statuses, bounded messages, graceful drain."""
+"""The gRPC server of every service: health, reflection, error statuses, bounded messages, graceful drain."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 MAX_CONCURRENT_STREAMS = 4096
 MAX_CONNECTIONS = 4096
-"""Of one address that is listened on; more are closed."""
+"""The limit of connections per listening address; further ones are closed."""
 HANDSHAKE_S = 10.0
-"""For a connection's handshake of TLS; of grpcio's, for that of HTTP/2 as well."""
+"""Seconds for a connection's TLS handshake; with grpcio, also for that of HTTP/2."""
 
 _COMMON = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
     *reflection.SERVICES,
 )
-"""For everybody that a server lets in."""
+"""The services for all callers that a server admits."""
 
 
 class GrpcServer:
-    """``add`` the servicers, ``start``, and ``drain`` at the end."""
+    """A server: ``add`` the servicers, ``start``, and ``drain`` at the end."""
 
     def __init__(
         self,
@@ -49,14 +49,15 @@ class GrpcServer:
         outermost: Sequence[Interceptor] = (),
         sessions: bool = False,
     ) -> None:
-        """With ``tls``, clients need certificates of the cluster; the tables given to ``add`` say who may call what.
+        """Makes a server; with ``tls``, clients need certificates of the cluster, and tables given to ``add`` apply.
 
-        With ``admin_listen`` too, only those who connect there do; ``listen`` is for people's programs then, which have
-        none: they reach the methods that are for anybody.
-        ``message_s`` is how long the message of a call is waited for. The interceptors ``outermost`` see every call,
-        and how it ended. With ``sessions``, for services whose calls are mostly long streams of other services, all
-        calls are served within the event loop (:mod:`pinyon.runtime.http2`), else by grpcio, which notices a silent
-        peer as ``keepalive`` says. People's programs are grpcio's: not together with ``admin_listen``.
+        With ``admin_listen`` as well, only clients that connect there need one. ``listen`` is then for clients'
+        programs without certificates, which reach the methods that are for anybody.
+
+        ``message_s`` limits the wait for a call's message. The interceptors ``outermost`` see every call and how it
+        ended. ``sessions`` is for services whose calls are mostly long streams of other services: the event loop serves
+        all calls (:mod:`pinyon.runtime.http2`). Otherwise grpcio does, which notices a silent peer as ``keepalive``
+        says. Clients' programs need grpcio, so ``sessions`` excludes ``admin_listen``.
         """
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
@@ -84,8 +85,8 @@ class GrpcServer:
                     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-                    # Windows that grow with the link's speed hold 4 MB and more of each stream that nobody has read
-                    # from yet: a stranger's 300 streams held 1.3 GB. What is read grows its window by its message's
+                    # Windows that grow with the link's speed hold 4 MB and more of each stream that is not read yet: a
+                    # stranger's 300 streams held 1.3 GB. A stream that is read grows its window by its message's
                     # size anyway.
                     ("grpc.http2.bdp_probe", 0),
                     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
@@ -100,7 +101,7 @@ class GrpcServer:
         self._names: list[str] = []
         self._draining = False
         self.admin_address = ""
-        """Where ``admin_listen`` was bound; empty when there is none."""
+        """The address to which ``admin_listen`` was bound; empty if there is none."""
 
     def add(
         self,
@@ -110,9 +111,9 @@ class GrpcServer:
         callers: Callers | None = None,
         doors: Doors | None = None,
     ) -> None:
-        """``register`` is the generated ``add_XServicer_to_server``; ``callers`` names the roles of every method.
+        """Adds a servicer; ``register`` is the generated ``add_XServicer_to_server``.
 
-        ``doors``, by method name, look at a call before its message is read.
+        ``callers`` names the roles of every method. ``doors``, by method name, check a call before its message is read.
         """
         methods = {method.name for method in descriptor.methods}
         if self._tls is not None or callers is not None:
@@ -125,10 +126,10 @@ class GrpcServer:
         self._names.append(descriptor.full_name)
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """As a server of grpcio's; the same methods come by name, too."""
+        """Does nothing, though grpcio's servers do: the same methods are also registered by name."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """As the interceptors have them."""
+        """Adds a service's handlers, wrapped by the interceptors."""
         made = {name: remade_by(self._interceptors, each, f"/{service}/{name}") for name, each in handlers.items()}
         if isinstance(self._server, Http2Server):
             self._server.add(service, made)
@@ -136,8 +137,9 @@ class GrpcServer:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
 
     async def start(self, *, serving: bool = True) -> str:
-        """Bind, serve, report SERVING, or not yet. Returns ``host:port``; raises :class:`Unavailable` if the port is
-        taken."""
+        """Binds and serves; reports SERVING if ``serving``. Returns ``host:port``.
+
+        Raises :class:`Unavailable` if the port is taken."""
         everyone = ANYBODY if self._admin_listen else MEMBERS
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
@@ -165,19 +167,19 @@ class GrpcServer:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def begin_drain(self) -> None:
-        """Report NOT_SERVING while still serving what is there."""
+        """Reports NOT_SERVING, while calls are still served."""
         if not self._draining:
             self._draining = True
             self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def set_serving(self, serving: bool) -> None:
-        """What health checks are told, until it drains."""
+        """Sets the answer to health checks, until the server drains."""
         if not self._draining:
             status = health_pb2.HealthCheckResponse
             self._set_health(status.SERVING if serving else status.NOT_SERVING)
 
     async def drain(self, seconds: float) -> None:
-        """Report NOT_SERVING, let calls finish for ``seconds``, then end them."""
+        """Reports NOT_SERVING, lets calls finish for ``seconds``, then ends them."""
         await self.begin_drain()
         await self._server.stop(seconds)
 

@@ -1,4 +1,4 @@
-"""What gRPC's health service says of this process."""
+"""The gRPC health service of this process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Status = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in the stubs
-    """Not the library's own: there a watcher that reads nothing keeps everybody who says how the process is waiting."""
+    """The servicer. With the library's own, a watcher that reads nothing would block whoever sets the status."""
 
     def __init__(self) -> None:
         self._status: dict[str, Any] = {"": Status.SERVING}
         self._news = asyncio.Event()
 
     def say(self, names: Iterable[str], status: Any) -> None:
-        """From now on these services are so."""
+        """Sets the status of these services."""
         for name in names:
             self._status[name] = status
         news, self._news = self._news, asyncio.Event()
@@ -33,7 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in th
         return Status(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> AsyncIterator[Any]:
-        """Each change; of several that come before a watcher reads, the last one."""
+        """Yields each change; of several that come before a watcher reads, only the last one."""
         told = None
         while True:
             news, status = self._news, self._status.get(request.service, Status.SERVICE_UNKNOWN)

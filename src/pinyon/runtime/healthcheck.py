@@ -1,10 +1,10 @@
-"""``python -m pinyon.runtime.healthcheck [--tls-dir DIR --name NAME] ADDRESS``: is the server there healthy?
+"""The command ``python -m pinyon.runtime.healthcheck [--tls-dir DIR --name NAME] ADDRESS``: is the server healthy?
 
-The exit status is 0 if it is, else 1 (misuse: 2). ``HOST:PORT`` asks the gRPC health service about the whole server;
+The exit status is 0 if it is, else 1 (misuse: 2). ``HOST:PORT`` asks the gRPC health service about the whole server.
 ``http://HOST:PORT/PATH`` wants status 200; ``redis://HOST:PORT`` (or ``unix://PATH``) wants an answer to PING. With the
 folder of ``pinyon certs``, gRPC and ``https://`` go over TLS with its files; a gRPC server's certificate must say NAME.
 
-For the health checks of containers, so it imports nothing that it does not need: such a probe starts every few seconds.
+Containers' health checks start it every few seconds, so it imports only what it needs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from urllib.parse import urlsplit
 
 TIMEOUT_S = 2.0
 _SERVING = b"\0\0\0\0\x02\x08\x01"
-"""As gRPC frames it, grpc.health.v1.HealthCheckResponse{status: SERVING}. Importing grpc and protobuf would take three
-quarters of the probe's time."""
+"""The message grpc.health.v1.HealthCheckResponse{status: SERVING} as gRPC frames it.
+
+Importing grpc and protobuf would take three quarters of the probe's time."""
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 _FRAMES_MAX = 64
 _FRAME_BYTES_MAX = 16_384
-"""A peer may send no longer ones unasked."""
+"""The longest frame that a peer may send unless it was allowed more."""
 
 
 def _probe_grpc(address: str, timeout_s: float, tls_dir: Path | None, name: str) -> str:
@@ -46,7 +47,7 @@ def _probe_grpc(address: str, timeout_s: float, tls_dir: Path | None, name: str)
 
 
 def _question(address: str, tls: bool) -> bytes:
-    """All that the client says on an HTTP/2 connection (RFC 9113) for one call with an empty request."""
+    """Returns all bytes that the client sends on an HTTP/2 connection (RFC 9113) for one call with an empty request."""
     fields = b"\x83" + (b"\x87" if tls else b"\x86")  # :method POST, :scheme (RFC 7541, appendix A)
     for key, value in (
         (b"\x04", b"/grpc.health.v1.Health/Check"),
@@ -63,7 +64,7 @@ def _question(address: str, tls: bool) -> bytes:
 
 
 def _answer(frames: io.BufferedReader) -> bytes:
-    """The reply's bytes as they come in DATA frames; empty if the call or the connection ends without any."""
+    """Returns the reply's bytes from DATA frames; empty if the call or the connection ends without any."""
     data = b""
     for _ in range(_FRAMES_MAX):
         head = frames.read(9)
@@ -109,7 +110,7 @@ def _probe_redis(url: str, timeout_s: float) -> str:
 
 
 def _unreadable(tls_dir: Path, names: Sequence[str]) -> str:
-    """Which file cannot be read, and how it is made; empty: none. What ``ssl`` raises names no file."""
+    """Returns which file cannot be read and how it is made, or an empty text; errors of ``ssl`` name no file."""
     for name in names:
         try:
             (tls_dir / name).open("rb").close()
@@ -119,7 +120,7 @@ def _unreadable(tls_dir: Path, names: Sequence[str]) -> str:
 
 
 def probe(address: str, timeout_s: float = TIMEOUT_S, tls_dir: Path | None = None, name: str = "") -> str:
-    """Why the server at ``address`` is not healthy, empty if it is. No step takes longer than ``timeout_s``."""
+    """Returns why the server at ``address`` is not healthy, empty if it is. No step takes longer than ``timeout_s``."""
     web = address.startswith(("http://", "https://"))
     if tls_dir is not None and (said := _unreadable(tls_dir, ("ca.crt",) if web else ("ca.crt", "tls.crt", "tls.key"))):
         return said
@@ -134,7 +135,7 @@ def probe(address: str, timeout_s: float = TIMEOUT_S, tls_dir: Path | None = Non
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; see the module."""
+    """Runs the command line, see the module, and returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     tls_dir, name = None, ""
     if len(arguments) == 5 and arguments[:4:2] == ["--tls-dir", "--name"]:

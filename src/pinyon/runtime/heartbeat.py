@@ -1,6 +1,6 @@
-"""How a parent sees that a process's event loop runs, and the process that its parent does: bytes on a pipe of theirs.
+"""Bytes on a pipe, by which a parent sees that a process's event loop runs, and the process that its parent lives.
 
-No port: strangers who fill those of a process do not make it look hung.
+A port would not do: strangers who fill a process's ports would make it look hung.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import os
 from typing import Final
 
 BEAT_S: Final = 0.5
-"""Between two."""
+"""Seconds between two beats."""
 
 
 class Heartbeat:
-    """Of this process: ``start`` → ``close``."""
+    """The heartbeat of this process: ``start`` → ``close``."""
 
     def __init__(self, fd: int) -> None:
-        """``fd`` is the pipe's end, and closed at last; negative: nobody is interested."""
+        """Takes the pipe's end ``fd``, which :meth:`close` closes; negative if nobody listens."""
         self._fd = fd
         self._next: asyncio.TimerHandle | None = None
         self.orphaned = asyncio.Event()
-        """Nobody listens any more."""
+        """Set once nobody listens any more."""
 
     def start(self) -> None:
         if self._fd >= 0:
@@ -34,18 +34,18 @@ class Heartbeat:
             self._next = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def look(self) -> None:
-        """Whether somebody listens now."""
+        """Sends a beat, and sets :attr:`orphaned` if nobody listens any more."""
         if self._fd < 0 or self.orphaned.is_set():
             return
         try:
             os.write(self._fd, b".")
-        except BlockingIOError:  # it is full: somebody is slow
+        except BlockingIOError:  # the pipe is full, as the parent is slow
             pass
         except OSError:
             self.orphaned.set()
 
     async def alone(self, within_s: float) -> bool:
-        """Whether nobody listens; waits so long for that."""
+        """Returns whether nobody listens; waits ``within_s`` seconds for that."""
         self.look()
         if self.orphaned.is_set():
             return True

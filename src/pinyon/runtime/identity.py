@@ -1,14 +1,13 @@
-"""Who a process is: its role and instance id, as the names of its certificate say them.
+"""The identity of a process: its role and instance id, as named by its certificate.
 
 A certificate of the cluster names one role, and one instance of it or any::
 
     worker.pinyon  prefill-0.worker.pinyon      the worker prefill-0
     worker.pinyon  *.worker.pinyon              any worker, for deployments that scale by copies
 
-A client names the peer it means (``grpc.ssl_target_name_override``), so addresses need not be trusted: an instance
-where it knows its id, else a role. ``blocks.pinyon`` is whoever serves ``BlockReadService``: workers and store nodes.
-
-The certificate of a load balancer names the region that it may be of, too: ``eu.region.pinyon``.
+A client names the peer it means (``grpc.ssl_target_name_override``), so that addresses need not be trusted. It names an
+instance if it knows the id, else a role. ``blocks.pinyon`` stands for all that serve ``BlockReadService``: workers and
+store nodes. A load balancer's certificate also names the region that it may belong to: ``eu.region.pinyon``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, REDIS, WORKER = ROLES = (
 )
 
 ANY = "_any"
-"""What stands for any instance where an instance id is written; no instance can be called so."""
+"""The word for any instance in place of an instance id; no instance can have this id."""
 DOMAIN = "pinyon"
 BLOCKS_NAME = f"blocks.{DOMAIN}"
 _REGION = f".region.{DOMAIN}"
@@ -36,7 +35,7 @@ _NAME = re.compile(rf"(?:(\*|{_LABEL.pattern})\.)?({'|'.join(ROLES)})\.{DOMAIN}"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``instance_id`` is empty for a certificate of any instance of the role."""
+    """An identity; ``instance_id`` is empty for a certificate of any instance of the role."""
 
     role: str
     instance_id: str = ""
@@ -51,12 +50,12 @@ class Identity:
             )
 
     def covers(self, role: str, instance_id: str) -> bool:
-        """Whether who has this identity may call itself so."""
+        """Returns whether a process with this identity may claim that role and instance id."""
         return role == self.role and self.instance_id in ("", instance_id)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The certificate's DNS names, the most telling first."""
+        """The certificate's DNS names, the most specific first."""
         names = (peer_name(self.role, self.instance_id or "*"), peer_name(self.role))
         return (*names, BLOCKS_NAME) if self.role in (WORKER, KVSTORE) else names
 
@@ -65,7 +64,7 @@ class Identity:
 
 
 def peer_name(role: str, instance_id: str = "") -> str:
-    """The DNS name that a peer's certificate must have."""
+    """Returns the DNS name that a peer's certificate must have."""
     return f"{instance_id}.{role}.{DOMAIN}" if instance_id else f"{role}.{DOMAIN}"
 
 
@@ -79,17 +78,17 @@ def check_region_name(region: str, field: str) -> None:
 
 
 def region_name(region: str) -> str:
-    """The DNS name that the certificate of a load balancer of that region has."""
+    """Returns the DNS name in the certificates of that region's load balancers."""
     return f"{region}{_REGION}"
 
 
 def names_region(name: str) -> bool:
-    """Whether a DNS name is one of :func:`region_name`."""
+    """Returns whether a DNS name is one of :func:`region_name`."""
     return name.endswith(_REGION)
 
 
 def identity_from_names(names: Iterable[str]) -> Identity | None:
-    """What a certificate with these DNS names says; None if that is nothing, or two things."""
+    """Returns the identity in a certificate's DNS names; None if there is none, or more than one."""
     roles: set[str] = set()
     instances: set[str] = set()
     for name in names:
@@ -103,7 +102,7 @@ def identity_from_names(names: Iterable[str]) -> Identity | None:
 
 
 def caller(context: Any) -> Identity | None:
-    """Who calls, by the certificate that the connection was made with; None without one (no TLS, or none asked for)."""
+    """Returns the caller's identity by the connection's certificate; None without one (no TLS, or none asked for)."""
     names = context.peer_identities()
     return identity_from_names(name.decode("ascii", "replace") for name in names) if names else None
 
@@ -116,7 +115,7 @@ def check_claim(context: Any, role: str, instance_id: str) -> None:
 
 
 def check_region_claim(context: Any, region: str) -> None:
-    """Raises :class:`PermissionDenied` if the caller has a certificate, and it does not name the region it claims."""
+    """Raises :class:`PermissionDenied` if the caller has a certificate that does not name the region it claims."""
     names = context.peer_identities()
     if names and region_name(region).encode() not in names:
         raise PermissionDenied(
@@ -128,8 +127,9 @@ def check_region_claim(context: Any, region: str) -> None:
 def cluster_identities(
     prefill: int, decode: int, mixed: int, stores: int, lbs: int, prefix: str = ""
 ) -> Iterator[Identity]:
-    """The processes of a local cluster, by the ids they have there, which begin with ``prefix``; the controller, Redis
-    and an admin, which are called the same in all that belong together."""
+    """Yields the identities of a local cluster's processes, whose ids begin with ``prefix``.
+
+    The controller, Redis and an admin have the same ids in all clusters that belong together."""
     yield Identity(ADMIN, "admin")
     yield Identity(CONDUCTOR, f"{prefix}conductor")
     yield Identity(CONTROLLER, "controller")
@@ -143,8 +143,9 @@ def cluster_identities(
 
 
 def hosts_of(identity: Identity, hosts: Iterable[str], region: str = "") -> tuple[str, ...]:
-    """What its certificate names beside its own names: for whom other programs connect to, hosts and loopback; for a
-    load balancer, the region that it may be of."""
+    """Returns what a certificate names besides its identity's names.
+
+    For roles that other programs connect to, these are the hosts and loopback; for a load balancer, also its region."""
     if identity.role not in (CONTROLLER, LB, REDIS):
         return ()
     regions = (region_name(region),) if region and identity.role == LB else ()

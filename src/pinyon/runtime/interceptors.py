@@ -1,6 +1,6 @@
-"""Errors on the wire: what a servicer raises becomes the right status, and back again on the client's side.
+"""Errors on the wire: an error of a servicer becomes the right status, and an error again on the client's side.
 
-Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which may hold what the caller must not see.
+Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which may hold secrets.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pinyon.messages.error import ERROR_METADATA_KEY, error_from_status, error_t
 from pinyon.runtime.logging import get_logger
 
 ERROR_TEXT = 2000
-"""Letters of an error's message on the wire; peers take 8 KiB of headers."""
+"""The number of letters of an error's message on the wire; peers take 8 KiB of headers."""
 
 _log = get_logger("rpc")
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> PinyonError:
-    """The error a peer raised; a transport failure becomes :class:`Unavailable` and so on by its status."""
+    """Returns the error a peer raised; a transport failure becomes :class:`Unavailable` and so on by its status."""
     metadata: Iterable[tuple[str, str | bytes]] = cast("Any", error.trailing_metadata()) or ()
     return error_from_status(error.code().name, error.details() or "", metadata)
 
@@ -45,31 +45,31 @@ def _known(method: str, error: BaseException) -> PinyonError:
 
 
 class Interceptor:
-    """Makes another handler of each that there is.
+    """A wrapper around each handler of a server.
 
-    All but :class:`pinyon.runtime.first_message.FirstMessageInterceptor`, the innermost, are given those that read
-    their messages by themselves, so there are two kinds of them: with one answer, and with a stream.
+    :class:`pinyon.runtime.first_message.FirstMessageInterceptor` is the innermost. All others get handlers that read
+    their messages themselves, so there are only two kinds: with one answer, and with a stream.
     """
 
     def remade(self, handler: Any, method: str) -> Any:
-        """``method`` is its full name."""
+        """Returns a handler in place of this one; ``method`` is its full name."""
         raise NotImplementedError
 
 
 def remade_by(interceptors: Sequence[Interceptor], handler: Any, method: str) -> Any:
-    """The handler as all of them have it, the first one outermost."""
+    """Returns the handler wrapped by all interceptors, the first one outermost."""
     for each in reversed(interceptors):
         handler = each.remade(handler, method)
     return handler
 
 
 def behaviour_of(handler: Any) -> Any:
-    """What a handler does that reads its messages by itself."""
+    """Returns the behaviour of a handler that reads its messages itself."""
     return handler.stream_stream if handler.response_streaming else handler.stream_unary
 
 
 def doing(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None = None) -> Any:
-    """A handler that does this in its place, and reads its messages by itself, parsed by its own parser or this one."""
+    """Returns a handler with another ``behaviour``, which reads its messages itself, parsed by ``parse`` if given."""
     many = handler.response_streaming
     make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
     return make(
@@ -80,7 +80,7 @@ def doing(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None = N
 
 
 def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None]]) -> Any:
-    """A handler that does the same within what ``guard`` makes of a call's context."""
+    """Returns a handler that runs within the context manager that ``guard`` makes of a call's context."""
     behaviour = behaviour_of(handler)
 
     async def one(requests: Any, context: Any) -> Any:
@@ -94,12 +94,12 @@ def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None
                 async for message in result:
                     yield message
                 return
-            # It writes by itself. Else they go with the first write, and if that is cancelled on its way, no status can
-            # follow it.
+            # The method writes its answers itself. Initial metadata would go with the first write; if that is cancelled
+            # on its way, no status can follow.
             try:
                 await context.send_initial_metadata(())
             except BaseException:
-                result.close()  # it has not begun, and nobody will await it
+                result.close()  # the coroutine has not begun, and nobody will await it
                 raise
             await result
 
@@ -107,7 +107,7 @@ def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None
 
 
 class ErrorInterceptor(Interceptor):
-    """Translates what a method raises."""
+    """The interceptor that makes statuses of a method's errors."""
 
     def remade(self, handler: Any, method: str) -> Any:
         return within(handler, lambda context: _told(method, context))

@@ -1,4 +1,4 @@
-"""A journal in a file: bounded, in the file within a second, never in the way of what it records."""
+"""A journal in a file: bounded, written within a second, and never blocking what it records."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.settings import ServiceSettings, service_config
 
 BUFFER_BYTES = 1 << 16
-"""So much is written at once, sooner than after ``FLUSH_S``."""
+"""The number of waiting bytes that are written without waiting for ``FLUSH_S``."""
 WAITING_BYTES = 8 << 20
-"""Of lines that the disk has not taken yet. With more the journal ends."""
+"""The limit of bytes that the disk has not taken yet; with more, the journal ends."""
 CLOSE_S = 5.0
-"""For the last lines."""
+"""Seconds for the last lines when a journal is closed."""
 FLUSH_S = 0.5
-"""A line is in the file after that, at the latest: whoever reads a journal that is being written sees whole lines."""
+"""Seconds after which a line is in the file at the latest; readers of an open journal see whole lines."""
 EARLIER_MAX = 8
-"""Journals of earlier starts that are kept beside the one that is written."""
+"""The number of journals of earlier starts that are kept besides the present one."""
 
 _log = get_logger("journal")
 
 
 class JournalSettings(ServiceSettings):
-    """What a service that decides can be told about writing it down."""
+    """The settings of a service that writes its decisions down."""
 
     model_config = service_config("service")
 
@@ -44,22 +44,22 @@ class JournalSettings(ServiceSettings):
     journal_mib: int = Field(256, ge=1, le=1 << 20, description="size at which the journal ends")
 
     def open_journal(self, types: Iterable[type], header: Mapping[str, Any], clock: Clock) -> JournalFile | None:
-        """None when none is wanted. Raises as :class:`JournalFile` does."""
+        """Opens the journal; returns None if none is wanted. Raises as :class:`JournalFile` does."""
         return JournalFile(self.journal, self.journal_mib << 20, types, header, clock) if self.journal else None
 
 
 class _Writer:
-    """A thread that writes lines. Nobody waits for the disk but who closes."""
+    """A thread that writes lines, so that only :meth:`close` waits for the disk."""
 
     def __init__(self, descriptor: int, path: str, limit_bytes: int) -> None:
-        """The descriptor is its own from now on."""
+        """Takes over the descriptor, and writes ``limit_bytes`` at most."""
         self._descriptor = descriptor
         self._path = path
         self._left = limit_bytes
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
         self._waiting = 0
-        """Bytes that were put and are not written yet."""
+        """The number of bytes that were put and are not written yet."""
         self._failure = ""
         self._wanted = threading.Event()
         self._finished = False
@@ -67,7 +67,7 @@ class _Writer:
         self._thread.start()
 
     def put(self, line: bytes) -> str:
-        """Why it is not taken; empty: it is."""
+        """Takes a line, and returns an empty text, or why the line is refused."""
         with self._lock:
             self._left -= len(line)
             if self._failure:
@@ -84,12 +84,12 @@ class _Writer:
         return ""
 
     def finish(self) -> None:
-        """Write what was put, and end."""
+        """Lets the thread write what was put, and end."""
         self._finished = True
         self._wanted.set()
 
     def close(self) -> None:
-        """:meth:`finish`, and wait for it."""
+        """Does :meth:`finish`, and waits for the thread."""
         self.finish()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
@@ -118,10 +118,10 @@ class _Writer:
 
 
 class JournalFile(Journal):
-    """Takes lines until ``limit_bytes``, then says so and takes no more; so it does when the disk refuses one.
+    """A journal in a file, which ends with a warning at ``limit_bytes``, or when the disk refuses a line.
 
-    What is recorded goes on in either case: a journal is for looking back, nobody waits for it. A thread of its own
-    writes it; it ends with the journal, also with one that nobody has closed.
+    The recorded service goes on in either case: a journal is for looking back, and nobody waits for it. Its own thread
+    writes it, and ends with the journal, even if nobody closes that.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class JournalFile(Journal):
         header: Mapping[str, Any],
         clock: Clock = time.monotonic,
     ) -> None:
-        """A journal that is there already is kept as ``NAME.1.jsonl``, see :func:`earlier`.
+        """Opens the file; a journal that is there already is kept as ``NAME.1.jsonl``, see :func:`earlier`.
 
         Raises :class:`InvalidArgument` (field ``journal``) when the file cannot be written."""
         self._path = path
@@ -157,19 +157,18 @@ class JournalFile(Journal):
         self._writer.finish()
 
     def close(self) -> None:
-        """Write what is buffered, and nothing after it. Closing twice is fine."""
+        """Writes what is buffered, and nothing after it. Closing twice is fine."""
         self.ended = self.ended or "closed"
         self._writer.close()
 
 
 def earlier(path: Path, number: int) -> Path:
-    """Where the journal of an earlier start is: ``decode-0.1.jsonl`` is the last before ``decode-0.jsonl``, ``.2`` the
-    one before that."""
+    """Returns the path of an earlier start's journal: ``decode-0.1.jsonl`` is the last before ``decode-0.jsonl``."""
     return path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
 def _open_new(path: Path) -> int:
-    """A descriptor of an empty file that only this process writes. Raises :class:`OSError`."""
+    """Returns a descriptor of an empty file that only this process writes. Raises :class:`OSError`."""
     descriptor = _open_locked(path, 0)
     status = os.fstat(descriptor)
     if not (stat.S_ISREG(status.st_mode) and status.st_size):
@@ -185,7 +184,7 @@ def _open_new(path: Path) -> int:
 
 
 def _open_locked(path: Path, flags: int) -> int:
-    """Nobody else's: block keys say who asked for the same. What is no plain file, such as a pipe, has no lock."""
+    """Opens a file for its owner only, since block keys show who asked for the same. Locks it if it is a plain file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""Files of JSON that settings name."""
+"""JSON files named by settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ T = TypeVar("T")
 
 
 def read_json(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T:
-    """What ``parse`` makes of the file; ``nothing`` where no path is given. Raises :class:`InvalidArgument` that names
-    the setting, for a file that cannot be used."""
+    """Returns what ``parse`` makes of the file, or ``nothing`` if no path is given.
+
+    Raises :class:`InvalidArgument`, with the setting's name as its ``field``, if the file cannot be used."""
     if not path:
         return nothing
     try:

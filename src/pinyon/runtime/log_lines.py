@@ -1,4 +1,4 @@
-"""What a log record looks like, for people or for programs. No I/O."""
+"""The form of log records, for people or for programs. No I/O."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _encode = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False
 
 
 class Lines:
-    """One form of them."""
+    """A form of log lines."""
 
     def line(self, unix_s: float, level: str, logger: str, message: str, facts: Mapping[str, Any], error: str) -> str:
-        """Without its end. ``level`` in small letters; ``error`` is a traceback, or empty."""
+        """Returns a line without its end; ``level`` is in small letters, ``error`` a traceback or empty."""
         raise NotImplementedError
 
 
 class TextLines(Lines):
-    """Time, level, process, message, and facts as ``key=value``."""
+    """Lines of time, level, process, message, and facts as ``key=value``."""
 
     def __init__(self, instance_id: str) -> None:
         self._instance_id = instance_id
@@ -38,7 +38,7 @@ class TextLines(Lines):
 
 
 class JsonLines(Lines):
-    """An object each."""
+    """Lines that are JSON objects."""
 
     def __init__(self, service: str, instance_id: str) -> None:
         self._base: str = _encode({"service": service, "instance_id": instance_id})[1:-1]
@@ -53,10 +53,10 @@ class JsonLines(Lines):
 
 
 def _shown(value: Any) -> str:
-    """A fact as one word: quoted where it would end the line or look like another fact."""
+    """Returns a fact as one word, quoted if it could end the line or look like another fact."""
     if type(value) is str:
         fits = value.isprintable() and " " not in value and value != ""
         return value if fits else json.dumps(value)
-    if isinstance(value, str):  # of a class of its own
+    if isinstance(value, str):  # of a class derived from str
         return _shown(str(value))
     return str(value)

@@ -19,7 +19,7 @@ _LEVELS = {level: logging.getLevelName(level).lower() for level in (10, 20, 30, 
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A logger below ``pinyon``; pass facts as ``extra={"request_id": …}``."""
+    """Returns a logger below ``pinyon``; pass facts as ``extra={"request_id": …}``."""
     return logging.getLogger(name if name.startswith("pinyon") else f"pinyon.{name}")
 
 
@@ -39,7 +39,7 @@ class _Formatter(logging.Formatter):
 
 
 def log_line(log: logging.Logger, level: int, message: str, facts: Mapping[str, Any]) -> None:
-    """A record that is written for every request: as any other of the logger's, for a third of its price.
+    """Writes a record as the logger would, for a third of the CPU time; for records of every request.
 
     ``level`` is one that the logger is enabled for.
     """
@@ -53,24 +53,24 @@ def log_line(log: logging.Logger, level: int, message: str, facts: Mapping[str, 
             handler.stream.flush()
             return
         except (OSError, ValueError):
-            pass  # said as logging says it, or not at all
+            pass  # logging writes the record its own way, or not at all
         finally:
             handler.release()
-    # Not by info(): it would look through the stack for who called, which costs as much as all of the rest.
+    # info() would search the stack for the caller, which costs as much as all of the rest.
     record = logging.LogRecord(log.name, level, "", 0, message, None, None)
     vars(record).update(facts)
     log.handle(record)
 
 
 def configure_logging(service: str, instance_id: str, level: str, log_format: str) -> None:
-    """Send all of the process's records to stderr; libraries only from ``warning`` on."""
+    """Sends all of the process's records to stderr; those of libraries only from ``warning`` on."""
     handler = logging.StreamHandler(sys.stderr)
     lines = JsonLines(service, instance_id) if log_format == "json" else TextLines(instance_id)
     handler.setFormatter(_Formatter(lines))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    # Nothing here shows them, and they are half of what a record costs.
+    # No format shows these, and they are half of a record's cost.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.logAsyncioTasks = False  # type: ignore[attr-defined]  # from Python 3.12 on
     logging.getLogger("pinyon").setLevel(level.upper())

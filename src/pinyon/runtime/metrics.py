@@ -22,11 +22,11 @@ from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
 
 Figure = tuple[str, str, Callable[[], float]]
-"""Its name after the service's, its text, and what reads it."""
+"""A figure: its name after the service's, its text, and the function that reads it."""
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry with the process's own figures (CPU, memory, open files), and what runs."""
+    """Returns a registry with the process's own figures (CPU, memory, open files) and the version that runs."""
     registry = CollectorRegistry(auto_describe=True)
     build = Info("pinyon_build", "The version, and whether the pure rooms are compiled.", registry=registry)
     build.info({"version": __version__, "compiled": str(compiled()).lower()})
@@ -39,7 +39,7 @@ def new_registry() -> CollectorRegistry:
 class Figures(Collector):
     """Figures that the parts of a process keep themselves, read when they are scraped, so that they cannot drift.
 
-    That is in the metrics server's thread: what each reads is a number, or a copy that is made in one go.
+    The metrics server's thread reads them, so each has to be a number, or a copy that is made in one go.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Figures(Collector):
         counters: Iterable[Figure] = (),
         labelled: Iterable[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = (),
     ) -> None:
-        """``prefix`` of their names; of ``labelled`` counters the third is the label's name."""
+        """Takes the ``prefix`` of their names; the third item of a ``labelled`` counter is the label's name."""
         self._prefix = prefix
         self._plain = ((GaugeMetricFamily, list(gauges)), (CounterMetricFamily, list(counters)))
         self._labelled = list(labelled)
@@ -66,9 +66,9 @@ class Figures(Collector):
 
 
 def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> Callable[[str, str], None]:
-    """Which policy of each kind runs, as labels of ``pinyon_<service>_policies_info``.
+    """Shows the policy of each kind that runs, as labels of ``pinyon_<service>_policies_info``.
 
-    What is returned is told ``(kind, choice)`` when another one takes over.
+    The returned function has to be called with ``(kind, choice)`` when another policy takes over.
     """
     shown = Info(f"pinyon_{service}_policies", "The policies that run, as they were chosen.", registry=registry)
     shown.info(chosen)
@@ -81,7 +81,7 @@ def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> C
 
 
 def show_certificate(registry: CollectorRegistry, not_after_s: Callable[[], float]) -> None:
-    """When this process's certificate ends, as ``pinyon_certificate_not_after_seconds``."""
+    """Shows when this process's certificate ends, as ``pinyon_certificate_not_after_seconds``."""
     ends = Gauge(
         "pinyon_certificate_not_after_seconds", "Unix time at which the certificate in use ends.", registry=registry
     )
@@ -89,7 +89,7 @@ def show_certificate(registry: CollectorRegistry, not_after_s: Callable[[], floa
 
 
 class MetricsServer(PageServer):
-    """Serves ``/metrics``, beyond loopback with TLS to whoever has a certificate of the cluster."""
+    """A server of ``/metrics``; with TLS, beyond loopback, only for clients with a certificate of the cluster."""
 
     def __init__(self, listen: str, registry: CollectorRegistry, security: Security = NO_SECURITY) -> None:
         super().__init__("metrics", listen, make_wsgi_app(registry), security, ask_clients=True)

@@ -1,4 +1,4 @@
-"""A bounded mailbox whose reader takes all there is at once: what makes one message out of one loop turn's work."""
+"""A bounded mailbox whose reader takes all items at once, so that one message carries the work of one loop turn."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from google.protobuf.message import Message
 from pinyon.core.errors import ResourceExhausted
 
 MESSAGE_BYTES = 2 << 20
-"""Of parts in one message at most, unless one part has more; gRPC takes 4 MiB."""
+"""The limit of parts' bytes in one message, unless a single part has more; gRPC takes 4 MiB."""
 FRAME_BYTES = 8
-"""What a part takes in its message beside its own bytes."""
+"""The bytes that a part takes in its message besides its own."""
 
 Item = TypeVar("Item")
 Part = TypeVar("Part", bound=Message)
 
 
 class OutboxClosed(Exception):
-    """The outbox was closed and is empty."""
+    """An error: the outbox was closed and is empty."""
 
 
 class Outbox(Generic[Item]):
-    """Many writers, one reader, all on one event loop. ``limit`` bounds the items that wait."""
+    """A mailbox of many writers and one reader, all on one event loop. ``limit`` bounds the items that wait."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -40,7 +40,7 @@ class Outbox(Generic[Item]):
         return self._closed
 
     def put(self, item: Item) -> None:
-        """Add one item. Raises :class:`ResourceExhausted` when full and :class:`OutboxClosed` when closed."""
+        """Adds one item. Raises :class:`ResourceExhausted` when full and :class:`OutboxClosed` when closed."""
         if self._closed:
             raise OutboxClosed
         if len(self._items) >= self._limit:
@@ -49,7 +49,7 @@ class Outbox(Generic[Item]):
         self._wake()
 
     async def take_all(self) -> list[Item]:
-        """Wait for at least one item and take all. Raises :class:`OutboxClosed` when closed and empty."""
+        """Waits for at least one item and takes all. Raises :class:`OutboxClosed` when closed and empty."""
         while not self._items:
             if self._closed:
                 raise OutboxClosed
@@ -64,7 +64,7 @@ class Outbox(Generic[Item]):
         return items
 
     def close(self) -> None:
-        """No more items; the reader gets what is left. Closing twice is fine."""
+        """Closes the outbox for new items; the reader gets what is left. Closing twice is fine."""
         self._closed = True
         self._wake()
 
@@ -74,7 +74,7 @@ class Outbox(Generic[Item]):
 
 
 def in_messages(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """The parts of each message, in order: as many as its size allows."""
+    """Yields the parts of each message, in order, as many as its size allows."""
     together: list[Part] = []
     filled = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""What one stream sends, gathered in messages while the loop turns."""
+"""The outgoing messages of one stream, filled during a turn of the event loop."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ Sent = TypeVar("Sent", bound=Message)
 
 
 class Outgoing(Generic[Sent]):
-    """The messages that a :class:`pinyon.runtime.duplex.Duplex` runs with; they go at the :class:`TurnEnd`, or the
-    stream's writer has them, one by one.
+    """The messages of a :class:`pinyon.runtime.duplex.Duplex`, sent at the :class:`TurnEnd` or by the stream's writer.
 
-    All on one event loop. ``limit`` is how many may wait before there is no room for more.
+    All runs on one event loop. ``limit`` is the number of messages that may wait before there is no room for more.
     """
 
     def __init__(self, make: Callable[[], Sent], pace: Pace, limit: int, parts: int = PARTS_MAX) -> None:
-        """``make`` gives an empty message, which gets so many parts at most."""
+        """Takes ``make``, which returns an empty message, and the most ``parts`` that a message gets."""
         self._make = make
         self._pace = pace
         self._limit = limit
         self._parts_max = parts
         self._messages: deque[Sent] = deque()
-        """The last one is being filled: with ``_parts``, of ``_size`` bytes."""
+        """The waiting messages; the last one is being filled, and has ``_parts`` parts of ``_size`` bytes."""
         self._size = self._parts = 0
         self._end = TurnEnd(pace, self._send)
         self._room = asyncio.Event()
@@ -41,7 +40,7 @@ class Outgoing(Generic[Sent]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Messages that wait."""
+        """Returns the number of waiting messages."""
         return len(self._messages)
 
     @property
@@ -49,17 +48,17 @@ class Outgoing(Generic[Sent]):
         return len(self._messages) <= self._limit
 
     async def room(self) -> None:
-        """Wait until there is some, or it is closed."""
+        """Waits until there is room, or the stream is closed."""
         if not self.has_room and not self._closed:
             self._room.clear()
             await self._room.wait()
 
     def by(self, stream: Duplex[Sent, Any]) -> None:
-        """They may go past the writer, by this stream."""
+        """Lets messages go past the writer, by this stream."""
         self._end.by(stream)
 
     def message(self, size_bytes: int) -> Sent:
-        """The next one that goes, for a part of at most so many bytes: to be put into it before the loop turns."""
+        """Returns the message for a part of at most ``size_bytes``, which has to be added before the loop turns."""
         messages = self._messages
         if not messages or self._size + size_bytes > MESSAGE_BYTES or self._parts >= self._parts_max:
             messages.append(self._make())
@@ -70,7 +69,7 @@ class Outgoing(Generic[Sent]):
         return messages[-1]
 
     def close(self) -> None:
-        """What waits does not go any more. Closing twice is fine."""
+        """Drops the waiting messages. Closing twice is fine."""
         self._closed = True
         self._messages.clear()
         self._end.by(None)
@@ -78,19 +77,19 @@ class Outgoing(Generic[Sent]):
         self._room.set()
 
     def _taken(self) -> None:
-        """Who waits for room hears of it when there is some for many: one at a time, they would all come for each."""
+        """Wakes those who wait for room once there is room for many: else they would all wake for each message."""
         if not self._room.is_set() and 2 * len(self._messages) <= self._limit:
             self._room.set()
 
     def _send(self, stream: Duplex[Any, Any]) -> bool:
-        """See :class:`TurnEnd`."""
+        """Pushes messages as far as the stream takes them, and returns whether some are left."""
         messages = self._messages
         while messages and stream.push(messages[0]):
             messages.popleft()
         self._taken()
         return bool(messages)
 
-    # -- what the writer asks for
+    # -- for the writer
 
     def __aiter__(self) -> Outgoing[Sent]:
         return self

@@ -1,4 +1,4 @@
-"""A few pages over HTTP beside what a process does: metrics, lists of addresses. Not for requests that count."""
+"""A few pages over HTTP besides a process's work: metrics, lists of addresses. Not for clients' requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _log = get_logger("pages")
 
 
 class PageServer:
-    """Serves a WSGI ``app`` from threads of its own, so that a busy event loop is still observed.
+    """A server of a WSGI ``app`` with its own threads, so that a busy event loop is still observed.
 
-    On loopback it is plain HTTP. Elsewhere, with TLS files, it is HTTPS, and with ``ask_clients`` whoever asks needs a
+    On loopback it is plain HTTP. Elsewhere, with TLS files, it is HTTPS, and with ``ask_clients``, clients need a
     certificate of the cluster. At most ``CONNECTIONS_MAX`` are open at once, each for ``TIMEOUT_S``.
     """
 
@@ -38,7 +38,7 @@ class PageServer:
         *,
         ask_clients: bool,
     ) -> None:
-        """``name`` is what its thread is called. Raises :class:`Unavailable` if the port is taken."""
+        """Starts the server; ``name`` is for its thread. Raises :class:`Unavailable` if the port is taken."""
         host, port = parse_address(listen)
         self._tls = None if is_loopback(host) else security.tls
         self._ask_clients = ask_clients
@@ -57,7 +57,7 @@ class PageServer:
         return None if self._tls is None else self._tls.server_context(ask_clients=self._ask_clients)
 
     def _renew(self) -> None:
-        """A context of its own: into the present one another authority could be added, but none taken out."""
+        """Makes a new context, as authorities can be added to the present one, but not removed."""
         self._server.context = self._context()
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.context = context
-        """Of connections made from now on."""
+        """The TLS context of new connections."""
         self._room = threading.Semaphore(CONNECTIONS_MAX)
         super().__init__(address, _Handler)
 
@@ -86,7 +86,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             request.settimeout(TIMEOUT_S)
             if (context := self.context) is not None:
                 request = context.wrap_socket(request, server_side=True)
-            # The socket's own timeout begins anew with each byte.
+            # The socket's own timeout starts again with each byte.
             cut = threading.Timer(TIMEOUT_S, _cut, (request,))
             cut.daemon = True
             cut.start()
@@ -103,13 +103,13 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 def _cut(request: socket.socket) -> None:
-    with suppress(OSError):  # it is closed already
-        socket.socket.shutdown(request, socket.SHUT_RDWR)  # under TLS: whoever reads there sees the end
+    with suppress(OSError):  # already closed
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # below TLS, so that a blocked read ends
 
 
 class _Handler(WSGIRequestHandler):
     def address_string(self) -> str:
-        return str(self.client_address[0])  # no name service
+        return str(self.client_address[0])  # without a DNS lookup
 
     def log_message(self, format: str, *args: object) -> None:
         return

@@ -1,4 +1,4 @@
-"""TLS to Redis with this process's files, as connections of ``redis.asyncio`` that use the newest ones."""
+"""TLS to Redis, as connections of ``redis.asyncio`` that use the newest files of this process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 class _NewestContext:
-    """Takes the place of redis-py's own, which reads the files once per connection object and trusts the system's
-    authorities beside ours."""
+    """The TLS context in place of redis-py's own.
+
+    That reads the files once per connection object, and also trusts the system's authorities."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
@@ -29,7 +30,7 @@ class _Connection(SSLConnection):
 
 
 def use_tls(pool: ConnectionPool, tls: Tls | None) -> None:
-    """Let the pool's connections use these files, if its URL was ``rediss://``."""
+    """Makes the pool's connections use these files, if its URL was ``rediss://``."""
     if tls is not None and issubclass(pool.connection_class, SSLConnection):
         pool.connection_class = _Connection
         pool.connection_kwargs["tls"] = tls

@@ -1,4 +1,4 @@
-"""Where eviction policies learn: beside the event loop, which evicts meanwhile by what was learned before."""
+"""A thread in which eviction policies learn; meanwhile the event loop evicts by what was learned before."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _log = get_logger("refit")
 
 
 class RefitThread:
-    """A :data:`pinyon.eviction.policy.Refit` of an event loop, which adopts what comes of the work.
+    """A :data:`pinyon.eviction.policy.Refit` of an event loop, which adopts the results.
 
-    Work that comes while that of all ``policies`` is under way is left out: there is newer one soon.
+    Work that comes while the work of all ``policies`` is under way is dropped, as newer work comes soon.
     """
 
     def __init__(self, policies: int = 1) -> None:
@@ -36,13 +36,13 @@ class RefitThread:
             fit = await asyncio.get_running_loop().run_in_executor(self._executor, work)
             if not self._closed:
                 adopt(fit)
-        except Exception:  # a defect; the policy goes on with what it knew
+        except Exception:  # a bug; the policy goes on with what it knew
             _log.exception("a refit failed")
         finally:
             self._tasks.difference_update((asyncio.current_task(),))
 
     async def close(self) -> None:
-        """Nothing is adopted any more. Waits for work that runs, up to a limit."""
+        """Ends the adoption of results, and waits for running work, up to a limit."""
         self._closed = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)

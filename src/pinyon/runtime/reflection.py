@@ -1,7 +1,7 @@
 """Server reflection as ``grpc.reflection.v1`` beside ``v1alpha``.
 
-grpcio-reflection serves v1alpha only; newer clients ask for v1 first, and some for nothing else. The two differ in
-their package's name alone, so v1 is made from what is there: the same messages on the wire, the same answers.
+grpcio-reflection serves v1alpha only, but newer clients ask for v1 first, and some for nothing else. Only the package's
+name differs, so v1 is made from v1alpha, with the same messages on the wire and the same answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _METHOD = "ServerReflectionInfo"
 
 
 def _v1_service() -> ServiceDescriptor:
-    """Of v1alpha's file under the other name, in the default pool; of whoever brought it there, if somebody did."""
+    """Returns v1's service from the default pool, where v1alpha's file is added under the other name if need be."""
     pool = descriptor_pool.Default()
     name = f"{_V1}.ServerReflection"
     try:
@@ -49,7 +49,7 @@ METHODS = frozenset(f"/{service.full_name}/{method.name}" for service in SERVICE
 
 
 def enable_reflection(names: Iterable[str], server: Any) -> None:
-    """Answer for the services of these full names, and for reflection itself, by both versions."""
+    """Adds both versions of reflection, for the services of these full names and for reflection itself."""
     own = (service.full_name for service in SERVICES)
     servicer: Any = reflection.aio.ReflectionServicer((*names, *own))  # type: ignore[attr-defined]
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

@@ -1,8 +1,8 @@
-"""An instance's side of ``ConductorService.ReportSession``: who it is, what it holds, how busy it is.
+"""An instance's side of ``ConductorService.ReportSession``: its identity, its keys and its load.
 
-Workers and store nodes share it. One stream: registration, a snapshot of the keys held, then deltas with sequence
-numbers, load (the heartbeat) and measurements. When the stream ends it is opened again after a growing pause and the
-instance tells everything anew; nothing else of the instance notices.
+Workers and store nodes share it. One stream carries the registration, a snapshot of the held keys, then deltas with
+sequence numbers, load (the heartbeat) and measurements. When the stream ends, it is opened again after a growing pause,
+and the instance reports everything again; the rest of the instance does not notice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
 KEYS_PER_MESSAGE = 65536
-"""1 MiB of keys; a message may have 4."""
+"""The number of keys that make 1 MiB; a message may have 4 MiB."""
 REQUESTS_PER_MESSAGE = 4096
 WRITE_S = 5.0
-"""A stream that takes no message for this long counts as broken."""
+"""Seconds after which a stream that takes no message counts as broken."""
 
 Report = conductor_pb2.ReportSessionRequest
 METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ReportSession", Report, conductor_pb2.ReportSessionResponse)
@@ -34,37 +34,37 @@ _log = get_logger("report")
 
 
 class ReportSource(Protocol):
-    """What is reported. Called on the event loop; nothing here may block.
+    """A source of reports. It is called on the event loop and may not block.
 
-    :meth:`drain_changes` and :meth:`news` give what is new since the last call and forget it. They are not called while
-    there is no conductor, so the source bounds what piles up (drop the oldest). Changes need no bound: ``KeyChanges``
-    are net.
+    :meth:`drain_changes` and :meth:`news` return what is new since the last call, and forget it. They are not called
+    without a conductor, so the source has to bound its news (drop the oldest). Key changes need no bound:
+    ``KeyChanges`` are net.
     """
 
     def snapshot_keys(self) -> Sequence[bytes]:
-        """All keys held now."""
+        """Returns all keys held now."""
         ...
 
     def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Net ``(stored, removed)`` keys since the last call."""
+        """Returns the net ``(stored, removed)`` keys since the last call."""
         ...
 
     def load(self) -> InstanceLoad: ...
 
     def news(self) -> Report | None:
-        """What began, ended and was measured; without load and keys. None: nothing ever does."""
+        """Returns begins, ends and measurements, without load and keys; None if the source never has any."""
         ...
 
     def decoding(self) -> Sequence[str]:
-        """Ids of all requests that are here to decode now."""
+        """Returns the ids of all requests that are here to decode now."""
         ...
 
 
 class ReportSession:
-    """Reports ``source`` to the conductor at ``address`` until closed.
+    """The reports of ``source`` to the conductor at ``address``: ``start`` → (``wake`` after changes) → ``close``.
 
-    ``start`` → (``wake`` whenever something changed) → ``close``. A report goes out every ``period_s``, and sooner
-    after ``wake``, but never two within ``gap_s``: what happens meanwhile travels together.
+    A report goes out every ``period_s``, and sooner after ``wake``, but never two within ``gap_s``: changes in between
+    travel together.
     """
 
     def __init__(
@@ -86,22 +86,22 @@ class ReportSession:
         self._wake = asyncio.Event()
         self._resync = False
         self._every = 1
-        """Of the keys, one in so many is told (:mod:`pinyon.core.key_sample`): what the conductor last asked for."""
+        """The sampling interval of reported keys (:mod:`pinyon.core.key_sample`) that the conductor last asked for."""
         self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
         self.registered = asyncio.Event()
         """Set while the conductor has confirmed the registration."""
         self.sessions = 0
-        """How often a registration was confirmed."""
+        """The number of confirmed registrations."""
 
     def start(self) -> None:
         self._link.start()
 
     def wake(self) -> None:
-        """Something changed: report it soon."""
+        """Makes the next report go out soon, as something changed."""
         self._wake.set()
 
     async def close(self, timeout_s: float = 1.0) -> None:
-        """Send what is new and that the instance leaves, wait for the conductor at most ``timeout_s``, end."""
+        """Sends the last news and that the instance leaves, waits for the conductor at most ``timeout_s``, and ends."""
         self._wake.set()
         await self._link.close(timeout_s if self.registered.is_set() else 0.0)
 
@@ -117,11 +117,11 @@ class ReportSession:
             if not self.registered.is_set():
                 self.sessions += 1
                 self.registered.set()
-                self._wake.set()  # the wait that runs now was made for the period before
+                self._wake.set()  # the present wait uses the former period
                 _log.info("registered with the conductor at %s", self._address)
         every = reply.sample_every
         if reply.lease_ms and not reply.HasField("sample_every"):
-            every = 1  # one of before there were samples, which looks for all keys
+            every = 1  # an older conductor without sampling, which looks up all keys
         if is_sample(every):
             finer, self._every = every < self._every, every
         else:
@@ -131,9 +131,9 @@ class ReportSession:
             self._wake.set()
 
     async def _reports(self) -> AsyncGenerator[Report, None]:
-        """All that one stream says, the farewell last."""
+        """Yields all messages of one stream, the farewell last."""
         yield Report(registration=info_to_proto(self._info))
-        # What was said last may have gone with the session before; the ends among it are told by what is still here.
+        # The last reports of the former session may be lost; requests that ended then are missing from this list.
         decoding = self._source.decoding()
         for start in range(0, len(decoding), REQUESTS_PER_MESSAGE):
             yield Report(begun_decode_request_ids=decoding[start : start + REQUESTS_PER_MESSAGE])
@@ -152,9 +152,9 @@ class ReportSession:
             self._wake.clear()
 
     def _snapshot(self) -> Iterator[Report]:
-        """All keys, in parts. The deltas go on with the next sequence number."""
+        """Yields all keys, in parts. The deltas continue with the next sequence number."""
         self._resync = False
-        self._source.drain_changes()  # the snapshot contains them; nothing runs between these two lines
+        self._source.drain_changes()  # the snapshot contains them, as no other task runs before it
         keys = sampled_keys(self._source.snapshot_keys(), self._every)
         for start in range(0, max(1, len(keys)), KEYS_PER_MESSAGE):
             snapshot = conductor_pb2.CacheSnapshot(

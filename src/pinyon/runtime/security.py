@@ -1,6 +1,6 @@
-"""What a process proves itself by: its TLS files and the cluster secret, from one place for all it speaks.
+"""The credentials of a process: its TLS files and the cluster secret, in one place for all protocols.
 
-gRPC, HTTPS, Redis and the transfer engine take theirs from here, and get the new files when these have changed.
+gRPC, HTTPS, Redis and the transfer engine take their files from here, and get the new ones after a change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECRET_BYTES_MAX = 4096
 
 @dataclass(frozen=True)
 class Security:
-    """Without TLS files all is plain; without a secret it is empty."""
+    """The credentials; without TLS files all connections are plain, and a missing secret is empty."""
 
     tls: Tls | None = None
     secret: bytes = field(default=b"", repr=False)
@@ -34,25 +34,25 @@ class Security:
 
     @property
     def not_after_s(self) -> float:
-        """Unix time at which the certificate ends; infinite without one."""
+        """The Unix time at which the certificate ends; infinite without one."""
         return math.inf if self.tls is None else self.tls.not_after_s
 
     def on_renewal(self, renew: Callable[[], None]) -> None:
-        """``renew`` is called, in a thread, after the files have changed and are good; it may raise."""
+        """Registers ``renew``, which is called in a thread after the files have changed and are good; it may raise."""
         self._renewals.append(renew)
 
     def renew(self) -> None:
-        """Read the files again. Raises :class:`InvalidArgument` when they are of no use; the old ones stay then."""
+        """Reads the files again. Raises :class:`InvalidArgument` if they cannot be used; then the old ones stay."""
         if self.tls is not None:
             self.tls.renew()
             for renew in self._renewals:
                 renew()
 
     def transfer_tls(self) -> TlsContexts | None:
-        """For the transfer engine: its peers are workers and store nodes. Renewed with the rest."""
+        """Returns contexts for the transfer engine, whose peers are workers and store nodes; renewals include them."""
         if self.tls is None:
             return None
-        from pinyon.transfer import TlsContexts, TlsFiles  # with TLS only, as cryptography
+        from pinyon.transfer import TlsContexts, TlsFiles  # imported with TLS only, like cryptography
 
         contexts = TlsContexts(TlsFiles(*self.tls.paths, peer_name=BLOCKS_NAME))
         self.on_renewal(contexts.renew)
@@ -63,15 +63,15 @@ NO_SECURITY = Security()
 
 
 def load_security(settings: ServiceSettings, role: str = "") -> Security:
-    """From the settings' files; with a ``role``, the certificate must be one for it and the settings' instance id.
+    """Loads the settings' files. The certificate must be for the ``role``, if given, and the settings' instance id.
 
-    Raises:
-        InvalidArgument: a file cannot be used (``field`` names the setting), or the certificate is another's.
+    Raises :class:`InvalidArgument` for another's certificate, or a file that cannot be used (``field`` names the
+    setting).
     """
     secret = read_secret(Path(settings.cluster_secret_file)) if settings.cluster_secret_file else b""
     if not settings.has_tls:
         return Security(secret=secret, channels=Channels())
-    from pinyon.runtime.tls import Tls  # brings cryptography: 0.1 s and 10 MB for those who use it
+    from pinyon.runtime.tls import Tls  # imports cryptography, which takes 0.1 s and 10 MB
 
     tls = Tls(*settings.tls_paths)
     own = tls.identity
@@ -80,12 +80,12 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
             f"{settings.tls_cert} is that of {own}, and this is {role} {settings.instance_id}".rstrip(),
             field="tls_cert",
         )
-    Identity(own.role, settings.instance_id)  # raises for an id that no certificate can say: no peer would find it
+    Identity(own.role, settings.instance_id)  # raises for an id that no certificate can name, as no peer would find it
     return Security(tls, secret, Channels(tls))
 
 
 def read_secret(path: Path) -> bytes:
-    """Raises :class:`InvalidArgument`."""
+    """Reads the cluster secret. Raises :class:`InvalidArgument` if the file cannot be used."""
     try:
         with path.open("rb") as file:
             secret = file.read(SECRET_BYTES_MAX + 1).strip()

@@ -33,7 +33,7 @@ _log = get_logger("service")
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGTERM when the starting process ends, even if that was killed (Linux prctl).
+    """Asks the kernel for SIGTERM when the parent process ends, even if it is killed (Linux prctl).
 
     ``parent_pid`` closes the race: if the parent died before this call, the process ends now.
     """
@@ -44,7 +44,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 @dataclass
 class ServiceContext:
-    """What ``main`` of a service gets besides its settings."""
+    """The context that ``main`` of a service gets besides its settings."""
 
     service: str
     instance_id: str
@@ -53,12 +53,12 @@ class ServiceContext:
     stopping: asyncio.Event
     security: Security = NO_SECURITY
     files: FileWatch = field(default_factory=FileWatch)
-    """Looks at files that may change; started and ended with the process."""
+    """The watch over files that may change, which runs as long as the process."""
     ready_fd: int = -1
     endpoints: dict[str, str] = field(default_factory=dict)
 
     def ready(self, endpoints: dict[str, str]) -> None:
-        """All is built: announce the bound endpoints by name, as one JSON line on ``ready_fd`` and in the log."""
+        """Announces the bound endpoints by name, as one JSON line on ``ready_fd`` and in the log, once all is built."""
         tune_process()
         self.endpoints.update(endpoints)
         line = {
@@ -84,7 +84,7 @@ async def _run(
     make_registry: Callable[[], CollectorRegistry],
 ) -> None:
     files = FileWatch()
-    if settings.has_tls:  # before they are read, so that no change falls between
+    if settings.has_tls:  # added before the files are read, so that no change is missed
         files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
     security = load_security(settings, service)
     certified = "" if security.tls is None else security.tls.identity.instance_id
@@ -121,16 +121,16 @@ def run_service(
     main: Callable[[Settings, ServiceContext], Awaitable[None]],
     make_registry: Callable[[], CollectorRegistry] = new_registry,
 ) -> None:
-    """Run one service until SIGTERM or SIGINT. A :class:`PinyonError` on the way up ends it with status 1.
+    """Runs one service until SIGTERM or SIGINT. A :class:`PinyonError` during start-up ends it with status 1.
 
-    ``make_registry``: what metrics there are to begin with, by default the process's own.
+    ``make_registry`` makes the registry of metrics, by default with the process's own.
     """
     faulthandler.enable()
     service = str(settings.model_config.get("title", "pinyon service")).removeprefix("pinyon ")
     parent = os.environ.pop("PINYON_PARENT_PID", "")
     if parent.isdecimal():
         die_with_parent(int(parent))
-    # The engine thread holds the GIL in short Python stretches; the loop must not wait 5 ms for each.
+    # The engine thread holds the GIL in short Python stretches, and the loop must not wait 5 ms for each.
     sys.setswitchinterval(0.001)
     try:
         uvloop.run(_run(settings, service, main, make_registry))

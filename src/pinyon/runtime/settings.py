@@ -29,15 +29,16 @@ Settings = TypeVar("Settings", bound="ServiceSettings")
 
 
 def service_config(service: str) -> SettingsConfigDict:
-    """``model_config`` of a service's settings: environment prefix, frozen, nothing unknown."""
+    """Returns the ``model_config`` of a service's settings: environment prefix, frozen, no unknown fields."""
     return SettingsConfigDict(
         env_prefix=f"PINYON_{service.upper()}_", frozen=True, extra="forbid", title=f"pinyon {service}"
     )
 
 
 def checked(parse: Callable[[str], object], *, empty: bool = True) -> AfterValidator:
-    """Of a field with a text that ``parse`` understands: it raises :class:`InvalidArgument` or ``ValueError`` for what
-    it does not. The value is the text. ``empty``: no text is as well, and is not parsed."""
+    """Returns a validator for a text field: ``parse`` raises :class:`InvalidArgument` or ``ValueError`` for a bad text.
+
+    The field's value stays the text. If ``empty``, an empty text is valid too, and is not parsed."""
     return AfterValidator(partial(_checked, parse, empty))
 
 
@@ -70,11 +71,11 @@ WritableFd = Annotated[int, AfterValidator(_writable)]
 
 
 TLS_FILES = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt", "cluster_secret_file": "cluster.secret"}
-"""The setting that names it, and its name in a folder of ``pinyon certs``."""
+"""The name of each file in a folder of ``pinyon certs``, by the setting that names the file."""
 
 
 class ServiceSettings(BaseSettings):
-    """What all services can be told."""
+    """The settings of all services."""
 
     model_config = service_config("service")
 
@@ -126,11 +127,11 @@ class ServiceSettings(BaseSettings):
 
     @property
     def tls_paths(self) -> tuple[Path, Path, Path]:
-        """Certificate, key and authority."""
+        """The paths of certificate, key and authority."""
         return Path(self.tls_cert), Path(self.tls_key), Path(self.tls_ca)
 
     def in_words(self, error: PinyonError, role: str) -> str:
-        """What a process of that role says of an error of its start: with the option that it is about."""
+        """Returns the message of a start-up error of a process of that role, with the option that it is about."""
         name = error.field if isinstance(error, InvalidArgument) else ""
         if not name:
             return error.message
@@ -141,11 +142,11 @@ class ServiceSettings(BaseSettings):
         return f"--{name.replace('_', '-')}: {error.message}"
 
     def listeners(self) -> dict[str, str]:
-        """The addresses that it listens on, by their settings' names."""
+        """Returns the addresses that the process listens on, by their settings' names."""
         return {"listen": self.listen, "metrics_listen": self.metrics_listen}
 
     def exposed(self) -> list[str]:
-        """What strangers with a network path could reach unhindered, in words; nothing is as it should be."""
+        """Returns, in words, what strangers with a network path could reach unhindered; empty if all is well."""
         if self.has_tls:
             return []
         return [
@@ -156,14 +157,14 @@ class ServiceSettings(BaseSettings):
         ]
 
     def reachable(self, bound: str) -> str:
-        """The address others should use for a server bound at ``bound``."""
+        """Returns the address that others should use for a server bound at ``bound``."""
         if not self.advertise_host:
             return bound
         return f"{self.advertise_host}:{parse_address(bound)[1]}"
 
 
 def plain_redis(settings: ServiceSettings, url: str) -> list[str]:
-    """In words, when a process that has TLS would speak without it to a Redis elsewhere; else nothing."""
+    """Returns a warning if a process that has TLS would speak without it to a Redis elsewhere; else an empty list."""
     parts = urlsplit(url)
     if not settings.has_tls or parts.scheme != "redis" or is_loopback(parts.hostname or "localhost"):
         return []
@@ -173,7 +174,7 @@ def plain_redis(settings: ServiceSettings, url: str) -> list[str]:
 def load_settings(
     cls: type[Settings], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Settings from the command line and the environment; on bad input, a message on stderr and exit status 2."""
+    """Loads settings from command line and environment; ends with a message and exit status 2 on bad input."""
     environ = os.environ if environ is None else environ
     prefix = str(cls.model_config.get("env_prefix", ""))
     title = str(cls.model_config.get("title", "pinyon"))

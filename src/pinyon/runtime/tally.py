@@ -1,8 +1,8 @@
-"""Prometheus counters and histograms for one thread: what these count costs a tenth of what any thread may count.
+"""Prometheus counters and histograms for one thread, at a tenth of the cost of those for any thread.
 
-``prometheus_client``'s own take a lock and check what they are told with every step, 1 to 2 µs each; a request has ten.
-They are changed by one thread, with one operation of a dictionary; whoever reads them may be another one, and may miss
-what is counted at that moment. Labels must have few values: what was counted once stays. Times at which series began
+``prometheus_client``'s own take a lock and check their arguments at every step, 1 to 2 µs each; a request has ten.
+These are changed by one thread, with one operation of a dictionary. Another thread may read them, and may miss what is
+counted at that moment. Labels must have few values, as series are never removed. Times at which series began
 (``_created``) are not shown.
 """
 
@@ -26,16 +26,16 @@ Labels = tuple[str | int, ...]
 
 
 class Count:
-    """Shows what :class:`prometheus_client.Counter` would."""
+    """A counter that shows what :class:`prometheus_client.Counter` would."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: CollectorRegistry) -> None:
-        """``name``: with or without ``_total``, which is shown behind it."""
+        """Takes the ``name`` with or without ``_total``, which is shown behind it in any case."""
         self._name, self._text, self._labels = name.removesuffix("_total"), text, tuple(labels)
         self._counts: dict[Labels, int] = {} if labels else {(): 0}
         registry.register(cast("Collector", self))
 
     def add(self, labels: Labels = (), amount: int = 1) -> None:
-        """So many more, no less than 0, with these values of the labels."""
+        """Adds ``amount``, at least 0, for these values of the labels."""
         count = self._counts.get(labels)
         if count is None:
             if len(labels) != len(self._labels):
@@ -44,7 +44,7 @@ class Count:
         self._counts[labels] = count + amount
 
     def by_label(self) -> dict[str, int]:
-        """What was counted, by the value of the one label."""
+        """Returns the counts by the value of the one label."""
         return {str(label): count for (label,), count in self._counts.items()}
 
     def collect(self) -> Iterator[Metric]:
@@ -55,28 +55,28 @@ class Count:
 
 
 class Tally:
-    """Shows what :class:`prometheus_client.Histogram` would, with one label or none."""
+    """A histogram that shows what :class:`prometheus_client.Histogram` would, with one label or none."""
 
     def __init__(
         self, name: str, text: str, label: str = "", *, buckets: Sequence[float], registry: CollectorRegistry
     ) -> None:
-        """``buckets``: upper bounds, rising. Raises ``ValueError`` for others."""
+        """Takes rising upper bounds of ``buckets``. Raises ``ValueError`` if they do not rise."""
         if not buckets or any(low >= high for low, high in pairwise(buckets)):
             raise ValueError(f"bounds of buckets must rise, got {list(buckets)}")
         self._name, self._text, self._label = name, text, label
         self._bounds = [*buckets] if buckets[-1] == inf else [*buckets, inf]
         self._known: dict[str, list[float]] = {}
-        """By the label's value, empty without a label: a count for each bucket, and the sum of the values."""
+        """Each bucket's count, and then the sum of values, by the label's value (empty without a label)."""
         if not label:
             self.show("")
         registry.register(cast("Collector", self))
 
     def show(self, of: str) -> None:
-        """This value of the label is there from now on, with nothing in it."""
+        """Adds an empty series for this value of the label."""
         self._known.setdefault(of, [0.0] * (len(self._bounds) + 1))
 
     def observe(self, value: float, of: str = "") -> None:
-        """One more, which is a number."""
+        """Counts one value, for the value ``of`` the label; ``value`` must not be NaN."""
         known = self._known.get(of)
         if known is None:
             self.show(of)

@@ -18,17 +18,16 @@ Attribute = str | bool | int | float
 
 
 class Span:
-    """One span as services use it: ``with telemetry.span("name", traceparent) as span``. Where nothing is traced, one
-    object is the span of everything."""
+    """A span: ``with telemetry.span("name", traceparent) as span``. This one is used without tracing, for all spans."""
 
     traceparent = ""
-    """W3C context for the next hop; empty when tracing is off."""
+    """The W3C context for the next hop; empty when tracing is off."""
 
     def set(self, key: str, value: Attribute) -> None:
         return
 
     def classify(self, value: RequestClass) -> None:
-        """The request's class, as attributes ``class.*``, but for its cache salt, which is a secret."""
+        """Adds the request's class as attributes ``class.*``, without its cache salt, which is a secret."""
 
     def error(self, error: BaseException) -> None:
         return
@@ -97,7 +96,7 @@ class Telemetry:
         self._tracer = self._provider.get_tracer("pinyon")
 
     def span(self, name: str, traceparent: str = "", **attributes: Attribute) -> Span:
-        """A span below the one named by ``traceparent`` (a root span if that is empty or malformed)."""
+        """Starts a span below the one named by ``traceparent`` (a root span if that is empty or malformed)."""
         if self._tracer is None:
             return _NO_SPAN
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -106,6 +105,6 @@ class Telemetry:
         return _RealSpan(self._tracer.start_span(name, context=parent, attributes=attributes))
 
     def close(self) -> None:
-        """Send what is left (bounded by the exporter's own timeout)."""
+        """Sends the remaining spans, bounded by the exporter's own timeout."""
         if self._provider is not None:
             self._provider.shutdown()

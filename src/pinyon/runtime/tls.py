@@ -1,6 +1,6 @@
-"""The TLS files of a process: read, checked, turned into what gRPC and ``ssl`` want, and read again when they change.
+"""The TLS files of a process: read, checked, converted for gRPC and ``ssl``, and read again when they change.
 
-Connections that stand are not cut when files change; those made later use the new ones.
+Open connections are not cut when files change; later connections use the new files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True)
 class Material:
-    """What the files held at one moment. PEM, as it was read."""
+    """The contents of the files at one moment: PEM, as read."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -33,15 +33,14 @@ class Material:
     names: frozenset[str]
     """The DNS names of the certificate."""
     not_after_s: float
-    """Unix time at which the certificate ends."""
+    """The Unix time at which the certificate ends."""
 
 
 def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Material:
-    """Read the three files and see that they belong together.
+    """Reads the three files and checks that they belong together, at the Unix time ``now_s``.
 
-    Raises:
-        InvalidArgument: a file cannot be read or used (``field`` names the setting), the key is another certificate's,
-            the certificate has ended, is not of this authority, or does not say what it is for.
+    Raises :class:`InvalidArgument` if a file cannot be read or used (``field`` names the setting) or the key is another
+    certificate's. So it does if the certificate has ended, is not of this authority, or names no role and instance.
     """
     raw = _read(certificate, "tls_cert"), _read(key, "tls_key"), _read(ca, "tls_ca")
     chain = _certificates(raw[0], certificate, "tls_cert")
@@ -64,18 +63,18 @@ def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Mater
 
 
 class Tls:
-    """The files of this process. ``renew`` after they have changed; everything made later is made of the new ones."""
+    """The TLS files of this process. After ``renew``, everything that is made later uses the new files."""
 
     def __init__(self, certificate: Path, key: Path, ca: Path, clock: Clock = time.time) -> None:
-        """``clock`` gives Unix time. Raises :class:`InvalidArgument` as :func:`read_material`."""
+        """Reads the files; ``clock`` returns Unix time. Raises :class:`InvalidArgument` as :func:`read_material`."""
         self.certificate, self.key, self.ca = certificate, key, ca
         self._clock = clock
         self.generation = 0
-        """Goes up with each renewal: what was made of older files differs from what would be made now."""
+        """A number that rises with each renewal, so that things made from older files can be told from new ones."""
         self._use(read_material(certificate, key, ca, clock()))
 
     def _use(self, material: Material) -> None:
-        """Whatever this makes is there when all of it could be made."""
+        """Makes everything from the files; changes nothing unless all parts can be made."""
         certificate, key, protocols = self.certificate, self.key, ["h2"]
         client, session_client = (_client_context(material, certificate, key) for _ in range(2))
         session_client.set_alpn_protocols(protocols)
@@ -83,11 +82,11 @@ class Tls:
         sessions.set_alpn_protocols(protocols)
         self.channel_credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
         self.client_context = client
-        """For clients of servers with certificates of the cluster; the host's name is compared."""
+        """The context for clients of servers with certificates of the cluster, which checks the host's name."""
         self.sessions_context = sessions
-        """Of a server of sessions (:mod:`pinyon.runtime.http2`), whose clients have certificates of the cluster."""
+        """The context of servers of sessions (:mod:`pinyon.runtime.http2`); clients have the cluster's certificates."""
         self.session_client_context = session_client
-        """Of its clients, who name the peer they mean."""
+        """The context of the clients of sessions, who name the peer they mean."""
         self._material = material
 
     @property
@@ -105,22 +104,22 @@ class Tls:
 
     @property
     def not_after_s(self) -> float:
-        """Unix time at which the certificate ends."""
+        """The Unix time at which the certificate ends."""
         return self._material.not_after_s
 
     def server_credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
-        """Of a gRPC server; connections made after a renewal show the new certificate.
+        """Returns credentials of a gRPC server; connections made after a renewal show the new certificate.
 
-        With ``ask_clients`` it demands a certificate of the cluster; without, none is asked for.
+        With ``ask_clients``, the server demands a certificate of the cluster; otherwise it asks for none.
         """
         given = self._material
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """Asked by gRPC's core at each handshake, in its threads.
+            """Returns a new configuration after a renewal, else None; gRPC core's threads call this at each handshake.
 
-            None: as it was. Never the same again: the core then frees what other handshakes may be reading at that
-            moment (no lock is held there), and eight clients that dialled on and on ended the process. With a renewal,
-            once in weeks, that moment is still there: within some 100 ns of another handshake's first.
+            It must never return the same configuration again. The core then frees, without a lock, what other
+            handshakes may be reading at that moment; eight clients that dialled on and on crashed the process. With a
+            renewal, once in weeks, that moment still exists: within some 100 ns of another handshake's start.
             """
             nonlocal given
             newest = self._material
@@ -137,11 +136,11 @@ class Tls:
         )
 
     def server_context(self, *, ask_clients: bool) -> ssl.SSLContext:
-        """Of an HTTPS server; made anew of renewed files."""
+        """Returns a context for an HTTPS server; make a new one after a renewal."""
         return server_context(self.certificate, self.key, self.ca if ask_clients else None)
 
     def renew(self) -> None:
-        """Read the files again. Raises :class:`InvalidArgument`; then all stays as it was."""
+        """Reads the files again. Raises :class:`InvalidArgument` if they cannot be used; then nothing changes."""
         material = read_material(*self.paths, self._clock())
         if material.identity != self.identity:
             raise InvalidArgument(
@@ -160,9 +159,9 @@ def _client_context(material: Material, certificate: Path, key: Path) -> ssl.SSL
 
 
 def client_credentials(folder: Path) -> grpc.ChannelCredentials:
-    """For programs that people start, from a folder of ``pinyon certs``, or one with nothing but ``ca.crt``.
+    """Returns credentials for clients' programs, from a folder of ``pinyon certs``, or one with only ``ca.crt``.
 
-    Raises :class:`InvalidArgument`.
+    Raises :class:`InvalidArgument` if the files cannot be used.
     """
     authority, own, private = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
     ca = _read(authority, "tls_dir")
@@ -179,10 +178,10 @@ def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
 
 
 def server_context(certificate: Path, key: Path, ca: Path | None = None) -> ssl.SSLContext:
-    """Of a server whose clients are people's programs; with ``ca`` they need a certificate of that authority.
+    """Returns a context for servers of clients' programs; with ``ca``, they need a certificate of that authority.
 
-    Make another one of renewed files: while a certificate is loaded into this one, handshakes find half of it.
-    Raises :class:`InvalidArgument`.
+    Renewed files need a new context: while a certificate is loaded into an old one, handshakes would see half of it.
+    Raises :class:`InvalidArgument` if the files cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -197,7 +196,7 @@ def server_context(certificate: Path, key: Path, ca: Path | None = None) -> ssl.
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     try:
         context.load_cert_chain(certificate, key)
-    except OSError as error:  # ssl.SSLError too
+    except OSError as error:  # includes ssl.SSLError
         raise InvalidArgument(f"{certificate} and {key} cannot be used: {error}", field="tls_cert") from None
 
 
@@ -228,7 +227,7 @@ def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def _check_key(pem: bytes, certificate: x509.Certificate, path: Path, certificate_path: Path) -> None:
-    """Raises :class:`InvalidArgument` unless it is that certificate's."""
+    """Raises :class:`InvalidArgument` unless the key is that certificate's."""
     try:
         public = load_pem_private_key(pem, None).public_key()
     except (ValueError, TypeError) as error:

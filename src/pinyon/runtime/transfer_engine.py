@@ -32,7 +32,7 @@ from pinyon.transfer.types.topology import build_topology
 
 
 class TransferSettings(ServiceSettings):
-    """What a service that moves KV can be told about it."""
+    """The settings of a service that moves KV blocks."""
 
     transfer_listen: Address = Field(
         "127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one"
@@ -79,11 +79,10 @@ class TransferSettings(ServiceSettings):
 
 
 def start_transfer_engine(settings: TransferSettings, security: Security = NO_SECURITY) -> TransferEngine:
-    """A running engine.
+    """Starts an engine and returns it.
 
-    Raises:
-        InvalidArgument: a setting that makes no sense (``field`` names it).
-        Unavailable: an address cannot be had.
+    Raises :class:`InvalidArgument` for a bad setting (``field`` names it), and :class:`Unavailable` if an address
+    cannot be used.
     """
     host, port = parse_address(settings.transfer_listen)
     try:
@@ -178,7 +177,7 @@ _OF_PATHS: tuple[tuple[str, str, Callable[[PathStats], float]], ...] = (
 
 
 class _TransferCollector(Collector):
-    """Everything is read from one snapshot when it is scraped."""
+    """The engine's metrics, all read from one snapshot when they are scraped."""
 
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
@@ -238,5 +237,5 @@ def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
 
 
 def register_transfer_metrics(registry: CollectorRegistry, engine: TransferEngine) -> None:
-    """Show the engine's counters as ``pinyon_transfer_*``."""
+    """Adds the engine's counters to the registry as ``pinyon_transfer_*``."""
     registry.register(_TransferCollector(engine))

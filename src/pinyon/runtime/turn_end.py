@@ -1,5 +1,4 @@
-"""When what waits for a stream goes: at the end of the loop's turn in which the first of it came, or as soon after it
-as its pace allows."""
+"""The sending of messages that wait for a stream, at the end of the event loop's turn or as soon as the pace allows."""
 
 from __future__ import annotations
 
@@ -12,38 +11,40 @@ from pinyon.runtime.pace import Pace
 
 
 class TurnEnd:
-    """While the peer takes what comes, no task has to be woken for it; else the stream's writer has it.
+    """The sender of an owner's waiting messages, which wakes no task as long as the peer takes them.
 
-    All on one event loop. What waits is its owner's, who says that something :meth:`come`\\ s.
+    Otherwise the stream's writer sends them. All runs on one event loop. The owner keeps the messages, and calls
+    :meth:`come` when there is one.
     """
 
     def __init__(self, pace: Pace, send: Callable[[Duplex[Any, Any]], bool]) -> None:
-        """``send`` pushes what waits into the stream, as far as that takes it; whether some is left. What it raises
-        ends the stream, by the writer."""
+        """Takes ``send``, which pushes messages as far as the stream takes them, and returns whether some are left.
+
+        An error of ``send`` ends the stream, by the writer."""
         self._pace = pace
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._stream: Duplex[Any, Any] | None = None
         self._going: asyncio.Handle | None = None
         self._behind = True
-        """The writer has what waits."""
+        """True while the waiting messages are the writer's."""
         self._news = asyncio.Event()
-        """For the writer."""
+        """Set when there are messages for the writer."""
         self._failure: Exception | None = None
 
     def by(self, stream: Duplex[Any, Any] | None) -> None:
-        """What waits may go past the writer, by this stream; None: no more."""
+        """Lets messages go past the writer, by this stream; None ends that."""
         self._stream = stream
 
     def come(self) -> None:
-        """Something waits."""
+        """Notes that a message waits."""
         if self._behind:
             self._news.set()
         elif self._going is None:
             self._going = self._loop.call_soon(self._go)
 
     def to_writer(self) -> None:
-        """From now on what waits is the writer's, until it waits for more."""
+        """Leaves the waiting messages to the writer, until it waits for more."""
         if self._going is not None:
             self._going.cancel()
             self._going = None
@@ -67,15 +68,15 @@ class TurnEnd:
         if left:
             self.to_writer()
 
-    # -- what the writer asks for
+    # -- for the writer
 
     async def news(self) -> None:
-        """Wait, as the writer that has nothing: what comes goes past it while that is possible."""
+        """Waits for messages for the writer; meanwhile they go past the writer if possible."""
         self._behind = False
         self._news.clear()
         await self._news.wait()
 
     def check(self) -> None:
-        """Raises what broke off the sending."""
+        """Raises the error that ended the sending, if any."""
         if self._failure is not None:
             raise self._failure

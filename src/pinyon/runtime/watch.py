@@ -29,12 +29,14 @@ class _Watched:
     take: Callable[[Any], None]
     stamp: _Stamp = field(default=())
     failed: bool = False
-    """It could not be used when it was looked at last."""
+    """True if the file could not be used at the last look."""
 
 
 class FileWatch:
-    """``add`` → ``start`` → ``close``. What cannot be used is logged once and tried again, since the reason may not be
-    in the file (no descriptor is left, for one); what was read before stays."""
+    """A watch over files: ``add`` → ``start`` → ``close``.
+
+    A file that cannot be used is logged once and tried again, since the reason may lie elsewhere (no descriptor left,
+    for one). Until then, the last good content stays."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -42,9 +44,9 @@ class FileWatch:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str, paths: Iterable[Path], load: Callable[[], T], take: Callable[[T], None]) -> None:
-        """After a change of one of ``paths``: ``load`` in a thread (it may raise), then ``take`` on the loop.
+        """Adds files; after a change of one, ``load`` is called in a thread (it may raise), then ``take`` on the loop.
 
-        The files as they are now count as read: call it before reading them, so that no change falls between.
+        The present files count as read: call this before reading them, so that no change is missed.
         """
         watched = _Watched(name, tuple(paths), load, take)
         watched.stamp = _stamp(watched.paths)
@@ -57,7 +59,7 @@ class FileWatch:
         await ended(self._task)
 
     async def look(self) -> None:
-        """Look at all files now."""
+        """Looks at all files now."""
         for watched in self._watched:
             stamp = await asyncio.to_thread(_stamp, watched.paths)
             told = watched.failed and stamp == watched.stamp

@@ -1,1 +1,1 @@
-"""The KV store: object layout, allocator, client."""
+"""The KV store: object layout, allocator, metadata and client."""

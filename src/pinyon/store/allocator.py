@@ -1,4 +1,4 @@
-"""Where in a pool of bytes an object goes: best fit over the holes, neighbours merged at once. Pure."""
+"""An allocator of offsets in a pool of bytes: best fit over the holes, with neighbours merged at once. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterable
 
 
 class OffsetAllocator:
-    """Hands out ranges of ``[0, capacity_bytes)`` that never overlap; offsets and sizes are multiples of the alignment.
+    """An allocator of ranges of ``[0, capacity_bytes)`` that never overlap, aligned in offset and size.
 
-    The hole is found by binary search over the *distinct* sizes of holes, which are few even when holes are many (the
-    objects of one model are all alike). Best fit matters for the same reason: what one eviction frees is what the
-    next object of that model needs, exactly.
-    """
+    The hole is found by binary search over the *distinct* sizes of holes, which are few even when holes are many: the
+    objects of one model are all alike. Best fit matters for the same reason: one eviction frees exactly what the next
+    object of that model needs."""
 
     def __init__(self, capacity_bytes: int, alignment_bytes: int = 64) -> None:
         if alignment_bytes <= 0 or alignment_bytes & (alignment_bytes - 1):
@@ -36,7 +35,7 @@ class OffsetAllocator:
 
     @property
     def used_bytes(self) -> int:
-        """Taken, with what rounding up to the alignment costs."""
+        """The bytes taken, including the rounding up to the alignment."""
         return self._used
 
     @property
@@ -44,11 +43,11 @@ class OffsetAllocator:
         return self._sizes[-1] if self._sizes else 0
 
     def rounded(self, size_bytes: int) -> int:
-        """What an object of this size takes."""
+        """Returns the bytes that an object of this size takes."""
         return -(-size_bytes // self._alignment) * self._alignment
 
     def allocate(self, size_bytes: int) -> int | None:
-        """The offset of a range of at least this size; ``None`` when no hole is large enough."""
+        """Returns the offset of a range of at least this size; None if no hole is large enough."""
         if size_bytes <= 0:
             raise ValueError(f"an object has at least one byte, got {size_bytes}")
         size = self.rounded(size_bytes)
@@ -65,7 +64,7 @@ class OffsetAllocator:
         return offset
 
     def free(self, offset: int) -> None:
-        """Give a range back. Raises ``ValueError`` if it was not handed out (or was given back before)."""
+        """Gives a range back. Raises ``ValueError`` if it was not handed out (or was given back before)."""
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"nothing was allocated at {offset}")
@@ -79,10 +78,9 @@ class OffsetAllocator:
         self._add_hole(offset, size)
 
     def fewest_to_free(self, size_bytes: int, may_go: Iterable[int]) -> list[int] | None:
-        """Which of the ranges at these offsets to free so that ``size_bytes`` fit: the fewest bytes, in order.
+        """Returns which of the ranges at these offsets to free so that ``size_bytes`` fit: the fewest bytes, in order.
 
-        Neighbouring holes count as room. ``None`` when no run of holes and such ranges is long enough. O(n log n).
-        """
+        Neighbouring holes count as room. Returns None if no run of holes and such ranges is long enough. O(n log n)."""
         needed = self.rounded(size_bytes)
         places = sorted(
             [*((at, size, False) for at, size in self._hole_at.items())]

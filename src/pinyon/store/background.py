@@ -1,4 +1,4 @@
-"""Small duties that must be done even though nobody waits for them: each has an end, and an owner that waits for it."""
+"""Small duties that must be done although nobody waits for them: each has an end, and an owner that waits for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines that bound themselves (each of ours has a deadline). ``close`` waits for all of them."""
+    """A runner of coroutines that bound themselves (each of ours has a deadline). ``close`` waits for all of them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def run(self, duty: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start it. What it raises is logged; awaiting the task is optional."""
+        """Starts the duty. An exception from it is logged; awaiting the task is optional."""
         task = asyncio.create_task(duty, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -35,8 +35,10 @@ class Background:
         return_name: str,
         give_back: Callable[[T], Coroutine[Any, Any, None]],
     ) -> T:
-        """To a question that somebody waits for. It is shielded: what is granted while he gives up would else be known
-        to nobody; ``give_back`` has that. The names are for log lines."""
+        """Returns the answer to a question that a caller waits for.
+
+        The question is shielded: if the caller is cancelled, ``give_back`` gets the answer, because otherwise nobody
+        would know what was granted. The names are for log lines."""
         asking: asyncio.Task[T] = self.run(question, name)
         try:
             return await asyncio.shield(asking)
@@ -58,12 +60,12 @@ class Background:
         return len(self._tasks)
 
     async def settled(self) -> None:
-        """Wait until nothing runs."""
+        """Waits until nothing runs."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for what runs; what takes longer is cancelled."""
+        """Waits for the duties that run; those that take longer are cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         await ended(*self._tasks)

@@ -1,9 +1,7 @@
 """The KV store as its users see it: put and get by block key (Mooncake §3.2.2).
 
-Where a block lives is looked up in Redis, where a new run of blocks goes is decided by rendezvous hashing over the live
-nodes. What failed, a node or Redis, is left alone for a growing pause; the store is a cache, so what cannot be had is a
-miss.
-"""
+A block's place is looked up in Redis; a new run's node is chosen by rendezvous hashing over the live nodes. After a
+failure, a node or Redis is left alone for a growing pause. The store is a cache, so what cannot be had is a miss."""
 
 from __future__ import annotations
 
@@ -28,22 +26,22 @@ from pinyon.store.writer import BlockWriter, PutOutcome
 from pinyon.transfer import Region, TransferEngine
 
 PUT_ATTEMPTS = 2
-"""Nodes that are tried for one object."""
+"""The number of nodes that are tried for one object."""
 LOOK_KEYS = 512
-"""Keys that are looked up at once where mostly only some of the first ones are there."""
+"""The number of keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
 
 
 class _Allowed(NamedTuple):
-    """What a node may take: ``until_s`` by the clock, of ``whole_s`` that the caller gave for all of it."""
+    """The time that a node may take: until ``until_s`` by the clock, of ``whole_s`` that the caller gave in all."""
 
     until_s: float
     whole_s: float
 
 
 class StoreClient:
-    """One per process, on one event loop. It owns ``metadata`` and closes it; the reader belongs to the caller."""
+    """A client of the KV store, one per process, on one event loop. It closes ``metadata``, but not the reader."""
 
     def __init__(
         self,
@@ -62,16 +60,16 @@ class StoreClient:
 
     @property
     def losses(self) -> int:
-        """Goes up when nodes are found to be gone, with all that they held. ``nodes`` and ``put`` find out."""
+        """The number of times that nodes were found to be gone, with all that they held, by ``nodes`` or ``put``."""
         return self._directory.losses
 
     async def close(self) -> None:
-        """Wait (bounded) for puts that are being given back, then leave Redis."""
+        """Waits (bounded) for puts that are being given back, then leaves Redis."""
         await self._writer.close()
         await self.metadata.close()
 
     async def nodes(self) -> list[NodeRecord]:
-        """Live nodes, by id; known for half a second. Raises :class:`Unavailable` when Redis is."""
+        """Returns the live nodes, by id; kept for half a second. Raises :class:`Unavailable` if Redis is."""
         return await self._directory.nodes()
 
     # -- put
@@ -86,19 +84,16 @@ class StoreClient:
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
     ) -> tuple[PutOutcome, ...]:
-        """Store ``(key, region, byte offset)`` objects of ``object_bytes`` each, those that the store lacks.
+        """Stores those ``(key, region, byte offset)`` objects of ``object_bytes`` each that the store lacks.
 
-        ``runs`` names each object's run: objects of one run go to one node, as long as it takes them, in this put and
-        in later ones, because runs of blocks are read as runs. By default the objects of one call are one run.
-        ``request_class`` is that of the request they were computed for, ``places`` are those of the blocks in its
-        prompt (by default they begin it). One outcome per object, in order.
+        Each object's run is named by ``runs``. Objects of one run go to one node, as long as it takes them, in this put
+        and in later ones, because runs of blocks are read as runs. By default the objects of one call are one run. The
+        class of the request they were computed for is ``request_class``; ``places`` are the blocks' places in its
+        prompt (by default they begin it). Returns one outcome per object, in order.
 
-        Takes ``timeout_s`` at most, of which each of the nodes tried gets its share; when it returns or raises
-        (cancelled, too), the memory is not read any more.
-
-        Raises:
-            Unavailable: Redis cannot be asked. Whatever happens to a single object is its outcome, not an error.
-        """
+        Takes ``timeout_s`` at most, of which each of the nodes tried gets its share. When it returns or raises
+        (cancelled, too), the memory is not read any more. Raises Unavailable if Redis cannot be asked; a failure of a
+        single object is its outcome, not an error."""
         if object_bytes <= 0 or timeout_s <= 0:
             raise InvalidArgument("object_bytes and timeout_s must be positive", field="object_bytes")
         if not objects:
@@ -126,14 +121,14 @@ class StoreClient:
             for index in left:
                 at.setdefault(choices[runs[index]][-tries], []).append(index)
             now_s = self._clock()
-            # A node that hangs leaves the next one its share of the time.
+            # A node that hangs leaves the next node its share of the time.
             allowed = _Allowed(now_s + (deadline - now_s) / tries, timeout_s)
             await _all(
                 self._write(usable[node_id], indexes, objects, object_bytes, allowed, request_class, places, outcomes)
                 for node_id, indexes in at.items()
             )
             left = [index for index in left if outcomes[index] in (PutOutcome.FAILED, PutOutcome.NO_SPACE)]
-        for index, key in enumerate(keys):  # a key that was given twice
+        for index, key in enumerate(keys):  # repeated keys share the outcome of the first
             if (first := wanted.get(key, index)) != index and outcomes[first] is not PutOutcome.STORED:
                 outcomes[index] = outcomes[first]
         return tuple(outcomes)
@@ -154,7 +149,7 @@ class StoreClient:
             asked_s = self._clock()
             left_s = allowed.until_s - asked_s
             if left_s <= 0:
-                return  # it is not asked, so nothing is learned about it
+                return  # the node is not asked, so nothing is learned about it
             try:
                 written = await self._writer.write(
                     node.address,
@@ -179,14 +174,11 @@ class StoreClient:
     async def get(
         self, keys: Sequence[BlockKey], region: Region, offsets: Sequence[int], object_bytes: int, timeout_s: float
     ) -> list[bool]:
-        """Read object ``keys[i]`` to byte ``offsets[i]`` of ``region``; per key, whether all of it arrived.
+        """Reads object ``keys[i]`` to byte ``offsets[i]`` of ``region``. Returns which keys arrived as a whole.
 
-        The target of a key that did not arrive holds anything. Takes ``timeout_s`` at most; when it returns or raises
-        (cancelled, too), nothing writes to the region any more.
-
-        Raises:
-            Unavailable: Redis cannot be asked. A node that fails is a miss.
-        """
+        The target of a key that did not arrive may hold anything. Takes ``timeout_s`` at most; when it returns or
+        raises (cancelled, too), nothing writes to the region any more. Raises Unavailable if Redis cannot be asked; a
+        node that fails is a miss."""
         allowed = _Allowed(self._clock() + timeout_s, timeout_s)
         arrived = [False] * len(keys)
         _, located = await self._directory.locate(keys, timeout_s)
@@ -199,10 +191,9 @@ class StoreClient:
     async def leading(
         self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float
     ) -> list[tuple[NodeRecord, int]]:
-        """Where the first of the keys, without a gap, are listed: nodes, and how many keys in a row each has, in order.
+        """Returns the nodes that list the first keys without a gap, in order, each with how many keys in a row it has.
 
-        Nothing is leased: who reads it may find less. Raises :class:`Unavailable` when Redis is.
-        """
+        Nothing is leased, so a later read may find less. Raises :class:`Unavailable` if Redis is."""
         deadline = self._clock() + timeout_s
         holders: list[set[NodeRecord]] = []
         while (at := len(holders)) < len(keys):
@@ -215,7 +206,7 @@ class StoreClient:
         return leading_runs(holders, FETCH_SPANS_MAX)
 
     def _sources(self, located: Sequence[Sequence[Replica]], object_bytes: int) -> list[tuple[NodeRecord, list[int]]]:
-        """Which keys to read where: as few nodes as a greedy choice finds."""
+        """Returns which keys to read from which node: as few nodes as a greedy choice finds."""
         holders: dict[NodeRecord, set[int]] = {}
         for index, replicas in enumerate(located):
             for node, size in replicas:
@@ -246,7 +237,7 @@ class StoreClient:
         asked_s = self._clock()
         left_s = allowed.until_s - asked_s
         if left_s <= 0:
-            return  # it is not asked, so nothing is learned about it
+            return  # the node is not asked, so nothing is learned about it
         try:
             result = await self._reader.read(
                 node.address,
@@ -272,7 +263,7 @@ class StoreClient:
         return [node for node in nodes if not self._avoidance.avoids(str(node.life), now)]
 
     def _failed(self, node: NodeRecord, error: PinyonError, offered_s: float, whole_s: float) -> None:
-        """Leave it alone for a while, unless that was not its fault."""
+        """Leaves the node alone for a while, unless the failure was not its fault."""
         if not blames_peer(error, offered_s, whole_s):
             _log.info("store node %s: %s", node.node_id, error.message)
             return
@@ -281,7 +272,7 @@ class StoreClient:
 
 
 async def _all(duties: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Side by side; when cancelled it waits until every transfer has let go."""
+    """Runs the duties side by side; when cancelled, waits until every transfer has let go."""
     async with asyncio.TaskGroup() as group:
         for duty in duties:
             group.create_task(duty)

@@ -1,7 +1,6 @@
-"""What the metadata says, asked only while Redis answers: after a failure it is left alone for a growing pause.
+"""The metadata's answers, asked for only while Redis answers: after a failure it is left alone for a growing pause.
 
-After the pause, and while a question is not answered soon, one question at a time finds out whether Redis is there.
-"""
+After the pause, and while a question is not answered soon, one question at a time finds out whether Redis is there."""
 
 from __future__ import annotations
 
@@ -17,39 +16,41 @@ from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import NodeRecord, Replica
 
 NODES_FRESH_S = 0.5
-"""How long the list of nodes is believed; a node's lease is a multiple of this."""
+"""The seconds for which the list of nodes is believed; a node's lease is a multiple of this."""
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 2.0
-"""Redis is one for all, so its return should be noticed soon."""
+"""The longest pause: there is only one Redis, so its return should be noticed soon."""
 DOUBT_S = 0.5
-"""A question that is out for longer puts Redis in doubt: nobody else waits for it as long. It is well above what a busy
-machine's event loop is late by."""
+"""The seconds after which an unanswered question puts Redis in doubt: then no other question waits for it as long.
+
+They are well above the delay of a busy machine's event loop."""
 
 T = TypeVar("T")
 
 
 class BlockDirectory:
-    """Every question raises :class:`Unavailable` when Redis cannot be asked, and at once while that is fresh or another
-    question finds out whether it is still so."""
+    """A front for the metadata whose every question raises :class:`Unavailable` if Redis cannot be asked.
+
+    It raises at once while the failure is fresh, or while another question finds out whether it still holds."""
 
     def __init__(self, metadata: StoreMetadata, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         self._out: list[float] = []
-        """When each question that has no answer yet was asked, in that order."""
+        """The times at which the questions without an answer yet were asked, in that order."""
         self._nodes: list[NodeRecord] = []
         self._nodes_until_s = float("-inf")
         self._nodes_asked_s = float("-inf")
         self.losses = 0
-        """How often nodes that were listed were missing in the next list, with all that they held."""
+        """The number of node lists in which nodes listed before, with all that they held, were missing."""
 
     async def nodes(self) -> list[NodeRecord]:
-        """Live nodes, by id; known for half a second."""
+        """Returns the live nodes, by id; an answer is kept for half a second."""
         return await self._ask(self._fresh_nodes, None)
 
     async def locate(self, keys: Sequence[BlockKey], timeout_s: float) -> tuple[list[NodeRecord], list[list[Replica]]]:
-        """The live nodes, and per key its replicas on them."""
+        """Returns the live nodes, and for each key its replicas on them."""
 
         async def ask() -> tuple[list[NodeRecord], list[list[Replica]]]:
             nodes = await self._fresh_nodes()
@@ -61,7 +62,7 @@ class BlockDirectory:
         asked_s = self._clock()
         if asked_s >= self._nodes_until_s:
             nodes = await self._metadata.nodes()
-            # Several may ask at a time, so that none waits for another's failure; an answer to an older question that
+            # Several may ask at a time, so that none waits for another's failure. An answer to an older question that
             # comes later would look like a loss.
             if asked_s >= self._nodes_asked_s:
                 self.losses += not {node.life for node in self._nodes} <= {node.life for node in nodes}
@@ -82,7 +83,7 @@ class BlockDirectory:
         except Unavailable:
             self._pauses.failed("redis", self._clock())
             raise
-        except TimeoutError:  # the caller's time: if that was very short, it says nothing about Redis
+        except TimeoutError:  # the caller's timeout: a very short one says nothing about Redis
             if self._clock() - asked_s > DOUBT_S:
                 self._pauses.failed("redis", self._clock())
             raise Unavailable("Redis: no answer in time") from None

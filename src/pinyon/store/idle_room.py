@@ -1,4 +1,4 @@
-"""The room of objects that nobody reads, which others may have. Pure."""
+"""The room of idle objects, which nobody reads, so that other objects may have it. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject
 
 NO_RUN_S = 1.0
-"""How long it is believed that no idle objects side by side make room for an object of some size."""
+"""The seconds for which it is believed that no idle objects side by side make room for an object of some size."""
 
 
 class IdleRoom:
-    """Told of each object that becomes idle, and of each that is not any more."""
+    """The sizes of the idle objects; it is told of each object that becomes idle or ceases to be."""
 
     def __init__(self, allocator: OffsetAllocator) -> None:
         self._allocator = allocator
@@ -21,7 +21,7 @@ class IdleRoom:
         self._no_run = (float("-inf"), 0)
 
     def count(self, held: KvObject, change: int) -> None:
-        """1: it is idle; -1: it is not any more."""
+        """Counts an object that became idle (``change`` 1) or is idle no more (-1)."""
         size = self._allocator.rounded(held.size)
         count = self._sizes.get(size, 0) + change
         if count:
@@ -31,14 +31,13 @@ class IdleRoom:
 
     @property
     def largest_bytes(self) -> int:
-        """Of one object, with its rounding."""
+        """The size of the largest idle object, with its rounding."""
         return max(self._sizes, default=0)
 
     def side_by_side(self, object_bytes: int, now_s: float, every: Iterable[KvObject]) -> list[bytes]:
-        """Of these idle objects those that make room together, as few bytes as possible; none if there are no such.
+        """Returns the keys of neighbouring idle objects that make room together, as few bytes as possible; or none.
 
-        That there are none is believed for a while: whoever asks again and again must not make us look each time.
-        """
+        That there are none is believed for ``NO_RUN_S``, so that repeated requests do not repeat the search."""
         looked_s, refused_bytes = self._no_run
         if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
             return []
@@ -50,5 +49,5 @@ class IdleRoom:
         return [idle[offset] for offset in found]
 
     def is_of(self, every: Iterable[KvObject]) -> bool:
-        """Whether these are the idle objects, by their sizes."""
+        """Returns whether these are the idle objects, by their sizes."""
         return Counter(self._allocator.rounded(held.size) for held in every) == self._sizes

@@ -10,26 +10,26 @@ from pinyon.eviction.policy import NO_TRAITS, Traits
 
 
 class SlotState(Enum):
-    """What became of one key in ``put_start``."""
+    """The outcome for one key in ``put_start``."""
 
     RESERVED = "reserved"
     EXISTS = "exists"
-    """Readable here: nothing to write."""
+    """The object is readable here: nothing to write."""
     BEING_PUT = "being_put"
-    """Another put has reserved it: nothing to write, and not stored unless that put ends well."""
+    """Another put has reserved the key: nothing to write, and it is stored only if that put ends well."""
     NO_SPACE = "no_space"
-    """Everything is being read or written."""
+    """The node has no room, because everything is being read or written."""
 
 
 class PutSlot(NamedTuple):
     state: SlotState
     offset: int = 0
-    """Bytes from the start of the pool, if reserved."""
+    """The reserved room, in bytes from the start of the pool."""
 
 
 @dataclass(slots=True, eq=False)
 class KvObject:
-    """One object's room. ``readers`` counts leases; ``listed``: its key leads to it."""
+    """An object's room. ``readers`` counts its leases; while it is ``listed``, its key leads to it."""
 
     key: bytes
     offset: int
@@ -37,16 +37,16 @@ class KvObject:
     readers: int = 0
     listed: bool = True
     traits: Traits = NO_TRAITS
-    """Of the request that it was put for or that used it last, for the eviction policy."""
+    """The traits, for the eviction policy, of the request that it was put for or that used it last."""
     place: int = 0
-    """In the prompt it was put for, in blocks."""
+    """The position in the prompt that it was put for, in blocks."""
     after: bytes | None = None
-    """The key before it there, if the same put named it."""
+    """The key before it in that prompt, if the same put named it."""
 
 
 @dataclass(slots=True, eq=False)
 class Put:
-    """A put that was begun. ``closing``: its writer is being shut out."""
+    """A put that was begun. While it is ``closing``, its writer is being shut out."""
 
     put_id: int
     objects: list[KvObject]
@@ -55,7 +55,7 @@ class Put:
 
 
 class Lease(NamedTuple):
-    """``lease_id`` 0: nothing was held. ``blocks`` are ``(index in keys, object)``."""
+    """A lease; ``lease_id`` 0 means that nothing was held. The blocks are ``(index in keys, object)``."""
 
     lease_id: int
     blocks: list[tuple[int, KvObject]]
@@ -63,16 +63,16 @@ class Lease(NamedTuple):
 
 @dataclass(slots=True)
 class TableCounters:
-    """Totals since the start."""
+    """The totals since the start."""
 
     hits: int = 0
-    """Keys that were asked for by ``acquire`` and leased."""
+    """The keys that ``acquire`` asked for and leased."""
     misses: int = 0
-    """Keys that were asked for and not held (after the first gap, unless gaps were allowed)."""
+    """The keys that were asked for and not held (after the first gap, unless gaps were allowed)."""
     stored: int = 0
     stored_bytes: int = 0
     leased_bytes: int = 0
     expired_leases: int = 0
     expired_puts: int = 0
     refused_slots: int = 0
-    """Keys for which no room could be made."""
+    """The keys for which no room could be made."""

@@ -1,4 +1,4 @@
-"""The keys by which readers read what they leased: each opens its lease's ranges, until the lease is over."""
+"""The keys by which readers read leased objects: each opens its lease's ranges until the lease is over."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pinyon.store.background import Background
 from pinyon.transfer import Access, Grant, Region, RegionDescriptor, TransferEngine
 
 END_S = 30.0
-"""Bound on ending all that is under way when the owner stops."""
+"""The seconds that ending everything under way may take when the owner stops."""
 
 _log = get_logger("lease-keys")
 
 
 class LeaseKeys:
-    """Of the leases on one region. On one event loop."""
+    """The keys of the leases on one region. For one event loop."""
 
     def __init__(self, engine: TransferEngine, region: Region) -> None:
         self._engine = engine
@@ -25,25 +25,22 @@ class LeaseKeys:
         self._duties = Background()
 
     def __len__(self) -> int:
-        """Leases that have a key."""
+        """Counts the leases that have a key."""
         return len(self._grants)
 
     def give(self, lease_id: int, ranges: Iterable[tuple[int, int]], lease_s: float) -> RegionDescriptor:
-        """The key to ``(offset, length)`` ranges in bytes, for at most ``lease_s`` seconds.
+        """Returns a key to ``(offset, length)`` ranges in bytes, for at most ``lease_s`` seconds.
 
-        Raises:
-            TransferLimitReached: too many keys are given.
-        """
+        Raises TransferLimitReached if too many keys are given."""
         grant = self._engine.grant(self._region, ranges, Access.READ, lifetime_s=lease_s)
         self._grants[lease_id] = grant
         return grant.descriptor()
 
     def end(self, lease_id: int, over: Callable[[], None]) -> bool:
-        """The lease is over: its key is refused from now on. False: it was over before.
+        """Ends the lease: its key is refused from now on. Returns False if it was over before.
 
-        ``over`` is called when nobody reads by the key any more: at once, unless a read is under way. It is not called
-        if a read cannot be stopped (a defect, logged): the memory stays leased then.
-        """
+        Once nobody reads by the key any more, ``over`` is called: at once, unless a read is under way. If a read cannot
+        be stopped (a defect, logged), ``over`` is not called and the memory stays leased."""
         grant = self._grants.pop(lease_id, None)
         if grant is None:
             return False
@@ -62,5 +59,5 @@ class LeaseKeys:
             over()
 
     async def close(self) -> None:
-        """Wait until the reads are over whose leases have ended. Bounded."""
+        """Waits until the reads are over whose leases have ended, for ``END_S`` at most."""
         await self._duties.close(END_S)

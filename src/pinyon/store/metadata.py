@@ -1,32 +1,29 @@
-"""The block metadata in Redis. This page is the only place where its layout is defined; see docs/kvstore.md.
+"""The block metadata in Redis. Only this module defines its layout; see docs/kvstore.md.
 
-All keys begin with ``pinyon:v1:``; another version of the layout gets another prefix and shares nothing. ``<node>`` is
-a store node's instance id, ``<boot>`` the 32 hex digits of its process life, ``<life>`` is ``<node>/<boot>``.
+All keys begin with ``pinyon:v1:``. Another version of the layout gets another prefix and shares nothing. In the keys,
+``<node>`` is a store node's instance id, ``<boot>`` the 32 hex digits of its process life, ``<life>`` is
+``<node>/<boot>``. Key, type and content:
 
-===========================  ======  ===================================================================================
-key                          type    content
-===========================  ======  ===================================================================================
-``node:<node>``              string  JSON ``{"boot", "address", "capacity_bytes"}``; expires with the node's lease
-``lives``                    set     every ``<life>`` that may have entries here
-``block:<key as 32 hex>``    hash    field ``<life>`` → size of the replica in bytes, as decimal digits
-``index:<life>``             set     raw 16-byte keys of the blocks that this life has listed
-``written:<life>``           string  number of the last change that this life has made to its entries
-===========================  ======  ===================================================================================
+- ``node:<node>``, string: JSON ``{"boot", "address", "capacity_bytes"}``; expires with the node's lease.
+- ``lives``, set: every ``<life>`` that may have entries here.
+- ``block:<key as 32 hex>``, hash: field ``<life>`` → size of the replica in bytes, as decimal digits.
+- ``index:<life>``, set: raw 16-byte keys of the blocks that this life has listed.
+- ``written:<life>``, string: number of the last change that this life has made to its entries.
 
 Rules:
 
 - A replica is readable if the record ``node:<node>`` is there *and* names the replica's boot. So the entries of a dead
   or restarted node are void at once, before anybody has cleaned up.
-- A node lists a block after it became readable and unlists it after it is gone; a reader therefore may find an entry
-  without an object (the node says so when asked), never an object's entry with other bytes behind it.
-- A life's entries, their index and the number of the change are written by one script, so a Redis that took over with
-  only a part of the changes says so: by the number and by the size of the index at the life's next change or renewal,
-  and by single entries, which the node looks after in turn. Then the node lists everything again.
+- A node lists a block after it became readable and unlists it after it is gone. So a reader may find an entry
+  without an object (the node says so when asked), but never an object's entry with other bytes behind it.
+- One script writes a life's entries, their index and the number of the change. A Redis that took over with only a
+  part of the changes is noticed at the life's next change or renewal, by the number and the size of the index.
+  Lost single entries are noticed too: the node checks its entries in turn. Then it lists everything again.
 - Every script looks at the record first. A process whose name another one has taken writes nothing any more, and a life
   that is back is not purged.
 - The index names all entries of a life. Purging a life goes through its index in bounded steps. A node purges its own
   earlier lives when it starts, and the lives of nodes that have been without a record for a while.
-- A value that does not parse is ignored and counted: Redis is shared, and what is in it is outside data.
+- A value that does not parse is ignored and counted: Redis is shared, and its content is outside data.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ if TYPE_CHECKING:
 
 PREFIX = "pinyon:v1:"
 BATCH = 512
-"""Blocks per pipeline: bounds one round trip and the reply's memory."""
+"""The blocks of one pipeline, which bound one round trip and the memory of its reply."""
 MAX_NODES = 1024
 
 T = TypeVar("T")
@@ -62,22 +59,22 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Written:
-    """What this process has changed in the entries of one life, as far as Redis has confirmed it."""
+    """The changes of this process to the entries of one life, as far as Redis has confirmed them."""
 
     number: int = 0
-    """Of the last change that was sent."""
+    """The number of the last change that was sent."""
     confirmed: int = 0
     entries: int | None = None
-    """In the index after the last change; None while one is under way and after one that failed."""
+    """The size of the index after the last change; None while a change is under way or after it failed."""
     unsure: bool = False
-    """A change was not confirmed, or some were lost: the numbers begin anew with the next one."""
+    """True if a change was not confirmed or was lost: the next one begins the numbers anew."""
 
 
 class StoreMetadata:
-    """The layout above as operations. Every call is bounded and raises :class:`Unavailable` when Redis is."""
+    """The layout above as operations. Every call is bounded in time and raises :class:`Unavailable` if Redis is."""
 
     def __init__(self, url: str, *, timeout_s: float = 1.0, max_connections: int = 8, tls: Tls | None = None) -> None:
-        """Connects on first use. Raises :class:`InvalidArgument` for a URL that is none."""
+        """Connects on first use. Raises :class:`InvalidArgument` if the URL is not one."""
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -86,7 +83,7 @@ class StoreMetadata:
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
                 health_check_interval=15,
-                # One more try: a pooled connection that the server has closed meanwhile is no failure.
+                # One retry: that the server has closed a pooled connection meanwhile is no failure.
                 retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 1),
                 retry_on_error=[RedisConnectionError],
             )
@@ -104,7 +101,7 @@ class StoreMetadata:
         self._forget = self._redis.register_script(scripts.FORGET)
         self._written: dict[Life, _Written] = {}
         self.malformed = 0
-        """Values that were ignored because they do not parse."""
+        """The number of values that were ignored because they do not parse."""
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -114,7 +111,7 @@ class StoreMetadata:
         task = asyncio.current_task()
         cancels = task.cancelling() if task else 0
         try:
-            async with asyncio.timeout(self._timeout_s):  # with the wait for a connection, and the second try
+            async with asyncio.timeout(self._timeout_s):  # includes the wait for a connection and the second try
                 reply = await answer
         except (RedisError, OSError) as error:
             self._pass_on_cancel(task, cancels)
@@ -124,7 +121,9 @@ class StoreMetadata:
 
     @staticmethod
     def _pass_on_cancel(task: asyncio.Task[Any] | None, before: int) -> None:
-        """redis-py sends within ``asyncio.wait_for``, which on Python 3.11 may swallow a cancellation."""
+        """Raises ``CancelledError`` if a cancellation came meanwhile.
+
+        redis-py sends within ``asyncio.wait_for``, which on Python 3.11 may swallow a cancellation."""
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError
 
@@ -137,14 +136,13 @@ class StoreMetadata:
     # -- nodes
 
     async def register(self, node: NodeRecord, lease_s: float) -> None:
-        """Announce a new life; it takes over from any earlier one of this node id."""
+        """Announces a new life, which takes over from any earlier one of this node id."""
         await self._announced(node, lease_s, take_over=True)
 
     async def renew(self, node: NodeRecord, lease_s: float) -> bool:
-        """Keep the record alive. False: it was gone, or entries are not as we left them; list everything again.
+        """Keeps the record alive. Returns False if it or entries are not as we left them: list everything again.
 
-        Raises :class:`FailedPrecondition` if another process has taken the node id.
-        """
+        Raises :class:`FailedPrecondition` if another process has taken the node id."""
         own = self._written.setdefault(node.life, _Written())
         number, confirmed, entries = own.number, own.confirmed, own.entries
         state, written, found = await self._announced(node, lease_s, take_over=False)
@@ -163,17 +161,17 @@ class StoreMetadata:
         return reply
 
     async def leave(self, node: NodeRecord) -> None:
-        """Remove the record (if it is ours): from now on nothing of this life is readable."""
+        """Removes the record (if it is ours): from now on nothing of this life is readable."""
         await self._ask(self._leave(keys=_keys_of(node.life)[:1], args=[node.boot_id]))
         self._written.pop(node.life, None)
 
     async def lives(self) -> set[Life]:
-        """All lives that may have entries, the dead ones too."""
+        """Returns all lives that may have entries, including dead ones."""
         raw = await self._ask(self._redis.smembers(f"{PREFIX}lives"))
         return set(self._parsed(parse_life(member) for member in raw))
 
     async def nodes(self) -> list[NodeRecord]:
-        """The live nodes, by id; at most ``MAX_NODES``."""
+        """Returns the live nodes, by id; at most ``MAX_NODES``."""
         names = sorted({life.node_id for life in await self.lives()})[:MAX_NODES]
         if not names:
             return []
@@ -186,25 +184,22 @@ class StoreMetadata:
     # -- blocks
 
     async def add(self, life: Life, blocks: Sequence[tuple[bytes, int]]) -> None:
-        """List blocks of a life of this process as ``(key, size in bytes)``. One call at a time for a life.
+        """Adds ``(key, size in bytes)`` blocks to the list of a life of this process. One call at a time for a life.
 
-        When this or :meth:`discard` raises, the entries are not what they should be: list everything again.
-
-        Raises:
-            Unavailable: Redis cannot be asked, or has lost earlier changes or entries.
-            FailedPrecondition: another process has taken the node id.
-        """
+        When this or :meth:`discard` raises, the entries are not what they should be: list everything again. Raises
+        Unavailable if Redis cannot be asked, or has lost earlier changes or entries, and FailedPrecondition if another
+        process has taken the node id."""
         for start in range(0, len(blocks), BATCH):
             batch = blocks[start : start + BATCH]
             await self._change(life, [], batch)
 
     async def discard(self, life: Life, keys: Sequence[bytes]) -> None:
-        """Unlist blocks, see :meth:`add`."""
+        """Removes blocks from the list. Raises like :meth:`add`."""
         for start in range(0, len(keys), BATCH):
             await self._change(life, keys[start : start + BATCH], [])
 
     async def restart(self, life: Life) -> None:
-        """Number the changes anew: Redis goes on from here, whatever it had. Before everything is listed again."""
+        """Begins the numbers of the changes anew, whatever Redis had; called before everything is listed again."""
         await self._change(life, [], [])
 
     async def _change(self, life: Life, removed: Sequence[bytes], listed: Sequence[tuple[bytes, int]]) -> None:
@@ -229,7 +224,7 @@ class StoreMetadata:
         own.entries, own.unsure = entries, False
 
     async def listed(self, life: Life) -> set[bytes]:
-        """The keys in this life's index."""
+        """Returns the keys in this life's index."""
         index = f"{PREFIX}index:{life}"
         await self._drop_foreign(index)
         found: set[bytes] = set()
@@ -240,7 +235,7 @@ class StoreMetadata:
         return found
 
     async def missing(self, life: Life, keys: Sequence[bytes]) -> list[bytes]:
-        """Which of these blocks have no entry of this life."""
+        """Returns which of these blocks have no entry of this life."""
 
         def build(pipe: Any) -> None:
             for key in keys:
@@ -251,7 +246,7 @@ class StoreMetadata:
         return [key for key, there in zip(keys, replies, strict=True) if not there]
 
     async def locate(self, keys: Sequence[bytes], nodes: Iterable[NodeRecord] | None = None) -> list[list[Replica]]:
-        """Per key, its replicas on live nodes (``nodes``, if the caller has just asked for them)."""
+        """Returns the replicas of each key on live nodes (``nodes``, if the caller has just asked for them)."""
         live = {str(node.life): node for node in (await self.nodes() if nodes is None else nodes)}
         if not live:
             return [[] for _ in keys]
@@ -267,15 +262,16 @@ class StoreMetadata:
         return located
 
     def _replicas(self, reply: Any, live: dict[str, NodeRecord]) -> list[Replica]:
-        if not isinstance(reply, dict):  # an error: somebody put another type there
+        if not isinstance(reply, dict):  # an error: the key holds another type
             self.malformed += 1
             return []
         parsed = self._parsed(parse_replica(field, value) for field, value in reply.items())
         return [Replica(live[str(life)], size) for life, size in sorted(parsed) if str(life) in live]
 
     async def purge(self, life: Life, max_blocks: int) -> int:
-        """Unlist up to ``max_blocks`` blocks of a life that is over; how many. Fewer: nothing is left of it, or it is
-        back."""
+        """Removes up to ``max_blocks`` entries of a life that is over, and returns how many.
+
+        If they are fewer, nothing is left of the life, or it is back."""
         node, lives, index, written = _keys_of(life)
         await self._drop_foreign(index)
         purged = 0
@@ -292,7 +288,7 @@ class StoreMetadata:
         return purged
 
     async def _drop_foreign(self, index: str) -> None:
-        """What a stranger has put where an index should be."""
+        """Deletes the key of an index if a stranger has put a value of another type there."""
         if await self._ask(self._redis.type(index)) not in (b"set", b"none"):
             self.malformed += 1
             await self._ask(self._redis.delete(index))
@@ -300,7 +296,7 @@ class StoreMetadata:
     # -- helpers
 
     def _parsed(self, values: Iterable[T | None]) -> list[T]:
-        """The values that parsed; the others are counted."""
+        """Returns the values that parsed, and counts the others."""
         found = []
         for value in values:
             if value is None:
@@ -320,7 +316,7 @@ def _record(node: NodeRecord) -> str:
 
 
 def _keys_of(life: Life) -> list[str]:
-    """Node, lives, index, written: where a script finds what it needs of a life."""
+    """Returns the keys of a life that scripts need: node, lives, index, written."""
     names = (f"node:{life.node_id}", "lives", f"index:{life}", f"written:{life}")
     return [PREFIX + name for name in names]
 

@@ -1,15 +1,14 @@
-"""What is changed in Redis in one step, as Lua: nobody else's command comes between looking and writing.
+"""The changes in Redis that are made in one step, as Lua: no other command comes between looking and writing.
 
-For Redis from 6.2 on and Valkey, one server and its replicas (the keys of a script are not in one hash slot). ``BOOT``
-reads a node's record; a script that writes for a life looks there first, so a process whose name another one has taken
-(the fence) changes nothing, and nobody cleans up a life that is back. What a stranger has put in the place of one of
-our keys is as good as nothing and is replaced. The keys: ``pinyon.store.metadata``.
-"""
+They work with Redis from 6.2 on and Valkey, on one server and its replicas (a script's keys are not in one hash slot).
+``BOOT`` reads a node's record. A script that writes for a life looks there first. So a process whose name another one
+has taken (the fence) changes nothing, and nobody cleans up a life that is back. A stranger's value in the place of one
+of our keys counts as nothing and is replaced. The keys: ``pinyon.store.metadata``."""
 
 from __future__ import annotations
 
 OK, FENCED, LOST = 1, -1, 0
-"""How a script answers: done; another process has the name, or the life is back; not as we left it."""
+"""The answers of a script: done; another process has the name, or the life is back; data is not as we left it."""
 
 BOOT = """
 local function text(key)

@@ -1,4 +1,4 @@
-"""Channels to store nodes and workers: one per address, kept open, a bounded number of them."""
+"""Channels to store nodes and workers: one per address, kept open, at most a bounded number."""
 
 from __future__ import annotations
 
@@ -27,25 +27,27 @@ class _Shared:
 
 
 class NodeChannels:
-    """``async with channels.use(address) as channel``. Above ``max_idle`` the longest unused channel is closed."""
+    """The channels, for ``async with channels.use(address) as channel``.
+
+    Above ``max_idle`` channels the one that is unused for longest is closed."""
 
     def __init__(self, channels: Channels = PLAIN_CHANNELS, *, max_idle: int = 64) -> None:
         self._source = channels
         self._max_idle = max_idle
         self._channels: OrderedDict[tuple[str, str], _Shared] = OrderedDict()  # least recently used first
         self._replaced: set[_Shared] = set()
-        """Opened before the TLS files were renewed, and still in use."""
+        """Channels that were opened before the TLS files were renewed, and are still in use."""
         self._closed = False
 
     @asynccontextmanager
     async def use(self, address: str, name: str = _STORE_NAME) -> AsyncIterator[grpc.aio.Channel]:
-        """The channel stays open meanwhile. With TLS, ``name`` is what the peer's certificate must say."""
+        """Yields a channel that stays open meanwhile. With TLS, ``name`` is what the peer's certificate must say."""
         if self._closed:
             raise FailedPrecondition("the channels are closed")
         generation = self._source.generation
         shared = self._channels.get((address, name))
         if shared is not None and shared.generation != generation:
-            # Left alone it would connect again with files that may have ended since.
+            # A reconnect of this channel would use files that may have ended since.
             self._replaced.add(self._channels.pop((address, name)))
             shared = None
         if shared is None:
@@ -59,14 +61,14 @@ class NodeChannels:
             await self._trim()
 
     async def call(self, address: str, stub: Any, method: str, request: Any, timeout_s: float) -> Any:
-        """One unary call by the generated ``stub`` class; raises the :class:`PinyonError` the node answered with."""
+        """Makes a unary call by the generated ``stub`` class. Raises the node's error as a :class:`PinyonError`."""
         name = BLOCKS_NAME if stub is kvstore_pb2_grpc.BlockReadServiceStub else _STORE_NAME
         async with self.use(address, name) as channel:
             try:
                 return await getattr(stub(channel), method)(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
                 raise error_from_rpc(error) from None
-            except grpc.aio.UsageError as error:  # the channel was closed under it
+            except grpc.aio.UsageError as error:  # the channel was closed during the call
                 raise Unavailable(str(error)) from None
 
     async def _trim(self) -> None:
@@ -80,7 +82,7 @@ class NodeChannels:
             await self._channels.pop(idle).channel.close(None)
 
     async def close(self) -> None:
-        """Close all; calls that still run end as cancelled."""
+        """Closes all channels; calls that still run end as cancelled."""
         self._closed = True
         channels = [*self._channels.values(), *self._replaced]
         self._channels.clear()

@@ -1,4 +1,4 @@
-"""What a store node holds: KV objects in a pool of bytes, puts on the way in, leases on the way out. Pure.
+"""The content of a store node: KV objects in a pool of bytes, puts on the way in, leases on the way out. Pure.
 
 ::
 
@@ -7,11 +7,10 @@
                      └─────── end_put(give up)     └──┘ acquire / release (leased: never evicted)
 
 A reservation ends in two steps. First the put is *closing*: no PutEnd counts any more, and the edge shuts the writer
-out of the memory (it revokes the key that this put alone was given). Only then :meth:`ObjectTable.end_put`
-makes the room readable or free. So a late write can hit neither a readable object nor another reservation.
+out of the memory (it revokes the key that only this put was given). Only then :meth:`ObjectTable.end_put` makes the
+room readable or free. So a late write can hit neither a readable object nor another reservation.
 
-A lease ends likewise: its key is refused and the reads under way are over before :meth:`ObjectTable.release`.
-"""
+A lease ends likewise: its key is refused and the reads under way are over before :meth:`ObjectTable.release`."""
 
 from __future__ import annotations
 
@@ -29,7 +28,9 @@ from pinyon.store.open_puts import OpenPuts
 
 
 class ObjectTable:
-    """Not thread-safe: one owner. Times are monotonic seconds; ids are unique for the life of the table."""
+    """The table of a store node's objects. It is not thread-safe and has one owner.
+
+    Times are monotonic seconds; ids are unique for the life of the table."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class ObjectTable:
     ) -> None:
         self._allocator = allocator
         self.eviction = Evictor(eviction, refit)
-        """To look at."""
+        """The evictor, for others to look at."""
         self._leases = leases
         self._max_objects = max_objects
         self._readable: dict[bytes, KvObject] = {}
@@ -67,14 +68,10 @@ class ObjectTable:
         traits: Traits = NO_TRAITS,
         offsets: Sequence[int] = (),
     ) -> tuple[int, list[PutSlot]]:
-        """Reserve room for each key that is not here. ``(put id, one slot per key)``; id 0: nothing was reserved.
+        """Reserves room for keys that are not here. Returns the put's id (0: nothing reserved) and a slot per key.
 
-        ``offsets`` are the keys' places in their prompts, in blocks; none: the beginning of one.
-
-        Raises:
-            InvalidArgument: objects that could never fit.
-            ResourceExhausted: too many puts are open.
-        """
+        The keys' places in their prompts, in blocks, are ``offsets``; without them the keys begin a prompt. Raises
+        InvalidArgument for objects that could never fit, and ResourceExhausted if too many puts are open."""
         if not 0 < object_bytes <= self._allocator.capacity_bytes:
             raise InvalidArgument(
                 f"an object has 1 to {self._allocator.capacity_bytes} bytes here, got {object_bytes}",
@@ -83,7 +80,7 @@ class ObjectTable:
         self._puts.check_room()
         self.eviction.learn(now_s)
         offsets = offsets or range(len(keys))
-        # Objects this put found here are about to be counted on: they must not make room for its other objects.
+        # Pinned meanwhile: the put counts on the objects that it found here, so they must not make room for its others.
         kept = {key: offset for key, offset in zip(keys, offsets, strict=True) if key in self.eviction}
         self.eviction.pinned(list(kept), now_s)
         try:
@@ -126,20 +123,20 @@ class ObjectTable:
         return slots, objects
 
     def close_put(self, put_id: int) -> bool:
-        """Begin to end a put. False: unknown, over, or closing already; then it is not the caller's to end."""
+        """Begins to end a put. Returns False if it is unknown, over or closing, and so not the caller's to end."""
         return self._puts.close(put_id)
 
     def close_overdue(self, now_s: float) -> list[int]:
-        """Puts whose time is up; they are closing now and the caller ends them."""
+        """Begins to end the puts whose time is up and returns their ids; the caller ends them."""
         overdue = self._puts.close_overdue(now_s)
         self.counters.expired_puts += len(overdue)
         return overdue
 
     def end_put(self, put_id: int, *, commit: bool, now_s: float, lost: bool = False) -> int:
-        """End a closing put whose writer is shut out: its objects are readable, or their room is free.
+        """Ends a closing put whose writer is shut out: its objects become readable, or their room becomes free.
 
-        ``lost``: the writer could not be shut out, so the room is never used again. Returns how many became readable.
-        """
+        With ``lost``, the writer was not shut out, so the room is never used again. Returns how many became
+        readable."""
         put = self._puts.end(put_id)
         for each in put.objects:
             del self._reserved[each.key]
@@ -171,10 +168,10 @@ class ObjectTable:
         allow_gaps: bool = False,
         use: Use = Use(),  # noqa: B008  # a value
     ) -> Lease:
-        """Lease the leading run that is readable; with ``allow_gaps``, every key that is. ``use``: for whom.
+        """Grants a lease on the leading run of readable keys, or with ``allow_gaps`` on every readable key.
 
-        Raises :class:`ResourceExhausted` when too many leases are held.
-        """
+        The traits and the first block of the request are in ``use``. Raises :class:`ResourceExhausted` if too many
+        leases are held."""
         found: list[tuple[int, KvObject]] = []
         for index, key in enumerate(keys):
             held = self._readable.get(key)
@@ -199,14 +196,14 @@ class ObjectTable:
         return Lease(lease_id, found)
 
     def _used(self, keys: Sequence[bytes], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
-        """By a request with these traits; None: nobody knows."""
+        """Notes a use by a request with these traits; None if they are not known."""
         self.eviction.used(keys, now_s, traits, offsets)
         if traits is not None:
             for key in keys:
                 self._readable[key].traits = traits
 
     def release(self, lease_id: int, now_s: float) -> bool:
-        """End a lease. False: it ended before."""
+        """Ends a lease. Returns False if it ended before."""
         objects = self._leases.release(lease_id)
         if objects is None:
             return False
@@ -214,7 +211,7 @@ class ObjectTable:
         return True
 
     def overdue_leases(self, now_s: float) -> list[int]:
-        """Leases whose time is up, each named once; the caller shuts their readers out and calls :meth:`release`."""
+        """Returns the leases whose time is up, each once; the caller shuts readers out and calls :meth:`release`."""
         overdue = self._leases.overdue(now_s)
         self.counters.expired_leases += len(overdue)
         return overdue
@@ -234,7 +231,7 @@ class ObjectTable:
         self.eviction.unpinned(idle, now_s)
 
     def _tell_stored(self, objects: Sequence[KvObject], now_s: float) -> None:
-        """All of one put: they have the same traits. Run by run, the last one first."""
+        """Tells the eviction policy of one put's objects, which have the same traits: run by run, the last first."""
         end = len(objects)
         for start in range(end - 1, -1, -1):
             if start and objects[start].after == objects[start - 1].key:
@@ -244,13 +241,13 @@ class ObjectTable:
             end = start
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which can be read here. What is still being put cannot."""
+        """Returns which keys can be read here; a key that is still being put cannot."""
         return [key in self._readable for key in keys]
 
     # -- removing
 
     def remove(self, keys: Sequence[bytes], now_s: float = 0.0) -> int:
-        """Forget readable objects; those being read disappear with their last lease. How many were removed."""
+        """Forgets readable objects and returns how many; those being read disappear with their last lease."""
         removed = 0
         for key in keys:
             held = self._readable.get(key)
@@ -272,17 +269,16 @@ class ObjectTable:
             self._allocator.free(held.offset)
 
     def _make_room(self, object_bytes: int, now_s: float, kept: Collection[bytes]) -> int | None:
-        """An offset, evicting what nobody reads; nothing is evicted when that cannot make room.
+        """Returns an offset, evicting objects that nobody reads, or None. Evicts nothing if that cannot make room.
 
-        An object needs one piece: idle objects between others that are being read may be many and yet be of no use.
-        """
+        An object needs one piece: many idle objects between others that are being read may be of no use."""
         allocator = self._allocator
         needed = allocator.rounded(object_bytes)
         full = len(self._readable) + len(self._reserved) >= self._max_objects
         offset = None if full else allocator.allocate(object_bytes)
         if offset is not None:
             return offset
-        if needed > max(allocator.largest_hole_bytes, self._idle.largest_bytes):  # several must go, side by side
+        if needed > max(allocator.largest_hole_bytes, self._idle.largest_bytes):  # several neighbours must go
             idle = (held for held in self._readable.values() if not held.readers and held.key not in kept)
             beside = self._idle.side_by_side(object_bytes, now_s, idle)
             self.eviction.evict(beside, now_s)
@@ -297,7 +293,7 @@ class ObjectTable:
         return None
 
     def switch(self, eviction: EvictionPolicy[bytes], now_s: float) -> None:
-        """From now on this one chooses. See :meth:`pinyon.paging.BlockPool.switch`."""
+        """Lets this policy choose what to evict from now on. See :meth:`pinyon.paging.BlockPool.switch`."""
         read = [held.key for held in self._readable.values() if held.readers]
         self.eviction.switch(eviction, read, self._known_of, now_s)
 
@@ -308,7 +304,7 @@ class ObjectTable:
     # -- telling others
 
     def listen(self) -> KeyChanges:
-        """The changes of readable keys from now on, for one listener to drain."""
+        """Returns the changes of readable keys from now on, for one listener to drain."""
         changes = KeyChanges()
         self._listeners.append(changes)
         return changes
@@ -321,11 +317,11 @@ class ObjectTable:
                 changes.remove(key)
 
     def keys(self) -> list[bytes]:
-        """All readable keys."""
+        """Returns all readable keys."""
         return list(self._readable)
 
     def size_of(self, key: bytes) -> int | None:
-        """Size in bytes of a readable object."""
+        """Returns the size in bytes of a readable object, None if the key is not readable."""
         held = self._readable.get(key)
         return None if held is None else held.size
 
@@ -338,7 +334,7 @@ class ObjectTable:
 
     @property
     def used_bytes(self) -> int:
-        """Taken by objects, reservations and lost room."""
+        """The bytes taken by objects, reservations and lost room."""
         return self._allocator.used_bytes
 
     @property
@@ -351,17 +347,17 @@ class ObjectTable:
 
     @property
     def open_puts(self) -> int:
-        """Begun and not ended, the closing ones too."""
+        """The number of puts that were begun and not ended, including those that are closing."""
         return len(self._puts)
 
     @property
     def idle_objects(self) -> int:
-        """Readable, and read by nobody: what may be evicted."""
+        """The number of objects that are readable and read by nobody, so that they may be evicted."""
         return len(self.eviction)
 
     @property
     def leased_objects(self) -> int:
-        """Being read; the removed ones, too."""
+        """The number of objects that are being read, including removed ones."""
         return len(self._readable) - len(self.eviction) + self._unlisted
 
     @property
@@ -369,12 +365,12 @@ class ObjectTable:
         return len(self._reserved)
 
     def next_deadline_s(self) -> float | None:
-        """When a lease or a put may be overdue, at the earliest."""
+        """Returns the earliest time at which a lease or a put may be overdue."""
         times = (self._puts.next_deadline_s(), self._leases.next_deadline())
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the books do not balance. O(objects log objects)."""
+        """Raises ``RuntimeError`` if the table's books do not balance. O(objects log objects)."""
         self._allocator.check_integrity()
         evictable = [held for held in self._readable.values() if not held.readers]
         faults = [

@@ -1,4 +1,4 @@
-"""Puts that were begun and not ended, and when their time is up. Pure."""
+"""The puts that were begun and not ended, with their deadlines. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pinyon.store.kv_object import KvObject, Put
 
 
 class OpenPuts:
-    """At most ``most``; ids go up from ``first_id``. Times are monotonic seconds."""
+    """A table of at most ``most`` open puts, whose ids go up from ``first_id``. Times are monotonic seconds."""
 
     def __init__(self, first_id: int, most: int) -> None:
         self._next_id = first_id
@@ -19,12 +19,12 @@ class OpenPuts:
         self._deadlines: list[tuple[float, int]] = []
 
     def check_room(self) -> None:
-        """Raises :class:`ResourceExhausted` if no other one may be begun."""
+        """Raises :class:`ResourceExhausted` if no other put may be begun."""
         if len(self._puts) >= self._most:
             raise ResourceExhausted(f"{self._most} puts are open", retry_after_s=1.0)
 
     def begin(self, objects: list[KvObject], deadline_s: float) -> int:
-        """Its id."""
+        """Begins a put and returns its id."""
         put = Put(self._next_id, objects, deadline_s)
         self._next_id += 1
         self._puts[put.put_id] = put
@@ -32,7 +32,7 @@ class OpenPuts:
         return put.put_id
 
     def close(self, put_id: int) -> bool:
-        """Begin to end it. False: unknown, over, or closing already."""
+        """Begins to end a put. Returns False if it is unknown, over, or closing already."""
         put = self._puts.get(put_id)
         if put is None or put.closing:
             return False
@@ -40,7 +40,7 @@ class OpenPuts:
         return True
 
     def close_overdue(self, now_s: float) -> list[int]:
-        """Those whose time is up; they are closing now."""
+        """Begins to end the puts whose time is up, and returns their ids."""
         overdue = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             put_id = heapq.heappop(self._deadlines)[1]
@@ -49,7 +49,7 @@ class OpenPuts:
         return overdue
 
     def end(self, put_id: int) -> Put:
-        """It is open no more. Raises ``ValueError`` if it is not closing."""
+        """Takes a put out of the table. Raises ``ValueError`` if it is not closing."""
         put = self._puts[put_id]
         if not put.closing:
             raise ValueError(f"put {put_id} is not closing")
@@ -60,11 +60,11 @@ class OpenPuts:
         return put
 
     def next_deadline_s(self) -> float | None:
-        """When one may be overdue, at the earliest."""
+        """Returns the earliest time at which a put may be overdue."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def __len__(self) -> int:
-        """The closing ones too."""
+        """Counts the puts, including those that are closing."""
         return len(self._puts)
 
     def __iter__(self) -> Iterator[Put]:

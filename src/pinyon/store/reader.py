@@ -1,9 +1,8 @@
-"""Reading blocks of another process, a store node or a worker: Acquire, transfer READ, Release.
+"""Reads of blocks of another process, a store node or a worker: Acquire, transfer READ, Release.
 
-A reader may use what it read only if the lease covered the whole read: afterwards the holder may write something else
-there. The reader counts the lease from *before* it asked, the holder from after, so the reader's is the shorter one;
-and it looks at the clock *after* the bytes arrived, so a reader that was frozen in between uses nothing.
-"""
+A reader may use the bytes only if the lease covered the whole read: afterwards the holder may write something else
+there. The reader counts the lease from *before* it asked and the holder from after, so the reader's lease is shorter.
+The reader looks at the clock *after* the bytes arrived, so a reader that was frozen in between uses nothing."""
 
 from __future__ import annotations
 
@@ -24,48 +23,49 @@ from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
 MAX_KEYS = 4096
-"""Keys in one Acquire or PutStart."""
+"""The number of keys in one Acquire or PutStart."""
 RELEASE_S = 2.0
-"""A Release that takes longer is given up: the lease ends by itself."""
+"""The seconds after which a Release is given up: the lease ends by itself."""
 LEASE_SLACK_S = 0.25
-"""Asked for beyond the read's own deadline, and not used: a slow answer must not make a good read worthless."""
+"""The seconds of lease asked for beyond the read's deadline: a slow answer must not make a good read worthless."""
 
 
 class Mover(Protocol):
-    """What moves the bytes: :class:`pinyon.transfer.TransferEngine`, or what watches them arrive."""
+    """The mover of the bytes: :class:`pinyon.transfer.TransferEngine`, or an observer that watches them arrive."""
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> list[TransferResult]:
-        """One result per request. When it returns or raises, nothing moves any more."""
+        """Returns one result per request. When it returns or raises, nothing moves any more."""
         ...
 
 
 class ReadResult(NamedTuple):
-    """What became of a read."""
-
     arrived: list[bool]
-    """Per key: all of it is here."""
+    """True for each key whose block is here as a whole."""
     worked: bool | None
-    """Whether the holder did what it said (a miss is fine). False: it answers, but its bytes do not come. None: nothing
-    was learned, because there was no time left to ask it, we came back after the lease, or it took its key back (the
-    lease is over for it, or it was restarted), which is a miss."""
+    """True if the holder did what it said (a miss is fine); False if it answers, but its bytes do not come.
+
+    None if nothing was learned: no time was left to ask, we came back after the lease, or the holder took its key back.
+    The last is a miss: the lease is over for the holder, or it was restarted."""
 
     @property
     def leading(self) -> int:
-        """Keys without a gap from the first one on that arrived."""
+        """The number of keys that arrived without a gap from the first one on."""
         return self.arrived.index(False) if False in self.arrived else len(self.arrived)
 
     def raise_for_failure(self) -> None:
-        """Raises :class:`DeadlineExceeded` when the bytes did not come."""
+        """Raises :class:`DeadlineExceeded` if the bytes did not come."""
         if self.worked is False:
             raise DeadlineExceeded("the bytes did not come")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTerms:
-    """What a holder is told of a read besides its keys: the first of them is block ``first_block`` of the request's
-    prompt. Leading blocks are wanted only, or with ``allow_gaps`` whatever the holder has."""
+    """The terms of a read that its holder is told besides the keys.
+
+    The first key is block ``first_block`` of the request's prompt. Only leading blocks are wanted, or with
+    ``allow_gaps`` all that the holder has."""
 
     request_id: str = ""
     traceparent: str = ""
@@ -75,10 +75,10 @@ class ReadTerms:
 
 
 class BlockReader:
-    """Fetches leased blocks into registered local memory. One per process; ``close`` it."""
+    """A reader of leased blocks into registered local memory. One per process; ``close`` it."""
 
     def __init__(self, engine: Mover, channels: NodeChannels | None = None, *, clock: Clock = time.monotonic) -> None:
-        """``channels`` may be shared and is then closed by its owner; without it the reader has its own."""
+        """Takes ``channels``, which may be shared and are closed by their owner; by default it makes its own."""
         self._engine = engine
         self._own_channels = channels is None
         self.channels = channels or NodeChannels()
@@ -86,11 +86,11 @@ class BlockReader:
         self._duties = Background()
 
     async def settled(self) -> None:
-        """Wait until no release is under way. Each is bounded."""
+        """Waits until no release is under way. Each is bounded."""
         await self._duties.settled()
 
     async def close(self) -> None:
-        """Wait for the releases under way."""
+        """Waits for the releases under way."""
         await self._duties.close(RELEASE_S)
         if self._own_channels:
             await self.channels.close()
@@ -107,15 +107,12 @@ class BlockReader:
         terms: ReadTerms = ReadTerms(),  # a value
         arrivals: Mover | None = None,
     ) -> ReadResult:
-        """Read block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
+        """Reads block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
 
-        ``arrivals`` moves the bytes instead of the
-        engine, if given: for whoever uses parts of a read before its end. Where a block did not arrive the target holds
-        anything. When this returns or raises (cancelled, too), nothing writes to the region any more.
-
-        Raises:
-            Unavailable, DeadlineExceeded, …: the holder cannot be asked. Nothing arrived then.
-        """
+        If given, ``arrivals`` moves the bytes instead of the engine, for a caller that uses parts of a read before its
+        end. Where a block did not arrive, the target may hold anything. When this returns or raises (cancelled, too),
+        nothing writes to the region any more. Raises Unavailable, DeadlineExceeded, … if the holder cannot be asked;
+        nothing arrived then."""
         if len(keys) != len(offsets):
             raise InvalidArgument("one offset per key is needed", field="offsets")
         deadline = self._clock() + timeout_s
@@ -191,7 +188,7 @@ class BlockReader:
         offsets: Sequence[int],
         block_bytes: int,
     ) -> tuple[list[int], list[TransferRequest]]:
-        """What to read, as far as the answer makes sense: indexes of the keys, and one READ for each."""
+        """Returns the indexes of the keys to read and a READ for each, as far as the answer makes sense."""
         try:
             segment = segment_from_proto(reply.segment)
         except PinyonError:
@@ -228,6 +225,6 @@ class BlockReader:
         return await self.channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, method, request, timeout_s)
 
     async def _release(self, address: str, lease_id: int) -> None:
-        """If this fails, the lease ends by its time."""
+        """Releases the lease. If this fails, the lease ends by its time."""
         if lease_id:
             await self._call(address, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease_id), RELEASE_S)

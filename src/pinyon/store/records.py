@@ -1,4 +1,4 @@
-"""Who holds what, as values, and read back from Redis: it is shared, so what is in it is outside data. Pure."""
+"""Nodes, lives and replicas as values, and parsed from Redis: it is shared, so its content is outside data. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"\S{1,255}:\d{1,5}")
 
 
 class Life(NamedTuple):
-    """One life of one node's process."""
+    """One life of a node's process."""
 
     node_id: str
     boot_id: str
@@ -51,14 +51,14 @@ class NodeRecord:
 
 
 class Replica(NamedTuple):
-    """A copy of a block: where, and its size in bytes."""
+    """A copy of a block: its node, and its size in bytes."""
 
     node: NodeRecord
     size_bytes: int
 
 
 def parse_life(raw: bytes) -> Life | None:
-    """``<node>/<boot>``, or ``None`` for anything else."""
+    """Parses ``<node>/<boot>``. Returns None for anything else."""
     try:
         node_id, _, boot_id = raw.decode("ascii").partition("/")
     except UnicodeDecodeError:
@@ -67,7 +67,7 @@ def parse_life(raw: bytes) -> Life | None:
 
 
 def parse_node(node_id: str, raw: bytes) -> NodeRecord | None:
-    """The record stored for ``node_id``, or ``None`` if it is not one."""
+    """Parses the record stored for ``node_id``. Returns None if it is not one."""
     try:
         value = json.loads(raw)
         boot_id, address, capacity = value["boot"], value["address"], value["capacity_bytes"]
@@ -79,7 +79,7 @@ def parse_node(node_id: str, raw: bytes) -> NodeRecord | None:
 
 
 def parse_replica(field: bytes, value: bytes) -> tuple[Life, int] | None:
-    """One field of a block's hash as ``(life, size in bytes)``, or ``None`` if it is not one."""
+    """Parses one field of a block's hash as ``(life, size in bytes)``. Returns None if it is not one."""
     life = parse_life(field)
     if life is None or not value.isdigit() or len(value) > 16:
         return None

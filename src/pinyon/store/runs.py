@@ -1,11 +1,10 @@
-"""Which blocks of a prompt stay together on one store node. Pure.
+"""Runs: the blocks of a prompt that stay together on one store node. Pure.
 
-One node per block would ask many nodes for each prompt, one node per prompt (by its first key) is one node for all
-prompts that begin alike. So a prompt's new blocks go in *runs* of some thousand tokens, and a run's node is chosen by
-its *anchor*: the first of its blocks that the store lacked. What many prompts share is in the store before most of them
-come, so the anchor is a key of their own, wherever in the prompt they part. See docs/kvstore.md for what that costs
-and gives on a trace.
-"""
+With one node per block, each prompt would ask many nodes; with one node per prompt (by its first key), all prompts that
+begin alike would share a node. So a prompt's new blocks go in *runs* of some thousand tokens, and a run's node is
+chosen by its *anchor*: the first of its blocks that the store lacked. What many prompts share is in the store before
+most of them come. So the anchor is a key of their own, wherever in the prompt they part. docs/kvstore.md has the costs
+and gains on a trace."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from pinyon.store.records import NodeRecord
 from pinyon.store.rendezvous import rank
 
 RUN_TOKENS = 4096
-"""Tokens of a run. A prompt of 128k tokens is 32 runs, and one more for each turn in which it grew."""
+"""The tokens of a run. A prompt of 128k tokens is 32 runs, and one more for each turn in which it grew."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Blocks that go to one node. The first put that finds one of them missing in the store sets the ``anchor``."""
+    """The blocks that go to one node. The first put that finds one of them missing in the store sets the ``anchor``."""
 
     anchor: BlockKey | None = None
 
@@ -36,7 +35,7 @@ class Runs:
         self._run = Run()
 
     def next(self) -> Run:
-        """The run of the next new block."""
+        """Returns the run of the next new block."""
         if not self._left:
             self._run, self._left = Run(), self._blocks
         self._left -= 1
@@ -46,10 +45,9 @@ class Runs:
 def choose_nodes(
     missing: Iterable[tuple[BlockKey, Run]], weights: Mapping[str, float], count: int
 ) -> dict[Run, list[str]]:
-    """The ``count`` best nodes for each run of which the store lacks something, in the order of preference.
+    """Returns the ``count`` best nodes, in order of preference, for each run of which the store lacks a block.
 
-    ``missing`` are those blocks in prompt order; ``weights`` the nodes' capacities.
-    """
+    The missing blocks come in prompt order; ``weights`` are the nodes' capacities."""
     chosen: dict[Run, list[str]] = {}
     for key, run in missing:
         if run not in chosen:
@@ -59,8 +57,9 @@ def choose_nodes(
 
 
 def leading_runs(holders: Sequence[Set[NodeRecord]], runs_max: int) -> list[tuple[NodeRecord, int]]:
-    """Of blocks with these holders each, the first ones that somebody holds, in as few runs as there can be and at most
-    so many: who holds a run, and its blocks. Of several holders the one with the first id."""
+    """Returns the first blocks that are held without a gap, as runs of a holder and its number of blocks.
+
+    The runs are as few as possible, at most ``runs_max``. Of several holders the one with the first id is named."""
     runs: list[tuple[NodeRecord, int]] = []
     at = 0
     while at < len(holders) and len(runs) < runs_max:

@@ -1,4 +1,4 @@
-"""Writing objects to one store node: PutStart, transfer WRITE, PutEnd."""
+"""Writes of objects to one store node: PutStart, transfer WRITE, PutEnd."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferEngine, TransferRequest
 
 ABORT_S = 2.0
-"""A PutEnd that gives room back and takes longer is given up: the put ends by its timeout."""
+"""The seconds after which a PutEnd that gives room back is given up: the put ends by its timeout."""
 PUT_SLACK_S = 0.5
-"""The node's timeout for the put, beyond ours: it should not end a put whose PutEnd is under way."""
+"""The seconds by which the node's timeout exceeds ours, so that it does not end a put whose PutEnd is under way."""
 
 
 class PutOutcome(Enum):
-    """What became of one object."""
-
     STORED = "stored"
     EXISTS = "exists"
-    """The store has it: nothing was sent."""
+    """The store has the object: nothing was sent."""
     BEING_PUT = "being_put"
-    """Somebody else is putting it: nothing was sent, and the store has it only if that ends well."""
+    """Another writer is putting the object: nothing was sent, and the store has it only if that ends well."""
     NO_SPACE = "no_space"
-    """Everything on the nodes tried is being read or written."""
+    """The nodes tried have no room, because everything on them is being read or written."""
     FAILED = "failed"
-    """No node could be reached, or the bytes did not arrive in time."""
+    """Failure: no node could be reached, or the bytes did not arrive in time."""
 
 
 _REFUSED = {
@@ -46,7 +44,7 @@ _REFUSED = {
 
 
 class BlockWriter:
-    """Puts are all or nothing: if one object's bytes do not arrive, the others' room is given back, too."""
+    """A writer whose puts are all or nothing: if one object's bytes do not arrive, the others' room is given back."""
 
     def __init__(self, engine: TransferEngine, channels: NodeChannels, *, clock: Clock = time.monotonic) -> None:
         self._engine = engine
@@ -66,15 +64,11 @@ class BlockWriter:
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] = (),
     ) -> list[PutOutcome]:
-        """Put up to ``MAX_KEYS`` ``(key, region, byte offset)`` objects; one outcome each.
+        """Puts up to ``MAX_KEYS`` ``(key, region, byte offset)`` objects; returns one outcome each.
 
-        ``places`` are those of the blocks in their prompts; none: nobody knows.
-
-        When it returns or raises (cancelled, too), the objects' memory is not read any more.
-
-        Raises:
-            Unavailable, DeadlineExceeded, …: the node cannot be asked or does not confirm.
-        """
+        The blocks' places in their prompts are ``places``, empty if not known. When it returns or raises (cancelled,
+        too), the objects' memory is not read any more. Raises Unavailable, DeadlineExceeded, … if the node cannot be
+        asked or does not confirm."""
         deadline = self._clock() + timeout_s
         if timeout_s <= 0:
             raise DeadlineExceeded("no time left for the put")
@@ -105,14 +99,14 @@ class BlockWriter:
             confirmed = True
             return outcomes
         finally:
-            # A commit that was not confirmed may have taken effect; then giving back comes too late and is refused.
+            # A commit that was not confirmed may have taken effect; then the abort comes too late and is refused.
             if reply.put_id and not confirmed:
                 self._duties.run(self._abort(address, reply.put_id), "put abort")
 
     def _plan(
         self, reply: Any, objects: Sequence[tuple[BlockKey, Region, int]], object_bytes: int
     ) -> tuple[list[TransferRequest], list[PutOutcome]]:
-        """One WRITE per reserved slot; the outcomes as they will be if all arrive."""
+        """Returns one WRITE per reserved slot, and the outcomes as they will be if all bytes arrive."""
         if len(reply.slots) != len(objects):
             raise Unavailable(f"the node answered for {len(reply.slots)} of {len(objects)} objects")
         requests: list[TransferRequest] = []

@@ -17,16 +17,18 @@ from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
 
 _GRACE_S = 1.0
-"""A loop that is only busy notices within this time that a deadline has passed."""
+"""Time within which an event loop that is only busy notices that a deadline has passed."""
 
 
 def _nobody() -> None:
-    """In place of a reference to a loop."""
+    """Stands for a weak reference to a loop that is gone."""
 
 
 class AwaitedTransfers:
-    """What is asked for goes out at once, into a socket that is empty, and when the answer comes the loop takes it in:
-    no thread takes part. Local memory is touched by the loop's thread alone."""
+    """Transfers of one small request each by the event loop's thread; no other thread touches the local memory.
+
+    The request goes out at once into an empty socket, and the loop takes the answer in when it comes.
+    """
 
     def __init__(self, context: EngineContext, small: SmallTransfers, submissions: Submissions, peers: Peers) -> None:
         self._small = small
@@ -35,17 +37,17 @@ class AwaitedTransfers:
         self._limits = context.limits
         self._clock = context.clock
         self._under_way: dict[Trip, Callable[[], asyncio.AbstractEventLoop | None]] = {}
-        """With whose they are, as weak references: a loop that is dropped shall go. Whoever takes one out, which is
-        atomic, has its endpoint to himself, and puts it back or ends it."""
+        """Trips that wait for an answer, with weak references to their loops, so that a dropped loop can be collected.
+
+        Taking a trip out is atomic and gives its endpoint to the taker, who puts the trip back or ends it."""
 
     def end_orphans(self, now: float) -> None:
-        """End what nobody goes on with: its loop is gone, or does not run, so that it has missed the deadline. From any
-        thread."""
+        """Ends trips that nothing continues: their loop is gone, or is stuck beyond the deadline. From any thread."""
         for trip in list(self._under_way):
             whose = self._under_way.get(trip)
-            if whose is None:  # its loop is at it, or has ended it
+            if whose is None:  # its loop is working on it, or has ended it
                 continue
-            loop = whose()  # which lives on for as long as this takes
+            loop = whose()  # a strong reference: the loop lives on for as long as this takes
             gone = loop is None or loop.is_closed()
             if not gone and now < trip.deadline + _GRACE_S:
                 continue
@@ -59,8 +61,9 @@ class AwaitedTransfers:
                 self._small.ended(trip, TransferStatus.TIMEOUT, Reason.DEADLINE)
 
     async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Move and wait; a task that is cancelled ends the transfer first. Raises InvalidTransfer,
-        TransferLimitReached, EngineClosed."""
+        """Moves requests and waits; a task that is cancelled ends the transfer first.
+
+        Raises InvalidTransfer, TransferLimitReached or EngineClosed."""
         trip = self._small.set_out(requests, timeout_s)
         results = None if trip is None else await self._move(trip)
         if results is not None:
@@ -68,7 +71,7 @@ class AwaitedTransfers:
         return await self._submissions.submit(requests, timeout_s).wait_async()
 
     async def _move(self, trip: Trip) -> list[TransferResult] | None:
-        """On the loop. None: nothing was done, it has to go the long way."""
+        """Moves a trip on its loop; returns None if nothing was done and the request has to go the long way."""
         small, endpoint = self._small, trip.endpoint
         outcome: Outcome | None = None
         again = False
@@ -80,13 +83,13 @@ class AwaitedTransfers:
                 endpoint.link.stream.waits_itself()
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
-        except GeneratorExit:  # perhaps by the collector, in the midst of anything: the books have locks, so they wait
-            if self._under_way.pop(trip, None) is None:  # it was given up
+        except GeneratorExit:  # perhaps by the collector, while a lock is held: the books, which need locks, must wait
+            if self._under_way.pop(trip, None) is None:  # ``end_orphans`` gave it up
                 endpoint.close(hard=True)
             else:
                 self._under_way[trip] = _nobody
             raise
-        except BaseException as error:  # the task is cancelled, or a defect
+        except BaseException as error:  # the task is cancelled, or there is a defect
             self._under_way.pop(trip, None)
             if isinstance(error, asyncio.CancelledError):
                 small.give_up(trip, TransferStatus.CANCELLED, Reason.CANCELLED)
@@ -98,10 +101,7 @@ class AwaitedTransfers:
         return await end.wait_async() if isinstance(end, TransferHandle) else end
 
     async def _answer(self, trip: Trip) -> Outcome:
-        """How it ended, once the answer is here.
-
-        Raises: what ``Endpoint.proceed`` raises, Stalled, DeadlineReached
-        """
+        """Waits for the answer; returns the outcome. Raises Stalled, DeadlineReached, and like ``Endpoint.proceed``."""
         loop, under_way = asyncio.get_running_loop(), self._under_way
         endpoint, deadline = trip.endpoint, trip.deadline
         ended: asyncio.Future[Outcome] = loop.create_future()
@@ -114,7 +114,7 @@ class AwaitedTransfers:
             if ended.done():
                 return
             whose = under_way.pop(trip, None)
-            if whose is None:  # it was given up
+            if whose is None:  # ``end_orphans`` gave it up
                 ended.set_exception(DeadlineReached())
                 return
             try:
@@ -147,5 +147,5 @@ class AwaitedTransfers:
             return await ended
         finally:
             timer.cancel()
-            if not loop.is_closed():  # else the task is only being thrown away
+            if not loop.is_closed():  # a closed loop only throws the task away
                 loop.remove_reader(descriptor)

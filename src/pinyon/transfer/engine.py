@@ -1,7 +1,6 @@
 """The transfer engine as its callers see it (Mooncake §3.2.2): register memory, open some of it to peers, move bytes.
 
-What becomes of their requests is in :mod:`.submissions`. All methods may be called from any thread unless said
-otherwise.
+:mod:`.submissions` carries the requests out. All methods may be called from any thread unless said otherwise.
 """
 
 from __future__ import annotations
@@ -45,9 +44,10 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class TransferEngine:
-    """Moves bytes between registered memory here and registered memory of peers, one-sided.
+    """An engine that moves bytes between registered memory here and registered memory of peers, one-sided.
 
-    One per process. ``start`` before use; ``close`` (or leave the ``with`` block) to end all threads and connections.
+    A process has one. Call ``start`` before use, and ``close`` (or leave the ``with`` block) to end all threads and
+    connections.
     """
 
     def __init__(
@@ -62,18 +62,14 @@ class TransferEngine:
         limits: TransferLimits | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """
-        Args:
-            host: address to listen on; port 0 picks a free one.
-            secret: cluster secret. When given, both sides of every link must prove that they know it.
-            tls: for mutually authenticated TLS on tcp links; the whole cluster has it or nobody. Its owner renews it.
-            network: more NICs than ``host``, their topology, and what peers are told to connect to.
-            transports: how peers are reached; the names alone, best first, are enough.
-            clock: monotonic seconds, which deadlines, pauses and measured rates go by.
+        """Creates an engine that will listen on ``host`` and ``port``; port 0 picks a free one.
 
-        Raises:
-            InvalidTransfer: a value that makes no sense, or a named transport that does not work here.
-        """
+        If ``secret``, the cluster's, is given, both sides of every link must prove that they know it. With ``tls``, tcp
+        links use mutually authenticated TLS; all of the cluster or none of it does, and its owner renews it. In
+        ``network`` are NICs besides ``host``, their topology, and what peers connect to. For ``transports`` the names
+        alone, best first, are enough. Deadlines, pauses and measured rates go by ``clock``, in monotonic seconds.
+
+        Raises InvalidTransfer for a value that makes no sense, or a named transport that does not work here."""
         network = network or Network()
         if not isinstance(transports, Transports):
             transports = Transports(transports)
@@ -111,7 +107,7 @@ class TransferEngine:
     # --- life ---
 
     def start(self) -> None:
-        """Bind and serve. Raises EngineClosed: started before; OSError: the address cannot be had."""
+        """Binds and serves. Raises EngineClosed if it was started before, OSError if the address cannot be had."""
         with self._lock:
             if self._state != "new":
                 raise EngineClosed("an engine starts once")
@@ -128,7 +124,7 @@ class TransferEngine:
             self._submissions.open()
 
     def _tend(self, now: float) -> None:
-        """About once a second, in the thread that looks after the peers."""
+        """Expires grants and ends orphaned transfers, about once a second, in the thread that looks after the peers."""
         self._memory.expire(now)
         self._awaited.end_orphans(now)
 
@@ -145,10 +141,9 @@ class TransferEngine:
             self._acceptor.listen_unix(self._built.shm)
 
     def close(self) -> None:
-        """End everything: requests in flight end as CANCELLED, connections are closed, threads joined. Idempotent.
+        """Ends everything: requests in flight end as CANCELLED, connections are closed, threads joined. Idempotent.
 
-        Registered memory is released: nothing of this engine touches it afterwards. Not from a done callback.
-        """
+        Registered memory is released: nothing of this engine touches it afterwards. Not from a done callback."""
         with self._lock:
             was, self._state = self._state, "closed"
         if was == "closed":
@@ -173,31 +168,25 @@ class TransferEngine:
     def register_local_memory(
         self, buffer: object, location: str | None = None, *, access: Access = Access.READ_WRITE
     ) -> Region:
-        """Make memory usable as a local range, and open all of it to peers as far as ``access`` says.
+        """Registers memory for use as a local range, and opens all of it to peers as far as ``access`` says.
 
-        With ``Access.NONE`` peers reach only what :meth:`grant` opens: what a service does, whose peers each have their
-        own business with a part of it.
+        With ``Access.NONE`` peers reach only what :meth:`grant` opens. Services use that: each of their peers has its
+        own business with a part of the memory.
 
-        The region keeps the memory alive and, for a ``bytearray``, its size fixed until ``unregister``.
+        ``buffer`` is writable and C-contiguous: an object with the buffer protocol, or a tensor by DLPack (so of
+        PyTorch, JAX, CuPy, ...), on the CPU or on a device. The region keeps the memory alive and, for a ``bytearray``,
+        its size fixed until ``unregister``. Its place in the topology is ``location``; None means ``"cpu:0"``, or the
+        device (``"cuda:1"``). A location ``"cpu:..."`` is always host memory.
 
-        Memory of a GPU works alike: straight by RDMA where its driver and the NIC share it (dmabuf), by way of pinned
-        host memory else. As with any RDMA, what the GPU still computes is not waited for: synchronise before a request
-        is submitted.
+        Memory of a GPU goes straight by RDMA where its driver and the NIC share it (dmabuf), else through pinned host
+        memory. As with any RDMA, nothing waits for what the GPU still computes: synchronise before you submit.
 
-        Args:
-            buffer: writable and C-contiguous: an object with the buffer protocol, or a tensor by DLPack (so of PyTorch,
-                JAX, CuPy...), on the CPU or on a device.
-            location: where it is in the topology; None means ``"cpu:0"``, or the device (``"cuda:1"``). ``"cpu:..."``
-                is host memory always.
-
-        Raises:
-            InvalidTransfer: not such a buffer, a device that cannot be used here, or a bad location.
-            TransferLimitReached: too many regions.
-        """
+        Raises InvalidTransfer for another buffer, a device that cannot be used here, or a bad location;
+        TransferLimitReached for too many regions."""
         return self._memory.register(buffer, location, access)
 
     def unregister(self, region: Region) -> None:
-        """Forget a region; on return nothing of this engine reads or writes its memory. Idempotent.
+        """Forgets a region; on return nothing of this engine reads or writes its memory. Idempotent.
 
         Operations in flight get the stall limit to finish, then they are aborted. Blocks meanwhile.
         """
@@ -206,45 +195,42 @@ class TransferEngine:
     def grant(
         self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, *, lifetime_s: float | None = None
     ) -> Grant:
-        """Open ranges of a region to whoever holds the grant's key, until it is revoked. Takes microseconds.
+        """Opens ranges of a region to whoever holds the grant's key, until it is revoked. Takes microseconds.
 
-        Args:
-            ranges: ``(offset, length)`` in bytes, in any order. Peers name offsets in the region, too.
-            access: to read, to write (which opens nothing that is there before), or both.
-            lifetime_s: seconds from now after which the key is refused all the same; None: for ever. What peers reach
-                without us (by RDMA or shm) is shut within a second after that; frames on their way may go on.
+        The ``ranges`` are ``(offset, length)`` in bytes, in any order; peers name offsets in the region, too. The
+        right to write opens nothing that is there before. After ``lifetime_s`` seconds the key is refused all the same;
+        None means never. What peers reach without this process (by RDMA or shm) is shut within a second after that;
+        frames on their way may go on.
 
-        Raises:
-            InvalidTransfer: a range outside the region, none at all, no right, no time, or no such region.
-            TransferLimitReached, EngineClosed
-        """
-        if self._state == "closed":  # its regions are gone, which is no mistake of the caller's
+        Raises InvalidTransfer for a range outside the region, none at all, no right, no time, or an unknown region;
+        also TransferLimitReached and EngineClosed."""
+        if self._state == "closed":  # the regions are gone, which is no mistake of the caller's
             raise EngineClosed("the engine is closed")
         return self._memory.grant(region, ranges, access, lifetime_s)
 
     def revoke_now(self, grant: Grant) -> bool:
-        """Refuse the grant's key from now on. True: and no peer uses it any more, as after :meth:`revoke`. False: one
-        does perhaps, so ``revoke`` must be called before the memory serves something else. Does not block."""
+        """Refuses the grant's key from now on, without blocking; returns whether no peer uses it any more.
+
+        After False a peer perhaps does: call :meth:`revoke` before the memory serves something else."""
         return self._memory.revoke_now(grant)
 
     def revoke(self, grant: Grant) -> None:
-        """Take a grant back; on return no peer reads or writes anything by its key any more. Idempotent.
+        """Takes a grant back; on return no peer reads or writes anything by its key any more. Idempotent.
 
-        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile. Raises
-        TransferError: an operation could not be stopped (a defect): the memory must not be reused."""
+        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile. Raises TransferError
+        if an operation could not be stopped (a defect): the memory must not be reused."""
         self._memory.revoke(grant, self.limits.stall_s)
 
     async def revoke_async(self, grant: Grant) -> None:
-        """:meth:`revoke` for asyncio; in a thread only where it must wait."""
+        """Revokes like :meth:`revoke`, for asyncio; in a thread only where it must wait."""
         if not self.revoke_now(grant):
             await asyncio.to_thread(self.revoke, grant)
 
     def descriptor(self, regions: Iterable[Region | Grant] | None = None) -> SegmentDescriptor:
-        """What peers need in order to reach these regions or granted ranges, over every NIC of ours; by default all
-        regions whose own keys open something.
+        """Returns what peers need to reach these regions or granted ranges over every NIC of this process.
 
-        Holds the regions' keys: for authenticated channels only.
-        """
+        The default is all regions whose own keys open something. The descriptor holds the regions' keys, so it is for
+        authenticated channels only. Raises EngineClosed if the engine is not running."""
         if self._state != "running":
             raise EngineClosed("the engine is not running")
         if regions is None:
@@ -263,44 +249,45 @@ class TransferEngine:
         )
 
     def drop_peer(self, boot_id: bytes) -> bool:
-        """Cut off a peer's present links to us and wait until they have ended.
+        """Cuts off a peer's present links to this process and waits until they have ended; returns whether they have.
 
-        The cure for late WRITEs: when a peer's WRITE to us did not end as COMPLETED, its bytes may still arrive, for
-        instance out of our socket buffer after we were frozen. Once the peer has reported its final status (by then its
-        side is closed) and this returned True, none of them can arrive any more and the memory may be reused. The
-        peer may connect again. Blocks for some seconds at most.
-        """
+        This is the cure for late WRITEs. When a peer's WRITE did not end as COMPLETED, its bytes may still arrive, for
+        instance out of our socket buffer after this process was frozen. Call this after the peer has reported the final
+        status, when its side is closed. If it returns True, none of the bytes can arrive any more and the memory may be
+        reused. The peer may connect again. Blocks for some seconds at most."""
         return self._acceptor.drop(boot_id)
 
     # --- moving bytes ---
 
     def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
-        """Start requests and return at once; the handle can be waited for, awaited, polled or called back. Raises
-        InvalidTransfer, TransferLimitReached, EngineClosed."""
+        """Starts requests and returns at once; the handle can be waited for, awaited, polled or called back.
+
+        Raises InvalidTransfer, TransferLimitReached or EngineClosed."""
         return self._submissions.submit(requests, timeout_s)
 
     def group(self) -> TransferGroup:
-        """An empty group of submissions that are awaited together."""
+        """Returns an empty group of submissions that are awaited together."""
         return TransferGroup(self.submit, self._context.clock)
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
-        """Move and wait. One final result per request; see ``raise_for_failure``. Not for an event loop's thread.
-        Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
+        """Moves bytes and waits; returns one final result per request (see ``raise_for_failure``).
+
+        An event loop's thread must not call it. Raises InvalidTransfer, TransferLimitReached or EngineClosed."""
         return self._small.transfer(requests, timeout_s)
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> list[TransferResult]:
-        """:meth:`transfer` for asyncio. Cancelling the task stops the transfer first, see ``TransferHandle``."""
+        """Transfers like :meth:`transfer`, for asyncio; cancelling the task stops the transfer first."""
         return await self._awaited.transfer(requests, timeout_s)
 
     def stats(self) -> TransferStats:
-        """A snapshot of the counters."""
+        """Returns a snapshot of the counters."""
         requests, outbound, inbound = self._submissions.in_flight(), self._peers.endpoints, self._acceptor.links
         meter = self._context.meter
         with meter.lock:
             return meter.snapshot(requests=requests, outbound=outbound, inbound=inbound, grants=self._memory.grants)
 
     def paths(self) -> list[tuple[PeerId, PathState]]:
-        """What is known of every path to every peer: usable or avoided, measured rate, bytes in flight."""
+        """Returns the state of every path to every peer: usable or avoided, measured rate, bytes in flight."""
         return self._peers.path_states()

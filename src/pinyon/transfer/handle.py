@@ -1,4 +1,4 @@
-"""How a caller learns that its requests have ended: by waiting, awaiting, polling or a callback."""
+"""Handles, by which callers learn that their requests have ended: by waiting, awaiting, polling or a callback."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _log = logging.getLogger(__name__)
 _CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 
 Finished = Callable[["TransferHandle", Chain, dict[tuple[TransferStatus, Reason], int], int, float], None]
-"""``(handle, chain, how many requests became final with it and how, bytes moved by it, when it was submitted)``"""
+"""A call with the handle, the chain, requests made final by it per outcome, bytes moved, time of submission."""
 
 
 class TransferHandle:
     """A submitted batch. All methods may be called from any thread.
 
-    Whatever happens, all requests have a final status soon after the deadline, and once they have, this engine touches
-    none of their local memory.
+    All requests have a final status soon after the deadline, whatever happens. From then on this engine touches none of
+    their local memory.
     """
 
     def __init__(self, lengths: list[int], began: float, deadline: float, on_chain: Finished, clock: Clock) -> None:
-        """``lengths``: of the requests. ``began``, ``deadline``: by the clock."""
+        """Creates a handle for requests of these ``lengths`` in bytes; ``began`` and ``deadline`` are by the clock."""
         self._clock = clock
         self._state = BatchState(lengths)
         self._began = began
         self._deadline = deadline
         self._on_chain = on_chain
         self._lock = threading.Lock()
-        self._event: threading.Event | None = None  # made by the first who waits: a blocking transfer never needs it
+        self._event: threading.Event | None = None  # made by the first waiter: a blocking transfer rarely needs one
         self._callbacks: list[Callable[[TransferHandle], None]] = []
         self._chains: set[Chain] = set()  # in flight
         self._finished = False
@@ -44,17 +44,17 @@ class TransferHandle:
     # --- for the engine ---
 
     def _start(self, chains: Iterable[Chain]) -> None:
-        """These move its requests, and call ``_chain_done`` when they have ended."""
+        """Adds chains that move the requests; each calls ``_chain_done`` when it has ended."""
         with self._lock:
             self._chains.update(chains)
 
     def _chain_done(self, chain: Chain, outcome: Outcome) -> None:
-        """The transport's completion callback: runs in its thread, once per chain."""
+        """Accounts for an ended chain. A transport calls it once per chain, in its own thread."""
         with self._lock:
             finals, moved = self._state.slices_done(chain.slices, outcome.status, outcome.reason, outcome.refusals)
         self._on_chain(self, chain, finals, moved, self._began)
         with self._lock:
-            # Only now: whoever waits sees counters and pins that agree with the statuses.
+            # Only now, so that a waiter sees counters and pins that agree with the statuses.
             self._chains.remove(chain)
             if self._chains:
                 return
@@ -68,14 +68,14 @@ class TransferHandle:
             self._call(callback)
 
     def _stop(self, outcome: Outcome) -> None:
-        """End what has not ended; returns at once."""
+        """Ends the chains that have not ended; returns at once."""
         with self._lock:
             chains = list(self._chains)
         for chain in chains:
             chain.stop(outcome)
 
     def abandon(self) -> None:
-        """Who has submitted it is interrupted, as by Ctrl-C: on return nothing of it touches local memory."""
+        """Ends all because the submitter is interrupted, as by Ctrl-C; on return nothing touches local memory."""
         if self._chains:
             self._stop(SHUTDOWN)
             self.wait()
@@ -90,28 +90,26 @@ class TransferHandle:
 
     @property
     def done(self) -> bool:
-        """All requests are final. Also enforces the deadline, so polling ends."""
+        """True when all requests are final. Reading it also enforces the deadline, so polling ends."""
         if not self._finished and self._clock() > self._deadline:
             self._stop(LATE)
         return self._finished
 
     def results(self) -> list[TransferResult]:
-        """The present state of every request, in order."""
+        """Returns the present state of every request, in order."""
         with self._lock:
             return self._state.results()
 
     def cancel(self) -> None:
-        """Stop what has not ended; returns at once. What runs on a connection is aborted by closing it.
+        """Stops requests that have not ended; returns at once. Running chains are aborted by closing their connections.
 
-        A cancelled WRITE may still be applied by the peer: see ``TransferEngine.drop_peer``.
-        """
+        A cancelled WRITE may still be applied by the peer: see ``TransferEngine.drop_peer``."""
         self._stop(_CANCEL)
 
     def add_done_callback(self, callback: Callable[[TransferHandle], None]) -> None:
-        """Call ``callback(handle)`` when all requests are final; at once if they are.
+        """Calls ``callback(handle)`` when all requests are final; at once if they are.
 
-        It runs in a transport thread and must be short; what it raises is logged.
-        """
+        It runs in a transport thread and must be short; an exception that it raises is logged."""
         with self._lock:
             if not self._finished:
                 self._callbacks.append(callback)
@@ -119,21 +117,23 @@ class TransferHandle:
         self._call(callback)
 
     def wait(self, timeout_s: float | None = None) -> list[TransferResult]:
-        """Block until all requests are final: at most until the deadline, or ``timeout_s`` from now if that is sooner,
-        when the rest ends as TIMEOUT."""
+        """Waits until all requests are final, and returns their results.
+
+        The wait ends at the deadline, or ``timeout_s`` from now if that is sooner; the rest ends as TIMEOUT."""
         with self._lock:
             if self._finished:
                 return self._state.results()
             event = self._event = self._event or threading.Event()
         deadline = self._deadline if timeout_s is None else min(self._deadline, self._clock() + timeout_s)
         while not event.wait(max(0.0, deadline - self._clock())):
-            self._stop(LATE)  # ends what waits, aborts what runs
+            self._stop(LATE)  # ends waiting chains, aborts running ones
             deadline = self._clock() + 0.1
         return self.results()
 
     async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
-        """Like :meth:`wait` for asyncio. When the task is cancelled the transfers are too, and the cancellation comes
-        through after they have let go of the local memory."""
+        """Waits like :meth:`wait`, for asyncio. When the task is cancelled, so are the transfers.
+
+        The cancellation comes through after they have let go of the local memory."""
         if self._finished:
             return self.results()
         loop = asyncio.get_running_loop()
@@ -168,8 +168,11 @@ class TransferHandle:
 
 
 class TransferGroup:
-    """Submit now, from any thread; await all later. Made for pushing KV layer by layer: the engine thread submits a
-    layer's WRITEs as it is computed, the event loop awaits them when the chunk is done."""
+    """Batches that are submitted now, from any thread, and awaited together later.
+
+    Made for pushing KV layer by layer: the engine thread submits a layer's WRITEs as it is computed, the event loop
+    awaits them when the chunk is done.
+    """
 
     def __init__(
         self, submit: Callable[[Sequence[TransferRequest], float | None], TransferHandle], clock: Clock
@@ -180,15 +183,16 @@ class TransferGroup:
         self._handles: list[TransferHandle] = []
 
     def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:
-        """Does not block. Raises what ``TransferEngine.submit`` raises."""
+        """Submits a batch without blocking. Raises what ``TransferEngine.submit`` raises."""
         handle = self._submit(requests, timeout_s)
         with self._lock:
             self._handles.append(handle)
         return handle
 
     async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
-        """Results of everything submitted before this call, in order of submission. A cancelled task cancels all of
-        the group and waits until local memory is free."""
+        """Waits for everything submitted before this call; returns the results in order of submission.
+
+        A cancelled task cancels all of the group and waits until local memory is free."""
         deadline = None if timeout_s is None else self._clock() + timeout_s
         results: list[TransferResult] = []
         with self._lock:

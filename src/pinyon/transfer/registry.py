@@ -1,4 +1,4 @@
-"""Which transports there are, and which of them work on this host."""
+"""The registry of transports: which exist, and which of them work on this host."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ _UNAVAILABLE: dict[str, Callable[[], str | None]] = {"shm": shm_available, "rdma
 class Built(NamedTuple):
     transports: dict[str, Transport]
     order: tuple[str, ...]
-    """Those that may be used to reach peers, best first."""
+    """Transports that may be used to reach peers, best first."""
     services: dict[int, LinkService]
-    """What peers are served, whatever this side uses itself."""
+    """Services offered to peers, whatever this side uses itself."""
     nics: tuple[Nic, ...]
     shm: str
-    """Unix socket to listen on; empty: none."""
+    """The Unix socket to listen on; empty if there is none."""
     nixl: bool
-    """Peers may come by NIXL."""
+    """True if peers may come by NIXL."""
 
 
 def build_transports(
     context: EngineContext, wanted: Transports, nics: Sequence[Nic], *, loopback: bool = False
 ) -> Built:
-    """``loopback``: only processes of this host are to reach this one. Raises InvalidTransfer: a wanted transport that
-    does not work here (says why; of NIXL with the field ``nixl``)."""
+    """Builds the transports; with ``loopback`` only processes of this host are to reach this one.
+
+    Raises InvalidTransfer that says why a wanted transport does not work here (for NIXL with the field ``nixl``)."""
     order = tuple(dict.fromkeys(TRANSPORTS if wanted.names is None else wanted.names))
     reasons = {name: reason for name, check in _UNAVAILABLE.items() if (reason := check()) is not None}
     if not wanted.offer_shm:

@@ -1,4 +1,4 @@
-"""Small transfers, moved by whoever wants them: one request over an endpoint that lies ready, without a chain."""
+"""Small transfers, moved by their callers: one request over an endpoint that lies ready, without a chain."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ class Trip:
         self.peer = peer
         self.way = way
         self.endpoint = endpoint
-        """Of ``way.endpoints``: given back, or struck off, when the trip is over."""
+        """An endpoint of ``way.endpoints``, given back or discarded when the trip is over."""
         self.started = started
         self.deadline = deadline
 
 
 class SmallTransfers:
-    """The short way: :meth:`set_out`, :meth:`run`, :meth:`conclude`. Who waits for the answer is a caller in his thread
-    here, a task on its loop in :mod:`.awaited`. Thread-safe."""
+    """The short way: :meth:`set_out`, :meth:`run`, :meth:`conclude`. Thread-safe.
+
+    Here a caller waits for the answer in its thread; in :mod:`.awaited` a task waits on its event loop.
+    """
 
     def __init__(self, context: EngineContext, submissions: Submissions, peers: Peers) -> None:
         self._memory = context.memory
@@ -57,10 +59,10 @@ class SmallTransfers:
         self._meter = context.meter
         self._clock = context.clock
         self._most_bytes = min(limits.stripe_min_bytes, limits.max_frame_bytes)
-        """What is larger may be more than one chain."""
+        """The largest request; a larger one may be more than one chain."""
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Blocks until all have ended. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
+        """Moves requests and waits until all have ended; raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         trip = self.set_out(requests, timeout_s, self._most_bytes)
         results = None if trip is None else self._move(trip)
         return results if results is not None else self._submissions.transfer(requests, timeout_s)
@@ -68,8 +70,9 @@ class SmallTransfers:
     def set_out(
         self, requests: Sequence[TransferRequest], timeout_s: float | None, most_bytes: int = SMALL_BYTES
     ) -> Trip | None:
-        """Check a single request and take an endpoint that lies ready. Here every call shows in the latency. None:
-        nothing was done, it has to go the long way, which also says what is wrong with it."""
+        """Checks a single request and takes an endpoint that lies ready. Here every call shows in the latency.
+
+        Returns None if nothing was done: the request has to go the long way, which also says what is wrong with it."""
         if len(requests) != 1 or (timeout_s is not None and not timeout_s > 0):
             return None
         request = requests[0]
@@ -107,7 +110,7 @@ class SmallTransfers:
         return Trip(request, region, peer, way, endpoint, started, started + timeout_s)
 
     def run(self, trip: Trip, *, waits: bool) -> Outcome | None:
-        """``Endpoint.move``, or without waiting ``Endpoint.begin``; None, as theirs, if the way was shut meanwhile."""
+        """Runs ``Endpoint.move``, or ``begin`` if not ``waits``. It also returns None if the way was shut."""
         if not self._submissions.running or not trip.way.open:
             return None
         opcode, _, local_offset, _, key, remote_offset, length = trip.request
@@ -115,7 +118,7 @@ class SmallTransfers:
         return act(opcode, trip.region, local_offset, key, remote_offset, length, trip.deadline)
 
     def _move(self, trip: Trip) -> list[TransferResult] | None:
-        """In this thread. None: nothing was done, it has to go the long way."""
+        """Moves a trip in this thread; returns None if nothing was done and the request has to go the long way."""
         endpoint = trip.endpoint
         outcome: Outcome | None = None
         again = False
@@ -127,7 +130,7 @@ class SmallTransfers:
                 outcome = self.run(trip, waits=True)
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
-        except BaseException:  # Ctrl-C, or a defect: nobody knows how far it came
+        except BaseException:  # Ctrl-C, or a defect: how far the transfer came is not known
             self.give_up(trip, TransferStatus.CANCELLED, Reason.SHUTDOWN)
             raise
         finally:
@@ -139,10 +142,11 @@ class SmallTransfers:
     def conclude(
         self, trip: Trip, outcome: Outcome | None, again: bool, start: Callable[[Chain], None]
     ) -> TransferHandle | list[TransferResult] | None:
-        """It ended so. None: nothing was done, it has to go the long way. A handle: a chain goes on as if it had run
-        there. ``again``: a fresh endpoint may do, where ``start`` begins."""
+        """Ends a trip with its outcome. ``again``: a fresh endpoint may do, on which ``start`` begins.
+
+        Returns the result; a handle if a chain goes on with the request; None if it has to go the long way."""
         way, endpoint = trip.way, trip.endpoint
-        if self._peers.moving.pop(endpoint, None) is None:  # it was given up, and counted so
+        if self._peers.moving.pop(endpoint, None) is None:  # it was given up, and counted as such
             endpoint.close(hard=True)
             return [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
         if outcome is DONE:
@@ -180,7 +184,7 @@ class SmallTransfers:
         left_s = max(trip.deadline - self._clock(), 0.001)
         try:
             return self._submissions.submit([trip.request], left_s, last=take_up, began=trip.started)
-        except (EngineClosed, InvalidTransfer):  # closed, or unregistered, since it was looked at
+        except (EngineClosed, InvalidTransfer):  # the engine closed, or the region was unregistered, in the meantime
             return self.ended(trip, TransferStatus.CANCELLED, Reason.SHUTDOWN)
         except TransferLimitReached:
             if outcome.refusals is None:
@@ -188,7 +192,7 @@ class SmallTransfers:
             return self.ended(trip, TransferStatus.REFUSED, Reason(outcome.refusals[0]))
 
     def give_up(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
-        """It ends in the midst of it."""
+        """Ends a trip in mid-transfer."""
         if self._peers.moving.pop(trip.endpoint, None) is None:
             trip.endpoint.close(hard=True)
         else:
@@ -196,7 +200,7 @@ class SmallTransfers:
             self.ended(trip, status, reason)
 
     def ended(self, trip: Trip, status: TransferStatus, reason: Reason) -> list[TransferResult]:
-        """It is over without a chain, and nothing was moved."""
+        """Counts a trip that is over without a chain, with nothing moved; returns its result."""
         with self._meter.lock:
             self._meter.finished(status, reason, 1, self._clock() - trip.started)
         return [TransferResult(status, 0, reason)]

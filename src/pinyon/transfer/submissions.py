@@ -1,4 +1,4 @@
-"""From requests to chains that run, and the account of what has not ended yet."""
+"""Submitted requests: how they become chains that run, and which have not ended yet."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
 
 class Submissions:
-    """Checks requests, cuts them into chains, hands these to their peers and accounts for the end. Thread-safe.
+    """All submitted requests: checked, cut into chains, handed to peers, accounted for at the end. Thread-safe.
 
     Nothing is accepted before ``open`` and after ``close``.
     """
 
     def __init__(self, context: EngineContext, peers: Peers, streams: Callable[[SegmentDescriptor], int]) -> None:
-        """``streams``: how many NICs a peer's chains are spread over."""
+        """Takes ``streams``, which returns how many NICs a peer's chains are spread over."""
         self._memory = context.memory
         self._peers = peers
         self._streams = streams
@@ -34,18 +34,18 @@ class Submissions:
         self._clock = context.clock
         self._lock = threading.Lock()
         self.running = False
-        """Requests are accepted."""
+        """True while requests are accepted."""
         self._closed = False
         self._live: dict[TransferHandle, int] = {}  # handle → requests in flight
         self._inflight_requests = 0
         self.queued_bytes = 0
-        """What is to be moved that was submitted."""
+        """Bytes submitted whose chains have not ended."""
 
     def open(self) -> None:
         self.running = True
 
     def close(self) -> list[TransferHandle]:
-        """Stop all that is in flight; returns the handles to be waited for."""
+        """Stops everything in flight; returns the handles to wait for."""
         with self._lock:
             self.running, self._closed = False, True
             live = list(self._live)
@@ -54,18 +54,18 @@ class Submissions:
         return live
 
     def in_flight(self) -> int:
-        """Requests, with those that callers move themselves."""
+        """Returns the number of requests in flight, with those that callers move themselves."""
         with self._lock:
             return self._inflight_requests + len(self._peers.moving)
 
     @property
     def full(self) -> bool:
-        """No further request is taken."""
+        """True if no further request is accepted."""
         return self._inflight_requests >= self._limits.max_inflight_requests
 
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Blocks until all have ended. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        # The last chain runs in this thread: no hand-over, which is most of a small transfer's time.
+        """Moves requests and waits until all have ended; raises InvalidTransfer, TransferLimitReached, EngineClosed."""
+        # The last chain runs in this thread: a hand-over would be most of a small transfer's time.
         handle = self.submit(requests, timeout_s, last=self._peers.run)
         try:
             return handle.wait()
@@ -81,8 +81,10 @@ class Submissions:
         last: Callable[[Chain], None] | None = None,
         began: float | None = None,
     ) -> TransferHandle:
-        """Does not block. ``last``: starts the last chain, in place of its peer; this may block. ``began``: when the
-        caller began to move them, if that was before. Raises InvalidTransfer, TransferLimitReached, EngineClosed."""
+        """Starts requests without blocking. ``last``, which may block, starts the last chain in place of its peer.
+
+        ``began`` is when the caller began to move the requests, if that was earlier. Raises InvalidTransfer,
+        TransferLimitReached or EngineClosed."""
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
         if not 0 < len(requests) <= MAX_BATCH_REQUESTS:
@@ -110,7 +112,7 @@ class Submissions:
         handle._start(chains)
         try:
             self._start(chains, regions, last or self._peers.submit)
-        except BaseException:  # Ctrl-C while the last one ran in its caller's thread
+        except BaseException:  # Ctrl-C while the last chain ran in its caller's thread
             handle.abandon()
             raise
         return handle
@@ -119,11 +121,11 @@ class Submissions:
         ready: list[Chain] = []
         for chain in chains:
             if self._memory.pin(regions.values(), chain, chain.shut):
-                if chain.done:  # cancelled, or the engine closed, before there was a pin to take away
+                if chain.done:  # it was cancelled, or the engine closed, before it was pinned
                     self._memory.unpin(regions.values(), chain)
                 else:
                     ready.append(chain)
-            else:  # unregistered since the check above
+            else:  # a region was unregistered after the check
                 chain.finish(SHUTDOWN)
         for chain in ready[:-1]:
             self._peers.submit(chain)
@@ -131,18 +133,18 @@ class Submissions:
             last(chain)
 
     def _check(self, requests: Sequence[TransferRequest]) -> dict[bytes, Region]:
-        """The local regions by key, or InvalidTransfer for the first request that makes no sense."""
+        """Returns the local regions by key; raises InvalidTransfer for the first request that makes no sense."""
         regions: dict[bytes, Region] = {}
         for position, request in enumerate(requests):
             try:
                 opcode, local, local_offset, remote, remote_region, remote_offset, length = request
-            except TypeError as error:  # compiled, types are looked at here
+            except TypeError as error:  # compiled code checks the types here
                 raise _mistyped(request, position) from error
             region = regions.get(local)
             if region is None:
                 region = self._memory.get(local)
                 if region is None:
-                    if self._closed:  # its regions are gone
+                    if self._closed:  # the engine's regions are gone
                         raise EngineClosed("the engine is not running")
                     raise InvalidTransfer("no such local region", field=f"requests[{position}].local")
                 regions[local] = region
@@ -170,7 +172,7 @@ class Submissions:
         moved_bytes: int,
         started: float,
     ) -> None:
-        """A chain has ended; ``finals`` says how many requests became final with it, and how."""
+        """Accounts for an ended chain; ``finals`` is the number of requests that became final with it, per outcome."""
         ended = sum(finals.values())
         self._memory.unpin(chain.regions.values(), chain)
         with self._lock:
@@ -190,7 +192,7 @@ class Submissions:
 
 
 def _mistyped(request: Any, position: int) -> InvalidTransfer:
-    """Of a request that has a part of another type."""
+    """Returns the error for a request that has a part of a wrong type."""
     wanted = {"opcode": Opcode, "remote": SegmentDescriptor, "local": bytes, "remote_region": bytes}
     wrong = [name for name, kind in wanted.items() if type(getattr(request, name, None)) is not kind]
     field = wrong[0] if wrong else "length"

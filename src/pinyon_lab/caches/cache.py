@@ -1,4 +1,4 @@
-"""What is resident in one cache of equal blocks, and the policy that says what goes. For replays: nothing is pinned."""
+"""One cache of equal blocks and its eviction policy. For replays: nothing is pinned."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ class Chooser(Protocol):
 
 
 class Cache:
-    """``capacity`` in blocks; ids are any integers. More than fits is resident between :meth:`tell` and
-    :meth:`shrink`."""
+    """A cache of ``capacity`` blocks; block ids are any integers.
+
+    Between :meth:`tell` and :meth:`shrink` more blocks may be resident than fit. ``learn`` has the policy learn, see
+    :func:`pinyon.eviction.policy.learner`. As in services, it is called where something is evicted: earlier it would
+    learn from a cache that is not full yet.
+    """
 
     def __init__(self, policy: Chooser, capacity: int, learn: Callable[[float], None]) -> None:
-        """``learn``: of the policy, see :func:`pinyon.eviction.policy.learner`. It does where something is evicted, as
-        in services: what it learned sooner would be of a cache that is not full yet."""
         if capacity <= 0:
             raise ValueError(f"capacity must be positive, got {capacity}")
         self._policy = policy
@@ -37,7 +39,7 @@ class Cache:
         self.evicted = 0
 
     def tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
-        """A request uses these, each once, and stores those that are not resident: run by run, the deepest first."""
+        """Tells the policy that a request uses these blocks, or stores new ones: run by run, the deepest first."""
         for start, end, known in runs(blocks, self.resident):
             run, at = blocks[start:end], places[start:end]
             if known:
@@ -47,7 +49,7 @@ class Cache:
                 self.resident.update(run)
 
     def shrink(self, now_s: float) -> list[int]:
-        """What goes, so that the rest fits."""
+        """Evicts blocks until the rest fits and returns them."""
         excess = len(self.resident) - self.capacity
         if excess <= 0:
             return []
@@ -59,7 +61,7 @@ class Cache:
 
 
 def leading_run(blocks: Sequence[int], inside: Container[int]) -> int:
-    """How many from the start are inside without a gap."""
+    """Returns how many leading blocks are inside without a gap."""
     for count, block in enumerate(blocks):
         if block not in inside:
             return count
@@ -67,7 +69,7 @@ def leading_run(blocks: Sequence[int], inside: Container[int]) -> int:
 
 
 def endless_hits(requests: Iterable[Sequence[int]]) -> Iterator[int]:
-    """Of each request, the blocks that a cache finds which forgets nothing."""
+    """Yields for each request the number of its blocks that a cache finds that never evicts."""
     seen: set[int] = set()
     for blocks in requests:
         yield leading_run(blocks, seen)
@@ -75,7 +77,7 @@ def endless_hits(requests: Iterable[Sequence[int]]) -> Iterator[int]:
 
 
 def each_once(blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The blocks of a request with their places; one that comes twice is there once, where it is first."""
+    """Returns the distinct blocks of a request with their places; a repeated block counts where it is first."""
     if len(set(blocks)) == len(blocks):
         return blocks, range(len(blocks))
     first: dict[int, int] = {}

@@ -1,10 +1,10 @@
 """Hits of LRU at every capacity, from one pass over the requests.
 
-What a cache of some capacity holds is the top of one stack, whatever the capacity: LRU orders by the last use, and all
-blocks of a request are used, the deepest first, before anything goes (:mod:`pinyon_lab.caches.replay`). So a block is
-resident where its place in the stack is at most the capacity (Mattson et al., "Evaluation techniques for storage
-hierarchies", 1970), and it is a hit where that is so of all blocks before it, too: where the capacity is at least the
-greatest of their places.
+A cache holds the top of one stack, whatever its capacity. The reason is that LRU orders by the last use, and all blocks
+of a request are used, the deepest first, before any eviction (:mod:`pinyon_lab.caches.replay`). So a block is resident
+where its place in the stack is at most the capacity (Mattson et al., "Evaluation techniques for storage hierarchies",
+1970). It is a hit where that is so of all blocks before it, too: where the capacity is at least the greatest of their
+places.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ Ints = npt.NDArray[np.int64]
 
 
 class LruCurve:
-    """Of requests in their order, each with its blocks in the order of its prompt. O(n log n) time, O(n) memory for n
-    blocks asked for."""
+    """The hits of LRU by capacity, for requests with n blocks in prompt order. O(n log n) time and O(n) memory."""
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
-        uses: list[int] = []  # by number of use: the number of the block's use before, plus 1; 0: none
+        uses: list[int] = []  # by number of use: the number of the same block's previous use, plus 1; 0: none
         last: dict[int, int] = {}
         begun, before = (
             [],
             [],
-        )  # by block asked for: uses before its request, and which of them was the block's last one
+        )  # by requested block: the number of uses before its request, and that block's last use among them
         for blocks in requests:
             begun += [len(uses)] * len(blocks)
             before += [last.get(block, 0) for block in blocks]
@@ -44,24 +43,30 @@ class LruCurve:
 
     @property
     def ideal_hits(self) -> int:
-        """With room for all blocks."""
+        """The hits of a cache with room for all blocks."""
         return len(self._needed)
 
     def hits(self, capacity: int) -> int:
-        """Blocks that a cache of ``capacity`` blocks answers."""
+        """Returns how many requested blocks a cache of ``capacity`` blocks holds."""
         return int(np.searchsorted(self._needed, capacity, side="right"))
 
 
 def _places(uses: Ints, begun: Ints, before: Ints) -> Ints:
-    """Place in the stack (1: the top), when its request begins, of each block asked for; beyond all where it was never
-    used: the uses since its last one, without those that were followed by another one of the same block."""
+    """Returns the place in the stack (1: the top) of each requested block when its request begins.
+
+    The place is 1 plus the number of different blocks used since the block's last use. Blocks that were never used are
+    below all others.
+    """
     followed = _count_at_least(uses, begun, before)
     return np.where(before > 0, begun - before + 1 - followed, len(uses) + 1)
 
 
 def _count_at_least(values: Ints, ends: Ints, least: Ints) -> Ints:
-    """For each pair, how many of the first ``ends`` values are at least ``least``: from the highest bit on, with the
-    values parted by each bit in turn (a wavelet matrix, of which one level is there at a time)."""
+    """Returns, for each pair of ``ends`` and ``least``, how many of the first ``ends`` values are at least ``least``.
+
+    It goes from the highest bit on and separates the values by each bit in turn: a wavelet matrix, of which one level
+    is in memory at a time.
+    """
     count = np.zeros(len(ends), np.int64)
     low, high = np.zeros(len(ends), np.int64), ends
     for bit in range(int(max(values.max(initial=0), least.max(initial=0))).bit_length() - 1, -1, -1):

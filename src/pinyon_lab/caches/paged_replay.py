@@ -1,7 +1,8 @@
-"""A trace through the books of a worker with two tiers, without time: what is found in which, what moves.
+"""A trace replayed without time through the books of a worker with two tiers: hits in each tier, and block moves.
 
-As in :mod:`pinyon_lab.caches.replay`, but for what a worker cannot do: a request's own blocks are in use while it is
-served, and do not go; what is beyond the pool's size is not kept; what is behind a gap is not used but computed again.
+It is like :mod:`pinyon_lab.caches.replay`, but for the limits of a worker. A request's own blocks are in use while it
+is served, and cannot be evicted. Blocks beyond the pool's size are not kept. Blocks behind a gap are not used but
+recomputed.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ KEY_BYTES = 16
 
 
 class TierReplay:
-    """``capacity`` of the pool and ``dram`` of the second tier in blocks; copies are over at once."""
+    """A worker's books: a pool of ``capacity`` blocks, a second tier of ``dram`` blocks; copies take no time."""
 
     def __init__(self, choice: str, capacity: int, dram: int) -> None:
-        """Raises ``ValueError`` for an unknown policy."""
         self._below = SecondTier(dram, EVICTION_POLICIES.make(choice), swaps_out_max=capacity)
         self._pool = BlockPool(capacity, EVICTION_POLICIES.make(choice), self._below)
         self._reservations = Reservations(self._pool, LeaseTable())
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
+        """Serves one request and returns how many of its blocks were hits."""
         unlike = dict.fromkeys(blocks)
         keys = [block.to_bytes(KEY_BYTES, "big", signed=True) for block in unlike][: self._pool.total]
         reservation = self._reservations.reserve(keys, len(keys), now_s, traits)

@@ -1,13 +1,17 @@
-"""A cache that is spread over nodes, replayed without time: which node a request runs on, which one makes room.
+"""A cache that is spread over nodes, replayed without time: which node serves a request, and which node evicts.
 
-Three kinds. *Local* caches behind a router: a request uses and fills the cache of the node that it runs on, and a hit
-is a block of the longest leading run that is resident *there*; a block may be on several nodes. The *global* pool: one
-cache as large as all nodes together, with one order; a hit is a block of the longest leading run that is resident
-anywhere. The *coldest* node makes room: the global pool without a global order; hits as there. What else happens, and
-when, is as in :mod:`pinyon_lab.caches.replay`; with one node all of them are that.
+There are three kinds:
 
-Each node has a policy of its own. What one learns (``workload_aware``) is of its node alone, so that its worth compares
-badly with that of another; ``belady`` knows when a block is used next, not where.
+- *Local* caches behind a router: a request uses and fills the cache of the node that it runs on. A hit is a block of
+  the longest leading run that is resident *there*; a block may be on several nodes.
+- The *global* pool: one cache as large as all nodes together, with one order. A hit is a block of the longest leading
+  run that is resident anywhere.
+- The *coldest* node evicts: the global pool without a global order, with the same hits.
+
+All else is as in :mod:`pinyon_lab.caches.replay`; with one node, all three kinds equal that replay.
+
+Each node has a policy of its own. A policy that learns (``workload_aware``) knows its node alone, so that its worth
+compares badly with that of another node. ``belady`` knows when a block is used next, not where.
 """
 
 from __future__ import annotations
@@ -27,18 +31,16 @@ from pinyon_lab.caches.replay import CacheReplay, MakePolicy
 
 class Router(Protocol):
     def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:
-        """The node for a request of so many ``blocks``.
+        """Returns a node for a request of ``blocks`` blocks, whose longest leading run on a node has ``longest``.
 
-        Args:
-            longest: blocks of its longest leading run that is resident on one node
-            holders: bit n: node n has that run; all bits where there is none
-            asked: blocks of the requests that ran on each node so far: its load
+        Bit n of ``holders`` says that node n has this run (all bits: there is none). Each node's load is in ``asked``:
+        the blocks of the requests that ran there so far.
         """
         ...
 
 
 class RoundRobin:
-    """All in turn."""
+    """A router that takes the nodes in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -51,7 +53,7 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """``min_share``: of the request's blocks, for a run to count; in [0, 1]."""
+    """The settings of :class:`CacheAffinity`: a run counts from this share of the request's blocks on, in [0, 1]."""
 
     min_share: float = 0.0
 
@@ -60,10 +62,10 @@ class Affinity:
 
 
 class CacheAffinity:
-    """The node with the longest leading run; of equal ones the one with the least load, then the lowest number.
+    """A router to the node with the longest leading run; ties go to the least load, then to the lowest number.
 
-    Where all requests begin alike, one node has the longest run of all that is new: ``min_share`` sends to the least
-    load what hits less than that.
+    Where all requests begin alike, one node has the longest run of every new request: with ``min_share``, requests with
+    shorter runs go to the node with the least load.
     """
 
     def __init__(self, settings: Affinity) -> None:
@@ -76,11 +78,10 @@ class CacheAffinity:
 
 
 class LastCopies:
-    """Of the next ``look_ahead`` victims of ``policy`` the first one goes that has another copy elsewhere; if none has,
-    the first one.
+    """A policy that evicts, among the next ``look_ahead`` victims of ``policy``, the first that has a copy elsewhere.
 
-    Those that are passed over keep their order and are next again. To the policy they have gone: what is used meanwhile
-    is told to it as stored.
+    If none has a copy, the first victim goes. Victims that are passed over keep their order and are next again. For
+    ``policy`` they are gone: if a request uses one meanwhile, the policy is told that it was stored.
     """
 
     def __init__(self, policy: Chooser, elsewhere: Callable[[int], bool], look_ahead: int) -> None:
@@ -88,7 +89,7 @@ class LastCopies:
         self._elsewhere = elsewhere
         self._look_ahead = look_ahead
         self._next: dict[int, None] = {}
-        """The policy's victims, in their order, that are still held."""
+        """The victims of the policy, in order, that are still held."""
 
     def stored(
         self, keys: Sequence[int], now_s: float, traits: Traits, offsets: Sequence[int], after: int | None = None
@@ -131,7 +132,7 @@ NODES_MAX = 1024
 class PoolSize:
     nodes: int
     capacity: int
-    """Of each node, in blocks."""
+    """The blocks of each node."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -140,14 +141,17 @@ class PoolSize:
 
 
 class LocalCaches:
-    """``last_copies``: among so many next victims one goes first that has another copy in the pool (0: none is looked
-    for), see :class:`LastCopies`."""
+    """Caches of their own on each node, behind a router.
+
+    With ``last_copies`` > 0, a node first evicts blocks that have another copy in the pool, among that many next
+    victims; see :class:`LastCopies`.
+    """
 
     def __init__(self, make: MakePolicy, size: PoolSize, router: Router, last_copies: int = 0) -> None:
         policies = [make() for _ in range(size.nodes)]
         self._router = router
         self._where: dict[int, int] = {}
-        """Of each resident block, bit n: node n has it."""
+        """The nodes of each resident block: bit n says that node n has it."""
         spare = last_copies > 0 and size.nodes > 1
         self._caches = [
             Cache(
@@ -167,7 +171,7 @@ class LocalCaches:
         return lambda block: self._where[block] != bit
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits on its node."""
+        """Serves one request and returns how many of its blocks were hits on its node."""
         where, alive, hits = self._where, -1, 0
         for block in blocks:
             holders = alive & where.get(block, 0)
@@ -196,8 +200,11 @@ class LocalCaches:
         return hits
 
     def result(self) -> dict[str, Any]:
-        """``duplicate_blocks``: resident copies beyond the first; ``pool_hit_blocks``: what the hits were if a request
-        read from all nodes."""
+        """Returns the counts of the pool and of each node.
+
+        ``duplicate_blocks`` are resident copies beyond the first; ``pool_hit_blocks`` would be the hits if a request
+        read from all nodes.
+        """
         resident = sum(len(cache.resident) for cache in self._caches)
         return {
             **_total(self._caches),
@@ -223,11 +230,12 @@ class GlobalPool(CacheReplay):
 
 
 class Coldest:
-    """Each block is on one node. For a new one ``candidates`` nodes are drawn: it goes to that with the most room or,
-    where all are full, to the one whose next victim is worth least (:meth:`EvictionPolicy.peek`, as it was before the
-    request; of equal ones to the one that got the fewest blocks of this request). Then each node makes room by its own
-    order. With two candidates a pool is nearly as good as with one order ("the power of two choices"); with one, blocks
-    go anywhere.
+    """A pool that has each block on one node, and draws ``candidates`` nodes for each new block.
+
+    The block goes to the candidate with the most room. Where all are full, it goes to the one whose next victim is
+    worth least (:meth:`EvictionPolicy.peek`, as it was before the request). Ties go to the candidate that got the
+    fewest blocks of this request. Then each node evicts by its own order. With two candidates a pool is nearly as good
+    as with one order ("the power of two choices"); with one, blocks go anywhere.
     """
 
     def __init__(self, make: MakePolicy, size: PoolSize, candidates: int, rng: random.Random) -> None:
@@ -239,7 +247,7 @@ class Coldest:
         self._hits = [0] * size.nodes
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
+        """Serves one request and returns how many of its blocks were hits."""
         where = self._where
         hits = leading_run(blocks, where)
         for block in blocks[:hits]:
@@ -262,7 +270,7 @@ class Coldest:
         return hits
 
     def result(self) -> dict[str, Any]:
-        """A node's hits are those of its blocks."""
+        """Returns the counts of the pool and of each node, whose hits are those of its blocks."""
         return {
             **_total(self._caches),
             "per_node": [
@@ -272,7 +280,7 @@ class Coldest:
 
 
 class _Room:
-    """Where the new blocks of one request go."""
+    """The choice of nodes for the new blocks of one request."""
 
     def __init__(self, policies: Sequence[EvictionPolicy[int]], caches: Sequence[Cache], now_s: float) -> None:
         self._policies = policies
@@ -283,7 +291,8 @@ class _Room:
     def of(self, candidates: Sequence[int]) -> int:
         room = self._room
         node = max(candidates, key=room.__getitem__)
-        if room[node] <= 0 and len(candidates) > 1:  # not asked for nothing: peeking moves SIEVE's hand
+        # peeking moves SIEVE's hand, so it is done only where the choice needs it
+        if room[node] <= 0 and len(candidates) > 1:
             node = min(candidates, key=lambda each: (self._head(each), -room[each]))
         room[node] -= 1
         return node

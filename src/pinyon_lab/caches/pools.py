@@ -1,4 +1,4 @@
-"""The kinds of a replayed pool, by the name of what sends requests or blocks to nodes."""
+"""The kinds of a replayed pool, named after the part that sends requests or blocks to nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CANDIDATES_MAX = 16
 
 class Pool(Replaying, Protocol):
     def result(self) -> dict[str, Any]:
-        """What is on the nodes, and what they did."""
+        """Returns the counts of the pool and of each node."""
         ...
 
 
@@ -37,7 +37,7 @@ Kind = Callable[[PoolSize, int], Build]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """``candidates`` of each block, drawn by ``seed``."""
+    """The settings of :class:`Coldest`: the number of candidate nodes per block, and the seed that draws them."""
 
     candidates: int = 2
     seed: int = 1
@@ -75,8 +75,11 @@ POOLS: Registry[Kind] = Registry(
 
 
 def pool(router: str, size: PoolSize, last_copies: int = 0) -> Build:
-    """For :func:`~pinyon_lab.caches.replay.replayed`. ``last_copies``: how many victims are searched for one with
-    another copy. Raises ``ValueError``."""
+    """Returns a builder of pools for :func:`~pinyon_lab.caches.replay.replayed`.
+
+    A victim with another copy is looked for among the next ``last_copies`` ones. Raises ``ValueError`` for an unknown
+    router or bad settings.
+    """
     if not 0 <= last_copies <= LOOK_AHEAD_MAX:
         raise ValueError(f"last copies are looked for among at most {LOOK_AHEAD_MAX} victims, got {last_copies}")
     return POOLS.make(router)(size, last_copies)

@@ -1,9 +1,9 @@
-"""A cache of equal blocks, replayed without time: what a policy keeps of what requests ask for.
+"""A cache of equal blocks, replayed without time: which of the requested blocks a policy keeps.
 
-Semantics that anybody can repeat: a hit is a block of the longest leading run that is resident; then all blocks of the
-request are used or stored (resident ones behind a gap count as misses, and are used); then the policy evicts until what
-is resident fits, the request's own blocks not spared. Service takes no time. What is deeper is told first, so that it
-goes first where a policy has no opinion.
+The rules are simple to repeat. A hit is a block of the longest leading run that is resident. Then all blocks of the
+request are used or stored; resident blocks behind a gap count as misses, and are used. Then the policy evicts until the
+resident blocks fit; the request's own blocks are not spared. Service takes no time. Deeper blocks are told first, so
+that they are evicted first where a policy has no opinion.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from pinyon_lab.policies.eviction import RankedPolicy
 
 
 class Belady(RankedPolicy[Key]):
-    """``next_use`` says when a key that is stored or used now will be used again (``inf``: never). Of what is used
-    again at the same time what is deeper goes first. Worth: time to the next use, negative."""
+    """Belady's policy: evicts the key whose next use is farthest away.
+
+    ``next_use`` returns when a key that is stored or used now will be used again (``inf``: never). Among keys with the
+    same next use the deepest goes first. The worth of a key is the time to its next use, negated.
+    """
 
     def __init__(self, next_use: Callable[[Key], float]) -> None:
         super().__init__()
@@ -50,10 +53,10 @@ MakePolicy = Callable[[], EvictionPolicy[int]]
 
 
 class Replaying(Protocol):
-    """What takes requests: a cache, or a pool of them."""
+    """A cache, or a pool of caches, that serves requests."""
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
+        """Serves one request and returns how many of its blocks were hits."""
         ...
 
 
@@ -61,16 +64,16 @@ Replay = TypeVar("Replay", bound=Replaying)
 
 
 class CacheReplay(Cache):
-    """``capacity`` in blocks. Ids are any integers."""
+    """A cache of ``capacity`` blocks that counts hits. Block ids are any integers."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
         super().__init__(policy, capacity, learner(policy))
         self.blocks = 0
-        """Asked for."""
+        """Blocks that requests asked for."""
         self.hit_blocks = 0
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits: of the longest leading run that is resident."""
+        """Serves one request and returns its hits: the blocks of its longest leading run that is resident."""
         hits = leading_run(blocks, self.resident)
         self.blocks += len(blocks)
         self.hit_blocks += hits
@@ -80,7 +83,7 @@ class CacheReplay(Cache):
 
 
 class Future:
-    """What Belady alone must know: which request, by number, is the next one that uses a block of the present one."""
+    """The requests to come, for Belady alone: the number of the next request that uses a block of the present one."""
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
         self._requests = requests
@@ -96,7 +99,7 @@ class Future:
         self._now: dict[int, float] = {}
 
     def at(self, number: int) -> None:
-        """The request with this number is the present one."""
+        """Makes the request with this number the present one."""
         after = self._next[self._ends[number] : self._ends[number + 1]].tolist()
         self._now = dict(zip(self._requests[number], after, strict=True))
 
@@ -115,7 +118,7 @@ class Asked(NamedTuple):
 def replay(
     requests: Sequence[Asked], choice: str, capacity: int, progress: Callable[[int], None] = lambda _: None
 ) -> CacheReplay:
-    """All of them, in this order, with the policy of that choice. As :func:`replayed`."""
+    """Returns a cache after all of the requests, in order, with the policy of that choice; see :func:`replayed`."""
     return replayed(requests, choice, lambda make: CacheReplay(make(), capacity), progress)[0]
 
 
@@ -125,9 +128,11 @@ def replayed(
     build: Callable[[MakePolicy], Replay],
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[Replay, list[int]]:
-    """What ``build`` makes, after all of the requests in this order, and the hits of each; it is given what makes
-    policies of the choice. ``belady`` sees nothing beyond the requests. ``progress`` hears how many are done, now and
-    then. Raises ``ValueError`` for an unknown choice."""
+    """Returns what ``build`` makes, after all of the requests in this order, and the hits of each request.
+
+    The argument of ``build`` makes policies of the choice; ``belady`` sees nothing beyond the requests. Now and then
+    ``progress`` is called with the number of requests done. Raises ``ValueError`` for an unknown choice.
+    """
     future = Future([each.blocks for each in requests]) if choice == BELADY else None
     cache = build(lambda: EVICTION_POLICIES.make(choice) if future is None else Belady(future.next_use))
     hits = []

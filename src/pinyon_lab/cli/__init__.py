@@ -1,4 +1,4 @@
-"""Researchers' commands of ``pinyon``: traces, replay, simulation, and the papers' figures."""
+"""The researchers' commands of ``pinyon``: traces, replay, simulation, and the papers' figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["add_commands"]
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds them to the parser of ``pinyon``."""
+    """Adds the commands to the parser of ``pinyon``."""
     for command in (compare, plan, replay, reproduce, simulate_cache, simulate):
         command.add_command(commands)
     trace = commands.add_parser("trace", help="make, record and analyse traces of requests")

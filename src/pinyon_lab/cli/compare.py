@@ -1,4 +1,4 @@
-"""``pinyon compare``: a trace on one simulated cluster, under several policies."""
+"""The command ``pinyon compare``, which runs a trace on one simulated cluster under several policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ side. The last line is one JSON object with all of them."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("compare", help="simulate placement policies side by side", description=_DESCRIPTION)
     add_cluster(parser)
     parser.add_argument(
@@ -36,7 +35,7 @@ def add_command(commands: Any) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Run and print. Raises :class:`PinyonError`."""
+    """Runs the policies and prints the results. Raises :class:`PinyonError`."""
     check(arguments)
     choices = arguments.policy or list(DEFAULT)
     policies = {choice: policy_of(arguments, choice) for choice in choices}

@@ -1,4 +1,4 @@
-"""Options that are numbers: what each says, and between which bounds it must be."""
+"""Options that are numbers, with their help texts and bounds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pinyon_lab.simulator.regions.day import ON_DEMAND, RESERVED
 REFERENCE = "prefill-reference"
 INSTANCES_MAX = 1 << 16
 WARM_UP = 500
-"""Requests that do not count where nobody says how many: caches are empty at first."""
+"""The default number of first requests that do not count, as caches are empty at first."""
 _TOGETHER = "these two go together (default: none)"
 
 
 class Number(NamedTuple):
-    """An option; of whole numbers where its bounds are."""
+    """An option with its bounds and help text; if its bounds are whole numbers, so are its values."""
 
     metavar: str | None
     text: str
@@ -122,7 +122,7 @@ def add_numbers(parser: Any, *options: str) -> None:
 
 
 def check_numbers(arguments: argparse.Namespace) -> None:
-    """Those that the command has. Raises :class:`InvalidArgument`."""
+    """Checks the number options that the command has. Raises :class:`InvalidArgument`."""
     for option, number in NUMBERS.items():
         name = dest(option)
         value = getattr(arguments, name, None)
@@ -132,7 +132,7 @@ def check_numbers(arguments: argparse.Namespace) -> None:
 
 
 def dest(option: str) -> str:
-    """Where a parser puts it."""
+    """Returns the name under which a parser stores the option."""
     return option.removeprefix("--").replace("-", "_")
 
 

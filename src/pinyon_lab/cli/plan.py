@@ -1,4 +1,4 @@
-"""``pinyon plan``: how many instances a trace needs."""
+"""The command ``pinyon plan``, which finds how many instances a trace needs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pinyon_lab.simulator.searches import fewest
 from pinyon_lab.simulator.workload import at_rate, one_by_one
 
 APART_S = 600.0
-"""Between requests that shall not wait for each other, at least."""
+"""The least time in s between requests that shall not wait for each other."""
 APART_INSTANCES = 1024
-"""So many caches hold whatever is worth it; a policy that spreads prompts over them may reuse more with one."""
+"""A number of caches with room for everything; a policy that spreads prompts over them may reuse more with one."""
 
 _DESCRIPTION = """\
 Find the fewest simulated instances that serve a trace so that --share of its requests have their first token within
@@ -27,7 +27,6 @@ sizes."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("plan", help="find how many instances a trace needs", description=_DESCRIPTION)
     add_cluster(parser, sized=False)
     add_policy(parser)
@@ -41,7 +40,7 @@ def add_command(commands: Any) -> None:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Run and print. Raises :class:`PinyonError`."""
+    """Simulates sizes and prints the results. Raises :class:`PinyonError`."""
     check(arguments)
     for name, least in (("sizes", ""), ("clients", 0)):
         if getattr(arguments, name) != least:
@@ -100,7 +99,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def _unreachable(share: float, best: float, rows: Rows, limits: Limits) -> str:
-    """``rows`` are of requests that wait for nobody, of which ``best`` are in time."""
+    """Returns the error message; ``rows`` are of requests that wait for no other, and ``best`` is the share in time."""
     counted = rows[limits.warm_up :]
     late = [row for row in counted if not 0 <= row.ttft_s <= limits.slo_s]
     why = f"even where nobody waits, {best:.1%} of the requests are in time"

@@ -1,4 +1,4 @@
-"""``pinyon replay``: a trace sent to a suite that runs."""
+"""The command ``pinyon replay``, which sends a trace to a running suite."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pinyon_lab.simulator.workload import at_rate
 
 LATE_S = 0.05
 REACHED_S = 30.0
-"""Until the load balancer has said that it is one."""
+"""The time within which the load balancer must have confirmed its role."""
 INTERRUPTED = 130
-"""Exit status."""
+"""The exit status after Ctrl-C."""
 _DESCRIPTION = """\
 Send the requests of a trace to a load balancer, at the trace's times or at --rate, and report as ``pinyon simulate``
 does. A trace has no text: prompts are made of one text of tokens for each block id, so that prompts share what they
@@ -42,7 +42,6 @@ reported, and the exit status is 130."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "replay",
         help="send a trace to a running suite",
@@ -76,7 +75,7 @@ def add_command(commands: Any) -> None:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Send, wait, print. Raises :class:`PinyonError`."""
+    """Sends the trace, waits and prints. Raises :class:`PinyonError`."""
     check(arguments)
     authorization(arguments.api_key)
     if not arguments.model.isprintable():
@@ -111,7 +110,7 @@ def replay(arguments: argparse.Namespace) -> int:
         print_result(title, result)
     _tell(replayed, arguments)
     sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()  # what was measured is there even if a file cannot be written
+    sys.stdout.flush()  # a file that cannot be written must not lose the result
     if arguments.per_request is not None:
         write_rows(arguments.per_request, zip(replayed.numbers, rows, strict=True))
     if arguments.picture is not None:
@@ -124,7 +123,7 @@ def replay(arguments: argparse.Namespace) -> int:
 async def _play(
     arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange
 ) -> tuple[Replayed, bool]:
-    """What came of the requests, and whether it was interrupted."""
+    """Returns the results of the requests, and whether Ctrl-C ended the run."""
     arrivals = at_rate(load.arrivals, load.rate)
     prompts = Prompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
@@ -135,12 +134,12 @@ async def _play(
             player = Player(channel, arrivals, prompts, time.monotonic, sending, progress)
             try:
                 return await player.run(), False
-            except asyncio.CancelledError:  # by Ctrl-C
+            except asyncio.CancelledError:  # Ctrl-C
                 return player.replayed(), True
 
 
 def _tell(replayed: Replayed, arguments: argparse.Namespace) -> None:
-    """On stderr, what did not go as it should."""
+    """Writes to stderr what did not go as it should."""
     for told, count in replayed.errors.items():
         code, _, details = told.partition(": ")
         said = in_words(code, details, LB, arguments.lb, arguments.tls_dir)

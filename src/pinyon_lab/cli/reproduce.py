@@ -1,4 +1,4 @@
-"""``pinyon reproduce``: a paper's figure made again, our numbers beside what its text says."""
+"""The command ``pinyon reproduce``, which makes a paper's figure again, with our numbers beside its text."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ GENERATED = " *"
 MODELLED = " ~"
 SUFFIXES = (".jsonl.gz", ".jsonl")
 TABLE_WIDTH_MAX = 200
-"""What is wider than the terminal is broken by it: nothing is cut off."""
+"""The largest width that a table takes. A narrower terminal breaks the lines; nothing is cut off."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("reproduce", help="make a paper's figure again", description=_DESCRIPTION)
     parser.add_argument("figure", nargs="?", metavar="NAME", help="the figure's: see --list")
     parser.add_argument(
@@ -57,7 +56,7 @@ def add_command(commands: Any) -> None:
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
-    """Make it, print it. Raises :class:`PinyonError`."""
+    """Makes the figure and prints it. Raises :class:`PinyonError`."""
     if arguments.list:
         _list(arguments.json)
         return 0
@@ -95,7 +94,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 
 def _files(figure: Figure, folder: Path | None, named: list[str]) -> dict[str, Path]:
-    """Of its workloads. Raises :class:`PinyonError` that says what is missing."""
+    """Returns the files of the figure's workloads. Raises :class:`PinyonError` that says what is missing."""
     given: dict[str, Path] = {}
     for text in named:
         name, equals, path = text.partition("=")
@@ -127,7 +126,7 @@ def _read(name: str, path: Path) -> Workload:
     tell_broken(trace)
     if not rows:
         raise InvalidArgument(f"{path} has no rows that can be read", field="trace")
-    generated = SOURCES[name].generated and any(row.user for row in rows)  # the published ones name no users
+    generated = SOURCES[name].generated and any(row.user for row in rows)  # the published traces name no users
     return Workload(name, rows, trace.format.block_tokens, generated)
 
 

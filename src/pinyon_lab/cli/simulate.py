@@ -1,4 +1,4 @@
-"""``pinyon simulate``: a trace on a simulated cluster."""
+"""The command ``pinyon simulate``, which runs a trace on a simulated cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ memory with a second tier, a global pool, and transfers that share NICs. --steps
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "simulate",
         help="run a trace on a simulated cluster",
@@ -51,7 +50,7 @@ def add_command(commands: Any) -> None:
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """Run and print. Raises :class:`PinyonError`."""
+    """Runs the trace and prints the results. Raises :class:`PinyonError`."""
     simulate_regions.check(arguments, arguments.defaults)
     if arguments.regions is not None:
         return simulate_regions.simulate(arguments)

@@ -1,4 +1,4 @@
-"""``pinyon simulate-cache``: how much of a trace a cache of some size answers, by eviction policy."""
+"""The command ``pinyon simulate-cache``: the share of a trace that a cache of some size holds, by eviction policy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ With --dram it is the books of a worker's two tiers, where a request's own block
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "simulate-cache", help="find the hit ratio of a trace in a cache", description=_DESCRIPTION
     )
@@ -71,7 +70,7 @@ def add_command(commands: Any) -> None:
 
 
 def simulate_cache(arguments: argparse.Namespace) -> int:
-    """Replay and print. Raises :class:`PinyonError`."""
+    """Replays the trace and prints the results. Raises :class:`PinyonError`."""
     if arguments.capacity < 1:
         raise InvalidArgument(f"--capacity must be at least 1, got {arguments.capacity}", field="capacity")
     if arguments.dram < 0:

@@ -1,4 +1,4 @@
-"""``pinyon simulate --regions``: several regions over a day, and what it costs to serve them (SkyWalker §2.2, §5)."""
+"""The command ``pinyon simulate --regions``: several regions over a day, and their cost (SkyWalker §2.2, §5)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
 from pinyon_lab.simulator.regions.world import World
 
 MODEL = "l4-llama-8b"
-"""In place of what ``--model`` is by default, which has no batches."""
+"""The model where ``--model`` has its default, which has no batches."""
 TABLE_WIDTH_MAX = 200
 REGIONS_MAX, INSTANCES_MAX, CLIENTS_MAX = 64, 1024, 65_536
 WARM_SHARE = 0.1
-"""Of a day, which is run before it and does not count."""
+"""The share of a day that is run before it and does not count."""
 _OWN = "system", "routing", "pushing", "workload", "round_trip", "day", "reserved", "on_demand"
 _ANY = "regions", "model", "seed", "json"
-"""Options that say something where there are regions: these alone, and those that always do."""
+"""The options that only exist with regions, and those that always exist; no other option may be given with regions."""
 FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
 
 
@@ -41,11 +41,11 @@ FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
 class _Region:
     instances: int
     course: Course
-    """Of its clients."""
+    """The number of clients over the day."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Register them with ``pinyon simulate``."""
+    """Adds the options to ``pinyon simulate``."""
     group = parser.add_argument_group("several regions")
     group.add_argument(
         "--regions",
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
-    """No option is given that says nothing. Raises :class:`InvalidArgument`."""
+    """Raises :class:`InvalidArgument` if an option is given that has no effect here."""
     if arguments.regions is not None and arguments.trace is not None:
         raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
     for name, default in defaults.items():
@@ -88,7 +88,7 @@ def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """Run a day and print. Raises :class:`PinyonError`."""
+    """Runs a day and prints the results. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     regions = _regions(arguments.regions)
     system = _system(arguments, regions)
@@ -131,7 +131,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _found(world: World, samples: Samples, warm_s: float, until_s: float) -> dict[str, Measured]:
-    """By region of clients, where any request ended; and of all. Raises :class:`InvalidArgument` if none did at all."""
+    """Returns the measures by clients' region, and of all. Raises :class:`InvalidArgument` if no request ended."""
     found: dict[str, Measured] = {}
     for region in (*world.settings.regions, ""):
         try:

@@ -1,4 +1,4 @@
-"""What the commands that simulate have in common: the model as arguments name it, and the trace."""
+"""Shared parts of the commands that simulate: the model as the arguments describe it, and the trace."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from pinyon_lab.traces.reader import TraceFile
 
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 WITH_MEMORY = "l4-llama-8b"
-"""A model to begin with."""
+"""A model to begin with, which error messages suggest."""
 SSD_SHARE = 3
-"""Of the plain reference's DRAM, in a pool on SSDs."""
+"""The size of a pool on SSDs, as a multiple of the plain reference's DRAM."""
 _WHOLE_NUMBERS = (
     *("--prefill-instances", "--decode-instances", "--clients", "--dram-tokens", "--step-tokens", "--chunk-tokens"),
     *("--step-tbt", "--whole-tokens", "--active-prefills", "--max-batch", "--pipeline", "--utilisation", "--path-ms"),
@@ -45,23 +45,23 @@ WHOLE_ALONE: Mapping[str, object] = {
     "attention_kernel": "whole",
     "sizes": "",
 }
-"""Options, with their defaults, that say nothing to the model of few rules."""
+"""The options, with their defaults, that the model of few rules does not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A trace as it is sent, and by what is judged what came of it."""
+    """A trace as it is sent, and the limits by which its run is judged."""
 
     arrivals: Sequence[Arrival]
     broken: int
     native_rate: float
     rate: float
-    """As asked for, else the trace's own."""
+    """The rate asked for, else the trace's own."""
     limits: Limits
 
 
 def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
-    """The trace, the model, and how a run is judged. Not ``traced``: there need not be a trace."""
+    """Adds the options of the trace, the model and the limits. Without ``traced``, the trace may be left out."""
     add_trace(parser, needed=traced)
     parser.add_argument(
         "--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})"
@@ -112,13 +112,13 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
-    """Of placement."""
+    """Adds the option of the placement policy."""
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
     parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
 
 
 def add_output(parser: argparse.ArgumentParser, *, per_request: bool = False, picture: bool = False) -> None:
-    """Where results go."""
+    """Adds the options that say where results go."""
     if per_request:
         parser.add_argument("--per-request", type=Path, metavar="FILE", help="write a line of JSON for each request")
     if picture:
@@ -127,12 +127,12 @@ def add_output(parser: argparse.ArgumentParser, *, per_request: bool = False, pi
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """How a trace is sent, and how what came of it is judged."""
+    """Adds the options that say how a trace is sent and its run is judged."""
     add_numbers(parser, "--tokens-max", "--shrink", "--clients", "--warm-up", "--slo", "--tbt-slo")
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raises :class:`InvalidArgument`."""
+    """Checks the options. Raises :class:`InvalidArgument`."""
     check_numbers(arguments)
     if arguments.clients:
         for name in ("rate", "goodput"):
@@ -140,12 +140,13 @@ def check(arguments: argparse.Namespace) -> None:
                 raise InvalidArgument(f"--clients send when they have been answered: there is no --{name}", field=name)
     for name in ("per_request", "picture"):
         path: Path | None = getattr(arguments, name, None)
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):  # now: a search for a rate may take long
+        # checked now, as a search for a rate may take long
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
 
 
 def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
-    """Of a block as it is sent. Raises :class:`InvalidArgument`."""
+    """Returns the tokens of a block as it is sent. Raises :class:`InvalidArgument`."""
     block_tokens, factor = trace.format.block_tokens, int(arguments.shrink)
     if block_tokens % factor:
         raise InvalidArgument(f"--shrink must divide the trace's {block_tokens} tokens of a block", field="shrink")
@@ -153,7 +154,7 @@ def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
 
 
 def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
-    """Raises :class:`PinyonError`."""
+    """Reads the trace. Raises :class:`PinyonError`."""
     with bar("reading", trace.size_bytes) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
         arrivals = cut(rows, trace.format.block_tokens, arguments.tokens_max)
@@ -166,7 +167,7 @@ def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
 
 
 def _limits(arguments: argparse.Namespace, requests: int) -> Limits:
-    """Raises :class:`InvalidArgument` where no request would count."""
+    """Returns the limits. Raises :class:`InvalidArgument` where no request would count."""
     by_itself = min(WARM_UP, requests // 10)
     warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
     if warm_up >= requests:
@@ -178,7 +179,7 @@ def _limits(arguments: argparse.Namespace, requests: int) -> Limits:
 
 
 def policy_of(arguments: argparse.Namespace, choice: str) -> str:
-    """The placement policy, with what the other arguments say of it."""
+    """Returns the placement policy, with the options that other arguments set."""
     policy = _choice(PLACEMENT_POLICIES, choice, "policy")
     for option, value in (("seed", arguments.seed), ("slo_s", arguments.slo)):
         policy = PLACEMENT_POLICIES.with_default(policy, option, value)
@@ -189,7 +190,7 @@ def policy_of(arguments: argparse.Namespace, choice: str) -> str:
 
 
 def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, instances: int | None) -> Model:
-    """For the blocks of a trace. Raises :class:`InvalidArgument`."""
+    """Returns the model for the blocks of a trace. Raises :class:`InvalidArgument`."""
     block_tokens = block_tokens_of(arguments, trace)
     order = _choice(SERVICE_ORDERS, arguments.order, "order")
     eviction = _choice(EVICTION_POLICIES, arguments.eviction, "eviction")
@@ -206,7 +207,7 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
         if pool_tokens < block_tokens:
             raise InvalidArgument(f"--pool-tokens must be at least one block of {block_tokens}", field="pool_tokens")
     dram_tokens = arguments.dram_tokens
-    if dram_tokens is None:  # one memory is not counted twice
+    if dram_tokens is None:  # a pool in DRAM uses the same memory, which is not counted twice
         dram_tokens = 0 if arguments.pool == "dram" else machine.dram_tokens
     roles, sizes = _roles(arguments, instances), parse_sizes(arguments.sizes)
     settings = ClusterSettings(
@@ -264,7 +265,7 @@ def _reference(
 
 
 def _missing(arguments: argparse.Namespace, instances: int | None) -> str:
-    """All that the reference cannot do without, at once."""
+    """Returns a message that lists at once all that the reference still needs."""
     told = [] if instances is not None else ["--instances is missing"]
     if arguments.cache_tokens is None:
         other = f"a --model that has one, such as {WITH_MEMORY}"
@@ -273,7 +274,7 @@ def _missing(arguments: argparse.Namespace, instances: int | None) -> str:
 
 
 def _pool_rules(arguments: argparse.Namespace, block_tokens: int, cache_tokens: int) -> PoolRules | None:
-    """All instances' caches are a pool; with SSDs, so many tokens more of each."""
+    """Returns the pool of all instances' caches; with SSDs, each instance adds the tokens of its SSD."""
     if arguments.pool == "none":
         if arguments.pool_tokens is not None:
             raise InvalidArgument("--pool-tokens is of a --pool", field="pool_tokens")

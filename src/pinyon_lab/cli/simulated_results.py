@@ -1,4 +1,4 @@
-"""What the commands that simulate print, draw and write of what came of a run."""
+"""The results of a run, as the commands that simulate print, draw and write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.models import Limits, Rows
 
 POINTS = 200
-"""Of a course in a picture."""
+"""The number of points of a curve in a picture."""
 _FACTS = (
     ("requests that count", "counted", "{:,}"),
     ("rate, requests/s", "rate", "{:.4g}"),
@@ -48,17 +48,17 @@ _COLUMNS = (
     ("reused", "hit_ratio", "{:.1%}", "share of the prompts' tokens"),
     ("both", "effective", "{:.1%}", "TTFT and TBT in time"),
 )
-"""Side by side, and what the legend says of each."""
+"""The columns of a comparison, and the legend of each."""
 
 
 def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
-    """A line of JSON for each, with its number in the trace. Raises :class:`InvalidArgument`."""
+    """Writes a line of JSON for each row, with its number in the trace. Raises :class:`InvalidArgument`."""
     lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
     write_text(path, "".join(lines), "per_request")
 
 
 def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
-    """How many have their first token by when, as SVG. Raises :class:`InvalidArgument`."""
+    """Writes an SVG of the share of requests that have their first token by a time. Raises :class:`InvalidArgument`."""
     courses = []
     for label, each in rows.items():
         times = sorted(row.ttft_s for row in each[limits.warm_up :] if row.ttft_s > 0)
@@ -70,7 +70,7 @@ def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
 
 
 def print_result(title: str, result: Mapping[str, Any]) -> None:
-    """A line for each figure."""
+    """Prints a line for each figure."""
     table = Table(title=title, title_justify="left", show_header=False)
     for label, key, shown in _FACTS:
         if key in result:
@@ -79,7 +79,7 @@ def print_result(title: str, result: Mapping[str, Any]) -> None:
 
 
 def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """A line for each result, of which ``first`` says what it is."""
+    """Prints a line for each result; ``first`` is the title of the column with their names."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column(first, no_wrap=True)
     shown = [column for column in _COLUMNS if any(column[1] in result for result in results.values())]

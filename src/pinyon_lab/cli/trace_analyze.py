@@ -1,4 +1,4 @@
-"""``pinyon trace analyze``: what a trace's requests reuse, figure by figure."""
+"""The command ``pinyon trace analyze``, which shows what a trace's requests reuse, figure by figure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ COLUMNS_SHOWN = 12
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser("analyze", help="what its requests reuse, figure by figure", description=_DESCRIPTION)
     add_trace(parser)
     parser.add_argument(
@@ -52,7 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def analyze(arguments: argparse.Namespace) -> int:
-    """Read, count and show. Raises :class:`PinyonError`."""
+    """Reads the trace, counts and shows the figures. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     names = checked_figures([name for name in arguments.figure.split(",") if name])
     trace = open_trace(arguments, blocks=False)
@@ -89,7 +88,7 @@ def _title(figure: Figure) -> str:
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    console = Console(markup=False, highlight=False)  # types of requests are anybody's text
+    console = Console(markup=False, highlight=False)  # the types of requests may be any text
     for figure in figures:
         if figure.left_out:
             console.print(f"{_title(figure)}: left out, {figure.left_out}\n")

@@ -1,4 +1,4 @@
-"""``pinyon trace fit``: what a day's log says of reuse, for a policy to start the next day with."""
+"""The command ``pinyon trace fit``: the reuse in a day's log, for a policy to start the next day with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ policy workload_aware:fits=FILE, in simulate-cache and in services."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser(
         "fit", help="fit the reuse of its last day, for workload_aware:fits=FILE", description=_DESCRIPTION
     )
@@ -37,7 +36,7 @@ def add_command(commands: Any) -> None:
 
 
 def _seconds(text: str) -> float:
-    """Of an option."""
+    """Returns the seconds of a time of day such as ``10:00``."""
     found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text, re.ASCII)
     if found is None:
         raise argparse.ArgumentTypeError(f"not a time of day such as 10:00: {text!r}")
@@ -45,7 +44,7 @@ def _seconds(text: str) -> float:
 
 
 def fit(arguments: argparse.Namespace) -> int:
-    """Read, fit and write. Raises :class:`PinyonError`."""
+    """Reads the trace, fits and writes the file. Raises :class:`PinyonError`."""
     trace = open_trace(arguments)
     columns = columns_of(arguments, trace)
     with bar("counting", len(columns)) as progress:

@@ -1,4 +1,4 @@
-"""``pinyon trace generate``: a workload made by a seed, with the statistics that papers print."""
+"""The command ``pinyon trace generate``, which makes a workload from a seed, with the statistics that papers print."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser("generate", help="make a trace from a profile and a seed", description=_DESCRIPTION)
     parser.add_argument(
         "profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=f"one of {', '.join(PROFILES)}"
@@ -51,7 +50,7 @@ def add_command(commands: Any) -> None:
 
 
 def _seconds(text: str) -> float:
-    """Of an option."""
+    """Returns the seconds of an option such as ``90m``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None or not 0 < float(found[1]) * _UNITS[found[2]] <= DURATION_MAX_S:
         raise argparse.ArgumentTypeError(f"not a time up to 31d, such as 90m, 2h or 5d: {text!r}")
@@ -59,7 +58,7 @@ def _seconds(text: str) -> float:
 
 
 def trace_generate(arguments: argparse.Namespace) -> int:
-    """Write it. Raises :class:`PinyonError`."""
+    """Writes the trace. Raises :class:`PinyonError`."""
     if arguments.profiles:
         _list()
         return 0
@@ -89,7 +88,7 @@ def trace_generate(arguments: argparse.Namespace) -> int:
 
 
 def _span(seconds: float) -> str:
-    """In the largest unit of which it is one or more."""
+    """Returns the duration in the largest unit of which it is at least one."""
     unit, name = next(((size, name) for size, name in _SPANS if seconds >= size), (1.0, "s"))
     return f"{seconds / unit:g} {name}"
 

@@ -1,4 +1,4 @@
-"""What the commands that read traces share: the file, its broken rows, a progress bar, and where results go."""
+"""Shared parts of the commands that read traces: the file, its broken rows, a progress bar, and where results go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pinyon_lab.traces.analysis import Columns, read_columns
 
 
 def whole(what: str, least: int = 0, most: float = math.inf) -> Callable[[str], int]:
-    """The type of an option that is a whole number."""
+    """Returns the type of an option that is a whole number."""
 
     def parsed(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
@@ -32,7 +32,7 @@ def whole(what: str, least: int = 0, most: float = math.inf) -> Callable[[str], 
 
 
 def positive(what: str, most: float) -> Callable[[str], float]:
-    """The type of an option that is a number above 0."""
+    """Returns the type of an option that is a number above 0."""
 
     def parsed(text: str) -> float:
         try:
@@ -47,11 +47,10 @@ def positive(what: str, most: float) -> Callable[[str], float]:
 
 
 seed_of = whole("a whole number from 0 to 2^64 - 1", most=(1 << 64) - 1)
-"""A negative one would mean the same as the positive one."""
+"""The type of an option that is a seed; a negative one would mean the same as the positive one."""
 
 
 def add_trace(parser: Any, *, needed: bool = True) -> None:
-    """The arguments that name a trace."""
     nargs = {} if needed else {"nargs": "?"}
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped", **nargs)
     parser.add_argument(
@@ -67,12 +66,12 @@ def add_trace(parser: Any, *, needed: bool = True) -> None:
 
 
 def add_memory(parser: Any) -> None:
-    """The argument of :func:`columns_of`."""
+    """Adds the memory option of :func:`columns_of`."""
     add_numbers(parser, "--memory-gib")
 
 
 def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
-    """Read it, and say what was left out. Raises :class:`PinyonError`."""
+    """Reads the trace and reports broken rows. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     with bar("reading", trace.size_bytes) as progress:
         columns = read_columns(
@@ -86,13 +85,15 @@ def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
 
 
 def open_trace(arguments: argparse.Namespace, *, blocks: bool = True) -> TraceFile:
-    """As :func:`open_file`, as the arguments name it."""
+    """Opens the trace that the arguments name, see :func:`open_file`."""
     return open_file(arguments.trace, arguments.format, blocks=blocks)
 
 
 def open_file(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
-    """``name``: of its format, empty: its first row tells. ``blocks``: one without is of no use. Raises
-    :class:`PinyonError`."""
+    """Opens a trace file in the format ``name``; empty: the first row tells the format.
+
+    With ``blocks``, a format without blocks is an error. Raises :class:`PinyonError`.
+    """
     trace = TraceFile(path, name)
     if blocks and not trace.format.block_tokens:
         raise InvalidArgument(f"{trace.path}: a trace of format {trace.format.name} has no blocks", field="trace")
@@ -100,7 +101,7 @@ def open_file(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
 
 
 def tell_broken(trace: TraceFile) -> None:
-    """On stderr, what was left out."""
+    """Reports on stderr the broken rows that were left out."""
     if trace.broken:
         sys.stderr.write(f"pinyon: {trace.broken} broken rows of {trace.path} were left out:\n")
         for reason in trace.reasons:
@@ -111,7 +112,7 @@ def tell_broken(trace: TraceFile) -> None:
 
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
-    """On stderr, where that is a terminal; it is told how much is done."""
+    """Shows a progress bar on stderr, if that is a terminal; yields a function that is told how much is done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -120,12 +121,12 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """A line on standard output."""
+    """Writes a line of JSON to standard output."""
     sys.stdout.write(json.dumps(result) + "\n")
 
 
 def write_text(path: Path, text: str, field: str) -> None:
-    """Raises :class:`InvalidArgument`."""
+    """Writes the text to the file. Raises :class:`InvalidArgument`."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -133,7 +134,7 @@ def write_text(path: Path, text: str, field: str) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Texts by their names, into the folder of ``--out``. Raises :class:`InvalidArgument`."""
+    """Writes texts under their names into the folder of ``--out``. Raises :class:`InvalidArgument`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -1,4 +1,4 @@
-"""``pinyon trace record``: what load balancers serve, as a trace that anybody may see."""
+"""The command ``pinyon trace record``, which writes served requests as a trace that may be published."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from pinyon_lab.traces.writer import line_of
 REQUESTS_MAX = 1_000_000
 LBS_MAX = 16
 MESSAGES_MAX = 64
-"""Read and not yet written, of all load balancers: then they wait, and after a while leave requests out."""
+"""The bound on messages read but not yet written. Beyond it load balancers wait, and after a while omit requests."""
 POLL_S = 0.2
 BEGIN_S = 10.0
-"""Until a load balancer has begun."""
+"""The time in s within which a load balancer must begin."""
 
 _DESCRIPTION = """\
 Write what load balancers serve from now on as a trace in pinyon's format: when a request came, its type and turn, the
@@ -55,7 +55,6 @@ it works on the load balancer's own host only."""
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser(
         "record",
         help="write what load balancers serve as a trace",
@@ -83,7 +82,7 @@ def add_command(commands: Any) -> None:
 
 
 def record(arguments: argparse.Namespace) -> int:
-    """The exit status is 1 when a load balancer ended it, or requests were left out."""
+    """Records the trace. Returns 1 if a load balancer ended it or requests were left out."""
     out: Path = arguments.out
     addresses: list[str] = arguments.lb or ["127.0.0.1:8001"]
     if len(addresses) > LBS_MAX or len(set(addresses)) != len(addresses):
@@ -94,7 +93,8 @@ def record(arguments: argparse.Namespace) -> int:
         with ExitStack() as stack:
             stack.enter_context(_one_interrupt())
             folder = None if out == Path("-") else out.parent
-            spool = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # now: not after hours
+            # opened now: a failure must not come after hours
+            spool = stack.enter_context(tempfile.TemporaryFile(dir=folder))
             channels = [stack.enter_context(open_channel(address, LB, arguments.tls_dir)) for address in addresses]
             streams = stack.enter_context(closing(_Streams(addresses, channels, arguments.tls_dir)))
             times, ended = _spool(streams, spool, arguments.seconds, arguments.requests)
@@ -114,9 +114,10 @@ def record(arguments: argparse.Namespace) -> int:
 
 
 class _Streams:
-    """What several load balancers tell, in the order in which it comes; a thread for each.
+    """The messages of several load balancers, in the order of arrival, with a thread for each.
 
-    All of them have begun when it is made, else it raises the :class:`PinyonError` of one that did not.
+    All of them have begun recording when the object is made; otherwise it raises the :class:`PinyonError` of one that
+    did not.
     """
 
     def __init__(self, addresses: Sequence[str], channels: Sequence[grpc.Channel], tls_dir: str) -> None:
@@ -124,7 +125,8 @@ class _Streams:
         self._news: queue.Queue[tuple[int, admin_pb2.RecordResponse | str]] = queue.Queue(MESSAGES_MAX)
         self._closed = threading.Event()
         self.dropped = [0] * len(addresses)
-        request = admin_pb2.RecordRequest(salt=secrets.token_bytes(32))  # one for all; nobody keeps it
+        # the same for all load balancers; nobody keeps it
+        request = admin_pb2.RecordRequest(salt=secrets.token_bytes(32))
         self._calls = [admin_pb2_grpc.AdminServiceStub(channel).Record(request) for channel in channels]
         try:
             for address, call in zip(addresses, self._calls, strict=True):
@@ -156,7 +158,7 @@ class _Streams:
                 continue
 
     def take(self, timeout_s: float) -> Sequence[admin_pb2.RecordedRequest] | str:
-        """Requests, none after the time; or why a load balancer will tell no more."""
+        """Returns requests, none after the timeout, or the reason why a load balancer will send no more."""
         try:
             number, news = self._news.get(timeout=timeout_s)
         except queue.Empty:
@@ -192,7 +194,7 @@ def _begun(address: str, call: Any, tls_dir: str) -> None:
 
 
 def _failure(error: grpc.RpcError, address: str, tls_dir: str) -> PinyonError:
-    """It names the load balancer: there may be several."""
+    """Returns the error with the load balancer's name, as there may be several."""
     told = plainly(error, LB, address, tls_dir)
     return told if address in told.message else error_from_code(told.grpc_code, f"{address}: {told.message}")
 
@@ -200,7 +202,7 @@ def _failure(error: grpc.RpcError, address: str, tls_dir: str) -> PinyonError:
 def _spool(
     streams: _Streams, spool: IO[bytes], seconds: float, requests: int
 ) -> tuple[list[tuple[float, int]], list[str]]:
-    """Rows as they come: when each began, and where it is; and who ended it before its time."""
+    """Writes rows as they come; returns their times and places in the spool, and why load balancers ended early."""
     numbers = Renumbering()
     times: list[tuple[float, int]] = []
     ended: list[str] = []
@@ -219,10 +221,10 @@ def _spool(
                     row = numbers.row(Recorded(*(getattr(told, name) for name in Recorded._fields)))
                     at = spool.tell()
                     spool.write(line_of(row).encode())
-                    times.append((row.time_s, at))  # last: Ctrl-C may come anywhere
+                    times.append((row.time_s, at))  # last, as Ctrl-C may come anywhere
                 progress(int(elapsed_s) if seconds else len(times))
     except KeyboardInterrupt:
-        pass  # that is how one ends it
+        pass  # Ctrl-C is the way to end it
     except (InvalidArgument, ResourceExhausted) as error:
         ended.append(error.message)
     return times, ended
@@ -230,7 +232,7 @@ def _spool(
 
 @contextmanager
 def _one_interrupt() -> Iterator[None]:
-    """Ctrl-C ends it, once: who is impatient must not lose what was recorded. It stays ignored: the process ends."""
+    """Lets Ctrl-C end the recording once, so that a second one loses nothing; it stays ignored, as the process ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -253,7 +255,7 @@ def _ignore_interrupts() -> None:
 
 
 def _write(spool: IO[bytes], times: list[tuple[float, int]], out: Path) -> None:
-    """In order of their coming, since the first one; they are told when they end."""
+    """Writes the rows in order of arrival, with times since the first; the spool has them in order of their ends."""
     if not times:
         raise NotFound("no request came and ended meanwhile: there is no trace")
     parse = FORMATS["qwen"].make()

@@ -1,4 +1,4 @@
-"""``pinyon trace scale``: a smaller trace with the same course of time."""
+"""The command ``pinyon trace scale``, which makes a smaller trace with the same course of time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ PROGRESS_EVERY = 4096
 
 
 def add_command(commands: Any) -> None:
-    """Register the command with the sub-parsers of ``pinyon trace``."""
     parser = commands.add_parser("scale", help="keep a random share of its users or sessions", description=_DESCRIPTION)
     add_trace(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="a file (.gz: gzipped), or - for standard output")
@@ -39,7 +38,7 @@ def add_command(commands: Any) -> None:
 
 
 def scale(arguments: argparse.Namespace) -> int:
-    """Read twice, write. Raises :class:`PinyonError`."""
+    """Reads the trace twice and writes the smaller one. Raises :class:`PinyonError`."""
     if not 0 < arguments.factor <= 1:
         raise InvalidArgument(f"--factor must be above 0 and at most 1, got {arguments.factor:g}", field="factor")
     trace = open_trace(arguments, blocks=False)
@@ -72,7 +71,7 @@ def _watched(trace: TraceFile, limit: int, progress: Callable[[int], None]) -> I
 
 
 def _unit(trace: TraceFile) -> Unit:
-    """The first that the first row names."""
+    """Returns the largest unit that the first row names."""
     row = next(trace.rows(1), None)
     if row is None:
         raise InvalidArgument("the trace has no whole row", field="trace")

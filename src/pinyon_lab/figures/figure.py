@@ -1,4 +1,4 @@
-"""One figure of a paper: what it needs, our numbers, and the paper's words beside them.
+"""One figure of a paper: its inputs, our numbers, and the paper's words beside them.
 
 Only numbers that are printed in a paper's text count as the paper's: nothing is read off its pictures. Where none is
 printed, the shape that the text states is compared.
@@ -18,21 +18,20 @@ Value = str | int | float | None
 Row = Mapping[str, Value]
 Rows = Sequence[Row]
 Tell = Callable[[str], None]
-"""Hears what is being done."""
+"""A receiver of progress messages."""
 Clock = Callable[[], int]
-"""CPU time of the calling thread, in ns. Nothing here reads one by itself."""
+"""A clock of the calling thread's CPU time, in ns. Nothing here reads a clock by itself."""
 
 
 class Basis(StrEnum):
-    """What a number of ours rests on."""
+    """The basis of one of our numbers."""
 
     MEASURED = "measured"
-    """Counted in a replay of a trace that somebody recorded or published, by the code that serves; or CPU time that
-    this code took, on the machine at hand."""
+    """Counted by the serving code in a replay of a recorded or published trace, or its CPU time on this machine."""
     MODELLED = "modelled"
-    """A formula stands in for a machine."""
+    """Computed with a formula in place of a machine."""
     CONSTRUCTION = "by construction"
-    """The workload was generated, with the paper's statistics put in."""
+    """Found in a workload that was generated with the paper's statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,9 @@ class Column:
     key: str
     title: str
     form: str = ""
-    """As :func:`format` has it."""
+    """A format specification for :func:`format`."""
     basis: Basis | None = None
-    """None: it says what the row is of."""
+    """The basis of the column's numbers; None: the column describes the row."""
 
 
 class Table:
@@ -53,21 +52,21 @@ class Table:
         self.rows: list[dict[str, Value]] = []
 
     def add(self, *values: Value, **more: Value) -> None:
-        """A row: a value for each column, in their order; ``more`` are not shown."""
+        """Adds a row: a value for each column, in their order; ``more`` are not shown."""
         keys = [column.key for column in self.columns]
         self.rows.append({**dict(zip(keys, values, strict=True)), **more})
 
     def result(self, title: str, panels: Sequence[Panel], claims: Sequence[Claim], notes: Sequence[str] = ()) -> Result:
-        """With a picture of that title."""
+        """Returns the result, with a picture of that title."""
         return Result(self.columns, self.rows, claims, notes, Picture(title, panels))
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper's text says, and what we find."""
+    """A statement of the paper's text, and our finding."""
 
     said: str
-    """In its words."""
+    """The paper's own words."""
     section: str
     printed: Value
     """The paper's number; None: not printed, only the shape is compared."""
@@ -75,9 +74,9 @@ class Claim:
     basis: Basis
     agrees: bool
     why: str
-    """Where the two differ, or how they were compared."""
+    """The reason for a difference, or the way of comparing."""
     order: bool = False
-    """Who is ahead of whom is as the text says, though the printed number is not found."""
+    """True if the order is as the text says, though the printed number is not found."""
 
     @property
     def verdict(self) -> str:
@@ -90,7 +89,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where a paper's text says something, and what our numbers beside it rest on if nothing else is said."""
+    """A section of a paper, and the basis of our numbers beside it where no other basis is named."""
 
     name: str
     basis: Basis = Basis.MODELLED
@@ -127,24 +126,23 @@ class Result:
 
 
 class Given(NamedTuple):
-    """What a figure is made from."""
+    """The inputs of a figure."""
 
     workloads: Sequence[Workload]
     tell: Tell
     clock: Clock
-    """For figures that measure CPU time."""
+    """The clock for figures that measure CPU time."""
     quick: bool
-    """Roughly, with shorter and fewer runs, where it has such a way."""
+    """True to make the figure roughly, with shorter and fewer runs, where it has a quick way."""
 
 
 By = Callable[[Given], Result]
-"""What makes a figure."""
+"""A function that makes a figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``needs`` and ``likes`` are names of workloads: those that it cannot and can be made without. ``measures``: CPU
-    time."""
+    """A figure that can be made: it ``needs`` some workloads, ``likes`` others, and ``measures`` CPU time or not."""
 
     name: str
     paper: str
@@ -159,7 +157,7 @@ class Figure:
     def make(
         self, workloads: Sequence[Workload], tell: Tell, clock: Clock | None = None, *, quick: bool = False
     ) -> Result:
-        """Raises ``ValueError`` if it measures, and there is no clock."""
+        """Makes the figure. Raises ``ValueError`` if it measures and there is no clock."""
         if self.measures and clock is None:
             raise ValueError(f"{self.name} measures CPU time and needs a clock")
         return self.by(Given(workloads, tell, clock or (lambda: 0), quick))
@@ -174,5 +172,5 @@ def figure(
     likes: tuple[str, ...] = (),
     **ways: bool,
 ) -> Callable[[By], Figure]:
-    """What it decorates makes the figure, and becomes it. ``ways``: whether it ``measures``, and ``has_quick_way``."""
+    """Returns a decorator that makes the function a :class:`Figure`; ``ways``: ``measures`` and ``has_quick_way``."""
     return lambda by: Figure(name, paper, section, title, needs, likes, by, **ways)

@@ -1,9 +1,9 @@
-"""What scheduling costs by length of the shared prefix (FEATHER Figure 5.9): CPU time per round of 500 running
-requests, while 500 others wait.
+"""The cost of scheduling by length of the shared prefix (FEATHER Figure 5.9).
 
-In a round each running request is decoded once. Requests have 200 tokens, so in each round 2.5 end, as many come, and
-as many enter: told to and asked of the batching policy and the step scheduler as an instance does it, but for the pool
-of blocks. Block keys are known already: the load balancer makes them.
+The cost is the CPU time per round of 500 running requests, while 500 others wait. In a round each running request is
+decoded once. Requests have 200 output tokens, so in each round 2.5 end, as many come, and as many enter. The batching
+policy and the step scheduler are called as an instance calls them, but for the pool of blocks. Block keys are known
+already: the load balancer makes them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ CHOICES = {
     "lpm": "lpm:fallback=0,tree_blocks=1048576",
     "dfs_weight": "dfs_weight:tree_blocks=1048576",
 }
-"""SGLang's cache has room for everything, and ``lpm`` does not fall back: as in the paper."""
+"""The policies compared. As in the paper, SGLang's cache has room for everything, and ``lpm`` does not fall back."""
 PER_TOKEN = ("lpm", "dfs_weight")
-"""SGLang's trees are of tokens, not of blocks: both are measured."""
+"""The policies that are measured with trees of tokens as well: SGLang's trees are of tokens, not of blocks."""
 BLOCK_TOKENS = 16
 OWN_TOKENS = 64
 OUT_TOKENS = 200
-"""FEATHER §5.2."""
+"""The output tokens of a request (FEATHER §5.2)."""
 WARM_ROUNDS = 2
 CPU_S = 0.6
-"""Enough of a policy at a length: the slow ones take half a second for one round."""
+"""The CPU time after which a policy is measured well enough at a length: slow policies take half a second a round."""
 ROOM_BLOCKS = 1 << 40
-"""Slots are what everybody waits for."""
+"""A number of free blocks that never binds: requests wait for slots only."""
 
 
 @dataclass(frozen=True)
 class RoundLoad:
-    """``key_tokens``: tokens of one key that a policy compares."""
+    """A load of rounds; ``key_tokens`` is the number of tokens of one key that a policy compares."""
 
     prefix_tokens: int
     requests: int = 500
@@ -59,7 +59,7 @@ def _unpacked(packed: bytes) -> tuple[BlockKey, ...]:
 
 
 class _Books:
-    """The beginning of each prompt is held."""
+    """Books that hold the shared prefix of each prompt."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
         return BlockNeed(request.reusable, request.blocks - request.reusable)
@@ -69,7 +69,7 @@ class _Books:
 
 
 class _Instance:
-    """A policy and a step scheduler, what they are told and asked, and what that takes."""
+    """A policy and a step scheduler, the calls that an instance makes, and the CPU time that they take."""
 
     def __init__(self, choice: str, load: RoundLoad, profile: EngineProfile, random: Random, clock: Clock) -> None:
         self._load, self._profile, self._random, self._clock = load, profile, random, clock
@@ -80,23 +80,23 @@ class _Instance:
         self._prefixes = [random.randbytes(KEY_BYTES * self._keys(load.prefix_tokens)) for _ in range(load.groups)]
         self._tokens = [_unpacked(prefix) for prefix in self._prefixes] if load.key_tokens < BLOCK_TOKENS else []
         self._tables: dict[int, list[int]] = {}
-        """Of those that wait or run."""
+        """The block tables of the requests that wait or run."""
         self._running: list[int] = []
         self._number = 0
         self._now_s = 0.0
         self._cpu_ns = 0
         self.decided = 0
-        """Steps."""
+        """The number of steps."""
 
     def _keys(self, tokens: int) -> int:
         return tokens // self._load.key_tokens
 
     def come(self) -> BatchRequest:
-        """One more, of a group by chance."""
+        """Returns one more request, of a random group."""
         load, random = self._load, self._random
         group = random.randrange(load.groups)
         own = _unpacked(random.randbytes(KEY_BYTES * self._keys(OWN_TOKENS)))
-        # As they come in messages, no two requests have the same objects; of tokens they would take a gigabyte.
+        # As in messages, no two requests share key objects; with a key per token, copies would take a gigabyte.
         keys = (self._tokens[group] if self._tokens else _unpacked(self._prefixes[group])) + own
         shared, blocks = load.prefix_tokens // BLOCK_TOKENS, (load.tokens + OUT_TOKENS) // BLOCK_TOKENS
         self._number += 1
@@ -133,7 +133,7 @@ class _Instance:
         del self._tables[number]
 
     def round(self) -> None:
-        """Steps until as many were decoded as run."""
+        """Runs steps until as many requests were decoded as run."""
         decoded = 0
         while decoded < self._load.requests:
             began = self._clock()
@@ -151,7 +151,7 @@ class _Instance:
             self._now_s += seen.seconds
 
     def _seconds(self, decodes: Sequence[int]) -> float:
-        """The step, modelled. The first block of a table tells the group."""
+        """Returns the modelled time of a step. The first block of a table tells the group."""
         load, count = self._load, len(decodes)
         groups = {self._tables[number][0] for number in decodes}
         shared = load.prefix_tokens if len(groups) == 1 else 0
@@ -161,13 +161,13 @@ class _Instance:
         self._cpu_ns += self._clock() - began_ns
 
     def taken_ms(self) -> float:
-        """CPU time since this was last asked."""
+        """Returns the CPU time since the last call."""
         taken_ms, self._cpu_ns = self._cpu_ns / 1e6, 0
         return taken_ms
 
 
 def engine_s(load: RoundLoad, profile: EngineProfile) -> float:
-    """A round of the oracle, modelled: a step for each group, and the own tokens of those that enter."""
+    """Returns the modelled time of an oracle's round: a step per group, and the own tokens of entering requests."""
     each = load.requests // load.groups
     context = load.tokens + OUT_TOKENS // 2
     read = profile.kv_read(context * each, load.prefix_tokens * (each - 1))
@@ -178,11 +178,11 @@ def engine_s(load: RoundLoad, profile: EngineProfile) -> float:
 
 class RoundCosts(NamedTuple):
     cpu_ms: list[float]
-    """Of each round."""
+    """The CPU time of each round."""
     steps: float
-    """Of a round, on average."""
+    """The mean number of steps of a round."""
     engine_s: float
-    """What the engine takes for a round of the oracle, modelled."""
+    """The modelled time that the engine takes for an oracle's round."""
 
     @property
     def median_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What figures read from workloads and from their own rows."""
+"""Helpers that figures use to read values from workloads and from their own rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def basis(workload: Workload) -> Basis:
 
 
 def shown(workload: Workload) -> str:
-    """In a picture."""
+    """Returns a workload's name for a picture, with its basis where it was generated."""
     return f"{workload.name} ({Basis.CONSTRUCTION})" if workload.generated else workload.name
 
 
@@ -28,42 +28,42 @@ def number(row: Row, key: str) -> float:
 
 
 def those(rows: Rows, /, **where: Value) -> list[Row]:
-    """The rows that have these values."""
+    """Returns the rows that have these values."""
     return [row for row in rows if all(row[key] == value for key, value in where.items())]
 
 
 def cell(rows: Rows, key: str, /, **where: Value) -> float:
-    """The number in the only row that has these values."""
+    """Returns the number in the only row that has these values."""
     (row,) = those(rows, **where)
     return number(row, key)
 
 
 def column(rows: Rows, key: str, /, **where: Value) -> list[float]:
-    """The numbers in those rows that have these values."""
+    """Returns the numbers in the rows that have these values."""
     return [number(row, key) for row in those(rows, **where)]
 
 
 def points(rows: Rows, x: str, y: str) -> list[tuple[float, float]]:
-    """For a course."""
+    """Returns the points of a curve."""
     return list(zip(column(rows, x), column(rows, y), strict=True))
 
 
 def claimed(*rows: Row) -> Basis:
-    """Of what is said of them."""
+    """Returns the basis of a claim about these rows."""
     return Basis.CONSTRUCTION if any(row["basis"] == Basis.CONSTRUCTION for row in rows) else Basis.MEASURED
 
 
 def close(ours: float, printed: float) -> bool:
-    """Within a fifth: ours, the papers give no error."""
+    """Returns whether our number is within a fifth of the printed one: our own bound, as the papers give no error."""
     return abs(ours - printed) <= printed / 5
 
 
 def up_to(values: Sequence[float], form: str) -> str:
-    """From the least to the most, as text."""
+    """Returns the range of the values, from the least to the greatest, as text."""
     least, most = format(min(values), form), format(max(values), form)
     return least if least == most else f"{least} to {most}"
 
 
 def counting(tell: Tell, text: str, all_of: int) -> Callable[[int], None]:
-    """What hears how many are done, and tells it with ``text``."""
+    """Returns a function that takes the number of items done and tells the share with ``text``."""
     return lambda done: tell(f"{text}, {share(done, all_of):.0%}")

@@ -1,4 +1,4 @@
-"""Clusters of Mooncake's testbed, simulated: what its figures of whole systems have in common."""
+"""Simulated clusters of Mooncake's testbed, as its figures of whole systems need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate
 
 MACHINE = "a800x8-llama-70b"
 UTILISATION = 0.5
-"""Ours: Table 1 has peak FLOP/s, and machines reach about half of that on prompts."""
+"""Our assumption: Table 1 has peak FLOP/s, and machines reach about half of that on prompts."""
 NODES = 16
 UNCUT = 1 << 40
 
@@ -32,7 +32,6 @@ MODEL_NOTE = (
 
 
 def node() -> tuple[MachineProfile, EngineProfile]:
-    """A node."""
     machine = load_machine(MACHINE)
     return machine, utilised(load_profile(machine.engine), UTILISATION)
 
@@ -47,7 +46,7 @@ def mixed(nodes: int = NODES) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A cluster of the testbed. ``changes``: of :class:`ClusterSettings`; of the machine, ``nic_bytes_s``."""
+    """A cluster of the testbed; ``changes`` are fields of :class:`ClusterSettings`, ``nic_bytes_s`` of the machine."""
 
     name: str
     roles: tuple[Role, ...]
@@ -71,23 +70,23 @@ class System:
         return list(run)
 
     def cluster(self, block_tokens: int) -> Cluster:
-        """To look into while it runs."""
+        """Returns the cluster itself, for figures that inspect it while it runs."""
         return self.model(block_tokens).cluster()
 
 
 def seldom(tell: Callable[[int], None]) -> Callable[[int], None]:
-    """Only for every hundredth."""
+    """Returns a function that passes on only every hundredth call."""
     return lambda done: tell(done) if done % 100 == 0 else None
 
 
 def arrivals_of(workload: Workload, times: float = 1.0) -> list[Arrival]:
-    """At so many times the trace's own rate."""
+    """Returns the workload's arrivals at ``times`` times the trace's own rate."""
     arrivals = cut(workload.rows, workload.block_tokens, UNCUT)
     return at_rate(arrivals, times * native_rate(arrivals))
 
 
 def effective(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float) -> float:
-    """§5.1: the share of the requests with both in time."""
+    """Returns the share of the requests that meet both SLOs (§5.1)."""
     good = [each.end == FINISHED and each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in outcomes]
     return sum(good) / len(good)
 
@@ -98,5 +97,5 @@ def mean_ttft_s(outcomes: Sequence[Outcome]) -> float:
 
 
 def reused(outcomes: Sequence[Outcome]) -> float:
-    """Of all prompts' tokens, held or fetched."""
+    """Returns the share of all prompts' tokens that were held or fetched."""
     return sum(each.hit_tokens + each.fetched_tokens for each in outcomes) / sum(each.tokens for each in outcomes)

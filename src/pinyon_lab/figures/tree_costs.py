@@ -1,8 +1,8 @@
-"""What operations of the chunked hash tree cost (FEATHER Table 5.1): CPU time of each call.
+"""The cost of operations of the chunked hash tree (FEATHER Table 5.1): CPU time of each call.
 
-As there: requests of equal length come, all before the first is admitted; the batch is filled, and whenever one ends,
-the next one enters. The best request is asked for about five times for each that enters, as a policy does that refuses
-some: the first time after a change it is looked for, then it is known.
+As in the paper, requests of equal length come, all before the first is admitted. The batch is filled, and whenever a
+request ends, the next one enters. The best request is asked for about five times for each that enters, as by a policy
+that refuses some. The first call after a change searches; later calls return the known result.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from pinyon.batching.chunked_hash_tree import ChunkedHashTree, chunk_hashes
 from pinyon_lab.figures.figure import Clock
 
 PRINTED_US = {"insert": 153.714, "add": 11.143, "finish": 38.952, "find": 6.641}
-"""Mean times of Table 5.1, in C++: 5,000 requests of 5,000 tokens."""
+"""The mean times of Table 5.1, in C++: 5,000 requests of 5,000 tokens."""
 OPERATIONS = ("insert", "add", "finish", "find", "find_first", "find_known")
 ASKED = 5
-"""Times that the best request is asked for, for each that enters: 26,405 for 5,000 in the table."""
+"""The calls of ``find`` for each request that enters: 26,405 for 5,000 requests in the table."""
 VOCABULARY = 50_000
 CLOCK_READS = 1_001
 
 
 @dataclass(frozen=True)
 class TreeLoad:
-    """``own``: the last tokens of a request, which nobody shares; the others are those of its group. ``hashed``: the
-    hashes are known when it comes, as those of block keys are."""
+    """The load of one run.
+
+    ``own`` is the number of a request's last tokens, which no other request shares; the others are those of its group.
+    With ``hashed``, the hashes are known when a request comes, as those of block keys are.
+    """
 
     requests: int
     tokens: int
@@ -41,7 +44,7 @@ class TreeLoad:
 
 
 class _Asked:
-    """A tree, and the CPU time of each operation, in ns, that of reading the clock with it."""
+    """A tree, and the CPU time of each operation in ns, including that of reading the clock."""
 
     def __init__(self, load: TreeLoad, clock: Clock) -> None:
         self._clock = clock
@@ -107,7 +110,7 @@ def _run(load: TreeLoad, seed: int, clock: Clock) -> dict[str, list[int]]:
 
 
 class OperationCost(NamedTuple):
-    """In µs, medians of the rounds."""
+    """The cost of one operation in µs, medians of the rounds."""
 
     calls: int
     mean_us: float
@@ -116,7 +119,7 @@ class OperationCost(NamedTuple):
 
 
 def tree_costs(load: TreeLoad, seed: int, rounds: int, clock: Clock) -> dict[str, OperationCost]:
-    """Of each operation. What reading the clock takes is taken off."""
+    """Returns the cost of each operation, without the time of reading the clock."""
     every = [_run(load, seed + each, clock) for each in range(rounds)]
     own_ns = _clock_ns(clock)
     costs = {}
@@ -132,7 +135,7 @@ def tree_costs(load: TreeLoad, seed: int, rounds: int, clock: Clock) -> dict[str
 
 
 def _clock_ns(clock: Clock) -> float:
-    """What reading the clock twice takes of the time in between: a system call, and more than some operations."""
+    """Returns what reading the clock adds to a measured time: a system call takes longer than some operations."""
     taken = []
     for _ in range(CLOCK_READS):
         began = clock()

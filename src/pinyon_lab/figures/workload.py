@@ -13,12 +13,12 @@ from pinyon_lab.traces import TraceRow
 
 
 class Source(NamedTuple):
-    """Of a workload: its file's name without ``.jsonl`` or ``.jsonl.gz``."""
+    """The source of a workload: its file's name without ``.jsonl`` or ``.jsonl.gz``, and its description."""
 
     stem: str
     text: str
     generated: bool = False
-    """With the statistics that its paper prints: what it shows of them is by construction."""
+    """True if it was generated with its paper's statistics: results about these hold by construction."""
 
 
 SOURCES = {
@@ -42,7 +42,7 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``rows`` are in order of time."""
+    """A trace by name; ``rows`` are in order of time."""
 
     name: str
     rows: Sequence[TraceRow]
@@ -50,12 +50,12 @@ class Workload:
     generated: bool = False
 
     def asked(self) -> list[Asked]:
-        """As a cache sees them."""
+        """Returns the requests as a cache sees them."""
         return [Asked(row.blocks, row.time_s, Traits(row.category, row.user)) for row in self.rows]
 
 
 def together(workloads: Sequence[Workload]) -> Workload:
-    """All from the same moment on, in order of time; they share no blocks. Their block sizes must be equal."""
+    """Returns all workloads as one, starting together, by time, without shared blocks. Block sizes must be equal."""
     (block_tokens,) = {each.block_tokens for each in workloads}
     count = len(workloads)
 

@@ -8,11 +8,11 @@ from html import escape
 
 COLOURS = ("#1f6fb4", "#d1662b", "#3a8f4d", "#8a4fa3", "#7a7a7a", "#b3942b", "#2aa3a3", "#c04a6e", "#222222")
 NEARLY = 1e-9
-"""What rounding may have added."""
+"""A bound on rounding errors."""
 
 
 def page(title: str, width: float, height: float, parts: Iterable[str], *, left: float = 14) -> str:
-    """A whole one, with its title on top of it (up to 34)."""
+    """Returns a whole SVG with its title on top, which takes up to y = 34."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="13">'
@@ -23,7 +23,7 @@ def page(title: str, width: float, height: float, parts: Iterable[str], *, left:
 
 
 def text(x: float, y: float, words: str, extra: str = "") -> str:
-    """``extra``: attributes."""
+    """Returns a text element; ``extra`` are further attributes."""
     return f'<text x="{x:.1f}" y="{y:.1f}" {extra}>{escape(words)}</text>'
 
 
@@ -49,20 +49,20 @@ def _dashes(dashed: bool) -> str:
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10 ... from ``low`` (above 0) to ``high``, for a logarithmic axis."""
+    """Returns 1, 2, 5, 10 ... from ``low`` (above 0) to ``high``, for a logarithmic axis."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     steps = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
     return [step for step in steps if low * 0.999 <= step <= high * 1.001]
 
 
 def _rounded_up(value: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is not below ``value`` (above 0)."""
+    """Returns the least of 1, 2, 5 times a power of ten that is not below ``value`` (above 0)."""
     decade = 10.0 ** math.floor(math.log10(value) + NEARLY)
     return next((step * decade for step in (1, 2, 5) if step * decade >= value * (1 - NEARLY)), 10 * decade)
 
 
 def ticks_from_zero(values: Sequence[float]) -> list[float]:
-    """At most six and 0, for a linear axis; none of the values, which are not below 0, is above the last one."""
+    """Returns 0 and at most six more ticks for a linear axis; no value (none is below 0) is above the last tick."""
     highest = max(values, default=0.0)
     if highest < NEARLY:
         highest = 1.0

@@ -1,5 +1,4 @@
-"""Pictures as SVG text: courses, over a logarithmic x axis most often, and bars side by side, whose y axes are linear
-from 0; and heat maps."""
+"""Pictures as SVG text: curves (mostly over a logarithmic x axis) and bars, with y linear from 0, and heat maps."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from pinyon_lab.pictures.elements import COLOURS, line, page, polyline, rect, ro
 
 _WIDTH, _HEIGHT, _LEFT, _GAP, _TOP, _BOTTOM = 560, 300, 64, 78, 40, 56
 _ACROSS = 2
-"""Panels."""
+"""The number of panels side by side."""
 _LETTER = 7
-"""Width of one, on average at most."""
+"""An upper bound on the mean width of a letter."""
 _DIGIT = 6
-"""Of the numbers at bars."""
+"""The width of a digit in the numbers at bars."""
 _BELOW_TITLE = 10
-"""Free above a panel."""
+"""The free space above a panel."""
 _DAY_S = 86_400
 _STEPS_S = (60, 300, 600, 1800, 3600, 7200, 14_400, 28_800, _DAY_S)
-"""Between ticks of times."""
+"""The distances between ticks of times."""
 _CELLS_LABELLED = 12
 
 
@@ -41,7 +40,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Courses:
-    """x values are positive."""
+    """A panel of curves; x values are positive."""
 
     title: str
     x_label: str
@@ -49,16 +48,16 @@ class Courses:
     courses: Sequence[Course]
     marks: Sequence[Mark] = ()
     form: str = ".0%"
-    """Of y's numbers."""
+    """The format of y's numbers."""
     linear: bool = False
-    """The x axis, from the least to the largest x."""
+    """True if the x axis is linear, from the least to the largest x."""
     time: bool = False
-    """The x axis is linear, in seconds, with ticks as h:mm."""
+    """True if the x axis is linear, in seconds, with ticks as h:mm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """``values[label][group]``; None leaves a gap."""
+    """A panel of bars with ``values[label][group]``; None leaves a gap."""
 
     title: str
     y_label: str
@@ -69,7 +68,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """``rows`` from the top, a label each; None: nothing to show. ``unit`` names the colour."""
+    """A heat map with ``rows`` from the top, a label each; None: nothing to show. The colour's meaning is ``unit``."""
 
     title: str
     x_label: str
@@ -77,7 +76,7 @@ class Heat:
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[float | None]]]
     numbers: bool = False
-    """Written into the cells as percent."""
+    """True to write the values into the cells as percent."""
 
 
 Panel = Courses | Bars | Heat
@@ -90,7 +89,7 @@ class Picture:
 
 
 def svg(picture: Picture) -> str:
-    """With one legend, in which the same label has the same colour in all panels."""
+    """Returns an SVG with one legend, in which the same label has the same colour in all panels."""
     labels = list(dict.fromkeys(label for panel in picture.panels for label in _labels(panel)))
     colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
     dashed = {
@@ -123,7 +122,7 @@ def svg(picture: Picture) -> str:
 
 
 def _legend(labels: Sequence[str], width: float) -> list[tuple[float, float]]:
-    """Where each entry begins."""
+    """Returns the positions of the legend's entries."""
     places: list[tuple[float, float]] = []
     x, y = float(_LEFT), 48.0
     for label in labels:
@@ -184,7 +183,7 @@ def _x_ticks(panel: Courses, low: float, high: float) -> list[tuple[float, str]]
 
 
 def clock(time_s: float) -> str:
-    """``h:mm`` of the day."""
+    """Returns the time of day as ``h:mm``."""
     minutes = int(time_s % _DAY_S) // 60
     return f"{minutes // 60}:{minutes % 60:02d}"
 
@@ -195,7 +194,7 @@ def _bars(panel: Bars, left: float, top: float, colours: dict[str, str]) -> list
     known = [value for values in panel.values.values() for value in values if value is not None]
     longest = max([len(format(value, panel.form)) for value in known], default=0) * _DIGIT
     upright = longest > bar_width
-    """Numbers stand on their bars where they would run into each other."""
+    """True where the numbers must stand on their bars, because they would overlap otherwise."""
     scale = ticks_from_zero(known)
     if upright and _HEIGHT * (1 - max(known) / scale[-1]) + _BELOW_TITLE < longest:
         scale = ticks_from_zero([1.1 * value for value in known])
@@ -231,7 +230,7 @@ def _heat(panel: Heat, left: float, top: float) -> list[str]:
             if value is None:
                 continue
             x = left + column * wide
-            # a little larger than its place, so that no seams show
+            # The cell is a little larger than its place, so that no seams show.
             out.append(rect(x, y, wide + 0.4, high + 0.4, _shade(value / most)))
             if panel.numbers:
                 ink = "#fff" if value / most > 0.45 else "#222"
@@ -252,7 +251,7 @@ def _heat(panel: Heat, left: float, top: float) -> list[str]:
 
 
 def _shade(part: float) -> str:
-    """From near white to dark blue; ever darker, so that a print without colours reads the same."""
+    """Returns a colour from near white to dark blue: ever darker, so that a print without colours reads the same."""
     low, middle, high = (240, 246, 252), (66, 146, 198), (8, 40, 96)
     one, other, share = (low, middle, 2 * part) if part < 0.5 else (middle, high, 2 * part - 1)
     mixed = (round(a + (b - a) * min(1.0, max(0.0, share))) for a, b in zip(one, other, strict=True))

@@ -1,7 +1,6 @@
-"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and itself by another measure and
-another way to learn.
+"""The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and variants of ``feather``.
 
-This file stays Python, where what it is made of is compiled: a service that is to load a class reads its annotations.
+This file stays Python although its parts are compiled: a service that loads a class reads its annotations.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pinyon_lab.policies.tip_tree import TipTree
 
 
 class Oracle(Batching):
-    """``oracle``: knows the groups, and compares nothing else."""
+    """``oracle`` knows the groups, and compares nothing else."""
 
     def __init__(self, settings: OracleSettings) -> None:
         self._settings = settings
@@ -39,7 +38,7 @@ class Oracle(Batching):
 
 
 class Feather(Batching):
-    """``feather``, also by the other measure, and by Q-learning."""
+    """``feather``, with the other measure and Q-learning as options."""
 
     def __init__(self, settings: LabFeatherSettings) -> None:
         self._settings = settings
@@ -54,7 +53,7 @@ class Feather(Batching):
 
 
 class Lpm(Batching):
-    """``lpm``: SGLang's longest prefix match."""
+    """``lpm``, SGLang's longest prefix match."""
 
     def __init__(self, settings: LongestMatchSettings) -> None:
         self._settings = settings
@@ -64,7 +63,7 @@ class Lpm(Batching):
 
 
 class SglangDfsWeight(Batching):
-    """``dfs_weight``: SGLang's DFS-weight."""
+    """``dfs_weight``, SGLang's DFS-weight."""
 
     def __init__(self, settings: CachedPrefixSettings) -> None:
         self._settings = settings
@@ -74,7 +73,7 @@ class SglangDfsWeight(Batching):
 
 
 class SglangFcfs(Batching):
-    """``sglang_fcfs``: as they came, what is shared counted for each."""
+    """``sglang_fcfs``, in order of arrival; shared blocks count once for each request."""
 
     def policy(self, holdings: Holdings) -> BatchingPolicy:
         counting = DoubleCounting(holdings)
@@ -82,7 +81,7 @@ class SglangFcfs(Batching):
 
 
 class Dynamic(Batching):
-    """``dynamic``: as they came, as many as a limit of the time between tokens allows."""
+    """``dynamic``, in order of arrival, as many requests as a limit of the time between tokens allows."""
 
     def __init__(self, settings: DynamicBatchSettings) -> None:
         self._settings = settings

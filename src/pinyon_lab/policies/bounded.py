@@ -1,4 +1,4 @@
-"""A policy that admits as others come, and holds back some of the slots and of the room."""
+"""A policy that admits in order of arrival, and holds back some of the slots and of the room."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pinyon.core.block_keys import BlockKey
 
 
 class Bounded(NamedTuple):
-    """What those that wait may take; nothing where it is less than one."""
+    """The slots and blocks that waiting requests may take; nothing where the number is less than one."""
 
     slots: int
     room_blocks: int
 
 
 class AdmissionBound(Protocol):
-    """Where nobody is admitted, all of the room must be left: else nobody would ever be."""
+    """A bound on admission. Where no request is admitted, it must leave all of the room, or none would ever be."""
 
     def within(self, slots: int, room_blocks: int) -> Bounded:
-        """Of so much, as of now."""
+        """Returns the part of these free slots and blocks that may be used now."""
         ...
 
     def admitted(self, request: BatchRequest) -> None: ...
 
     def ended(self, number: int) -> None:
-        """One that was admitted is not any more."""
+        """Notes that an admitted request has ended or given way."""
         ...
 
     def observe(self, step: StepSeen) -> None:
-        """What a step has brought."""
+        """Notes the result of a step."""
         ...
 
 
@@ -41,7 +41,7 @@ class BoundedFcfs(Fcfs):
         super().__init__(holdings)
         self._bound = bound
         self._asked: dict[int, BatchRequest] = {}
-        """Of those that wait."""
+        """The waiting requests."""
 
     def enqueue(self, request: BatchRequest) -> None:
         super().enqueue(request)
@@ -69,17 +69,19 @@ class BoundedFcfs(Fcfs):
 
 
 class DoubleCounting:
-    """See :class:`pinyon.batching.policy.Holdings`, where nobody takes over anything, and
-    :class:`pinyon_lab.policies.bounded.AdmissionBound`: what those that run share is taken off the room as often as
-    it was saved. Memory and time: O(reusable keys) of those that run."""
+    """Holdings in which no request takes over blocks, and the matching :class:`AdmissionBound`.
+
+    Blocks that running requests share are taken off the room as often as they were saved; see
+    :class:`pinyon.batching.policy.Holdings`. Memory and time: O(reusable keys) of the running requests.
+    """
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
         self._shared: dict[int, tuple[BlockKey, ...]] = {}
-        """Keys of each that runs which others may have taken over from it, or it from others."""
+        """The keys of each running request whose blocks it may share with others."""
         self._users: dict[BlockKey, int] = {}
         self._saved = 0
-        """Blocks that would be there twice, were nothing shared."""
+        """The number of additional blocks that would be needed without sharing."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
         return BlockNeed(0, request.blocks)
@@ -109,4 +111,4 @@ class DoubleCounting:
                 del users[key]
 
     def observe(self, step: StepSeen) -> None:
-        """It does not depend on that."""
+        """Does nothing: this bound does not depend on steps."""

@@ -1,4 +1,4 @@
-"""SGLang's router to the letter: of those that match as much it does not choose by load."""
+"""SGLang's router to the letter: among equally good matches it does not choose by load."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from pinyon.routing.target import Target
 
 @dataclass(frozen=True, slots=True)
 class LabCacheAwareSettings(CacheAwareSettings):
-    """``first``: of several that match as much, an arbitrary one has the request, whatever its load, as there, where it
-    is the first of a node's tenants in a hash map; else the least full."""
+    """The settings of ``cache_aware`` with the option to follow SGLang to the letter.
+
+    With ``first``, an arbitrary one of several equally good matches gets the request, whatever its load; else the least
+    full. In SGLang it is the first of a node's tenants in a hash map.
+    """
 
     first: bool = False
 
 
 class LabCacheAware(CacheAware):
-    """See :class:`LabCacheAwareSettings`."""
+    """A cache-aware router that can choose as SGLang does, see :class:`LabCacheAwareSettings`."""
 
     settings_type: ClassVar[type[LabCacheAwareSettings]] = LabCacheAwareSettings
 
@@ -37,7 +40,7 @@ class LabCacheAware(CacheAware):
 
 
 def _arbitrary(key: bytes, targets: Sequence[Target]) -> Target:
-    """One of them by chance, the same each time for prompts that match up to this key."""
+    """Returns a pseudo-random target, the same each time for prompts that match up to this key."""
     best, best_rank = targets[0], (1 << 64, "")
     for target in targets:
         rank = (xxh3_64_intdigest(key + target.name.encode()), target.name)

@@ -1,7 +1,8 @@
-"""Requests that wait for KV memory, in an order by what of their prompts is cached: SGLang's cache-aware policies.
+"""Requests that wait for KV memory, ordered by the cached part of their prompts: SGLang's cache-aware policies.
 
-What is cached is known from a radix tree of the prompts that were admitted here, those used least lately dropped: close
-to what the pool holds, and kept for the sake of what it costs, which FEATHER compares (§3.4, §5.3.1).
+The cached part is found in a radix tree of the prompts admitted here, from which the least recently used ones are
+dropped. The tree is close to the pool's content. It is kept for the sake of its cost, which FEATHER compares (§3.4,
+§5.3.1).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pinyon_lab.policies.radix_tree import RadixNode, RadixTree
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefixSettings:
-    """``tree_blocks``: keys that the radix tree holds."""
+    """The settings of both policies; ``tree_blocks`` is the number of keys that the radix tree holds."""
 
     tree_blocks: int = 65_536
 
@@ -28,15 +29,15 @@ class CachedPrefixSettings:
 
 class PrefixOrder(Protocol):
     def ordered(self, tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
-        """The numbers of those that wait, who come as they came; first whom to admit first."""
+        """Returns the numbers of the waiting requests in the order of admission; ``waiting`` is in order of arrival."""
         ...
 
 
 class ByCachedPrefix(AgainFirst):
-    """See :class:`pinyon.batching.interface.WaitingLine`.
+    """A waiting line by cached prefix, see :class:`pinyon.batching.interface.WaitingLine`.
 
-    The order is made anew at each time at which somebody could be admitted, as SGLang does before each of its batches.
-    Nothing bounds how long somebody is passed over.
+    The order is computed anew whenever a request could be admitted, as SGLang does before each of its batches. Nothing
+    bounds how long a request is passed over.
     """
 
     def __init__(self, order: PrefixOrder, settings: CachedPrefixSettings) -> None:
@@ -44,7 +45,7 @@ class ByCachedPrefix(AgainFirst):
         self._order = order
         self._tree = RadixTree(settings.tree_blocks)
         self._ordered: list[int] = []
-        """Of those, at this time; none: it was not asked for yet."""
+        """The new requests in their order at this time; empty: not computed yet."""
         self._now_s = -1.0
         self._room = 0
 
@@ -94,8 +95,11 @@ class ByCachedPrefix(AgainFirst):
 
 @dataclass(frozen=True, slots=True)
 class LongestMatchSettings(CachedPrefixSettings):
-    """``fallback``: where more wait, they are admitted as they came, as SGLang has it; 0: never, as FEATHER has it
-    (§5.3.1)."""
+    """The settings of :class:`LongestMatch`.
+
+    If more than ``fallback`` requests wait, they are admitted in order of arrival, as in SGLang; 0: never, as in
+    FEATHER (§5.3.1).
+    """
 
     fallback: int = 128
 
@@ -105,8 +109,10 @@ class LongestMatchSettings(CachedPrefixSettings):
 
 
 class LongestMatch:
-    """SGLang's longest prefix match: those first of whose prompts most is cached (FEATHER §3.4, experiment 9); of equal
-    matches the first to come. O(W · T + W log W) for W that wait and T keys of a prompt."""
+    """SGLang's longest prefix match: the longest cached prefix comes first (FEATHER §3.4, experiment 9).
+
+    Ties go to the first to arrive. O(W · T + W log W) for W waiting requests and T keys of a prompt.
+    """
 
     def __init__(self, settings: LongestMatchSettings) -> None:
         self._fallback = settings.fallback
@@ -119,12 +125,11 @@ class LongestMatch:
 
 
 class DfsWeight:
-    """SGLang's DFS-weight: through the tree of what is cached in depth, first where most of those that wait hang
-    (FEATHER §3.4, experiment 9).
+    """SGLang's DFS-weight: a depth-first walk of the cached tree, heaviest branches first (FEATHER §3.4, experiment 9).
 
-    A request hangs at the node where its longest match ends; a node's weight is how many hang there and below. Of a
-    node's children the heaviest comes first, of equals the one that is there for longest; behind them those that hang
-    at the node itself, as they came. The whole tree is visited: O(W · T + B log B) for its B nodes.
+    A request hangs at the node where its longest match ends; a node's weight is how many requests hang there and below.
+    Of a node's children the heaviest comes first; ties go to the oldest. Behind them come the requests that hang at the
+    node itself, in order of arrival. The whole tree is visited: O(W · T + B log B) for its B nodes.
     """
 
     def ordered(self, tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
@@ -136,7 +141,7 @@ class DfsWeight:
         for node in reversed(nodes):
             if node.parent is not None:
                 weights[node.parent] += weights[node]
-        # Backwards: a node, then its lightest child with all below it, the heaviest last.
+        # The walk goes backwards: a node, then its lightest child with all below it, the heaviest last.
         visited: list[RadixNode] = []
         stack = [tree.root]
         while stack:

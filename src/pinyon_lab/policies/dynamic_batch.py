@@ -1,11 +1,14 @@
-"""A batch as large as memory and a limit of the time between tokens allow: dynamic batching, a baseline of FEATHER
-(§5.1.3, which says of it that it "adjusts batch sizes based on runtime memory utilization and latency constraints").
+"""A batch as large as memory and a limit of the time between tokens allow: dynamic batching, a baseline of FEATHER.
 
-How is this file's own. **Latency**: the mean length of each so many steps is held against the target; where it is more,
-as many requests are admitted as the step time would allow if it were in proportion (it is less: weights are read
-anyway, so that is careful), and where it is clearly less and the limit was reached, an eighth more. Nobody is sent away
-for it. **Memory**: those that run grow by a block sooner or later, so a block for each is left to them when others are
-admitted: without it those that came last give way soon after, and are computed again.
+FEATHER (§5.1.3) says that it "adjusts batch sizes based on runtime memory utilization and latency constraints". The way
+is this file's own:
+
+- **Latency**: the mean length of each :data:`STEPS` steps is held against the target. Where it is more, as many
+  requests are admitted as the step time would allow if it were in proportion. It grows less than that, as weights are
+  read anyway, so this is careful. Where it is clearly less and the limit was reached, an eighth more requests are
+  admitted. No running request is stopped for it.
+- **Memory**: running requests grow by a block sooner or later, so a block for each stays free when others are admitted.
+  Without it those that came last would give way soon after, and be recomputed.
 """
 
 from __future__ import annotations
@@ -17,18 +20,18 @@ from pinyon.batching.policy import BatchRequest, StepSeen
 from pinyon_lab.policies.bounded import Bounded
 
 STEPS: Final = 16
-"""That are looked at together: one alone may have a prompt in it."""
+"""The number of steps that are averaged: a single one may have a prompt in it."""
 REACHED: Final = 0.9
-"""Of the limit, or of the target: more is close to it."""
+"""The share of the limit, or of the target, from which on it counts as nearly reached."""
 CUT_MAX: Final = 0.5
 GROWTH: Final = 8
 BATCH_MAX: Final = 1 << 20
-"""As good as no limit."""
+"""A value as good as no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatchSettings:
-    """``tbt_s``: a step takes no longer, on the average of some."""
+    """The settings of ``dynamic``; the mean step time stays at or below ``tbt_s`` seconds."""
 
     tbt_s: float = 0.1
 
@@ -38,18 +41,18 @@ class DynamicBatchSettings:
 
 
 class DynamicBatch:
-    """See :class:`pinyon_lab.policies.bounded.AdmissionBound`."""
+    """A bound on the batch size, see :class:`pinyon_lab.policies.bounded.AdmissionBound`."""
 
     def __init__(self, settings: DynamicBatchSettings) -> None:
         self._tbt_s = settings.tbt_s
         self._running: dict[int, bool] = {}
-        """Whether it is decoded."""
+        """The admitted requests, with True if they are decoded here."""
         self._decoded = 0
-        """Of those that are."""
+        """The number of those that are decoded here."""
         self.limit = BATCH_MAX
-        """Requests that are decoded at once."""
+        """The limit of requests that are decoded at once."""
         self._steps, self._tokens, self._seconds = 0, 0, 0.0
-        """Since the limit was last looked at."""
+        """The sums since the limit was last adjusted."""
 
     def within(self, slots: int, room_blocks: int) -> Bounded:
         return Bounded(min(slots, self.limit - self._decoded), room_blocks - self._decoded)

@@ -1,4 +1,4 @@
-"""Eviction policies that give each key a rank where it is stored or used: what ``workload_aware`` is compared with."""
+"""Eviction policies that rank each key when it is stored or used: the baselines of ``workload_aware``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pinyon.eviction.ranked import Rank, Ranked
 
 
 class RankedPolicy(Generic[Key]):
-    """The part of a policy that gives each key a rank where it is stored or used, and keeps it until the next time: the
-    least goes first. Policies say what the ranks are, by :meth:`_rank`."""
+    """A base for policies that rank each key when it is stored or used, by :meth:`_rank`; the least rank goes first."""
 
     def __init__(self) -> None:
         self._held: dict[Key, Rank] = {}
@@ -19,19 +18,19 @@ class RankedPolicy(Generic[Key]):
         self._ranked: Ranked[Key] = Ranked()
 
     def _rank(self, key: Key, rank: Rank) -> None:
-        """It has this one from now on."""
+        """Sets the rank of a key."""
         self._held[key] = rank
         if key not in self._pinned:
             self._ranked.put(key, rank)
 
     def _gone(self, key: Key) -> None:
-        """It is not held any more."""
+        """Is called when a key is not held any more."""
 
     def _evicted(self, rank: Rank) -> None:
-        """One of this rank was chosen."""
+        """Is called when a key of this rank was evicted."""
 
     def _worth(self, rank: Rank, now_s: float) -> float:
-        """For :meth:`peek`."""
+        """Returns the worth of a key for :meth:`peek`."""
         raise NotImplementedError
 
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
@@ -73,13 +72,16 @@ class RankedPolicy(Generic[Key]):
 
 
 class Fifo(RankedPolicy[Key]):
-    """``fifo``: what came first goes first, however often it was used since. It comes when it is stored, or, if it is
-    pinned from then on, when that ends. Worth: how long ago, negative."""
+    """``fifo``, which evicts what arrived first, however often it was used since.
+
+    A key arrives when it is stored or, if it is pinned from then on, when it is unpinned. The worth of a key is its
+    age, negated.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._unused: set[Key] = set()
-        """Held, and not used or unpinned since it was stored."""
+        """The held keys that were neither used nor unpinned since they were stored."""
         self._number = 0
 
     def stored(
@@ -99,7 +101,7 @@ class Fifo(RankedPolicy[Key]):
     def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
         fresh = [key for key in keys if key in self._unused]
         self._unused.difference_update(fresh)
-        self._come(fresh, now_s)  # before they may go: their ranks are new then
+        self._come(fresh, now_s)  # their ranks are set before they may be evicted
         super().unpinned(keys, now_s)
 
     def _gone(self, key: Key) -> None:
@@ -110,18 +112,20 @@ class Fifo(RankedPolicy[Key]):
 
 
 class Counted(RankedPolicy[Key]):
-    """What lfu and gdfs share: a value by uses since a key was stored. The least value goes first, of equal ones what
-    is deeper in its prompt, then what was used longer ago. Nothing is remembered of what is not held. Worth: the
-    value."""
+    """A base of lfu and gdfs: a key's value depends on its uses since it was stored, and is its worth.
+
+    The least value is evicted first; ties go to the key deepest in its prompt, then to the one used longest ago. Keys
+    that are not held are forgotten.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._uses: dict[Key, int] = {}
         self._number = 0
-        """Of the last call: a rank is the value then, minus the offset, and that."""
+        """The number of the last call. A rank is the value, the offset negated, and this number."""
 
     def _value(self, uses: int) -> float:
-        """Of a key that is used for the so-manieth time now."""
+        """Returns the value of a key that is used for the ``uses``-th time now."""
         raise NotImplementedError
 
     def stored(
@@ -143,21 +147,23 @@ class Counted(RankedPolicy[Key]):
 
 
 class Lfu(Counted[Key]):
-    """``lfu``: least frequently used goes first: uses since it was stored, storing counted; forgotten when it goes.
-    Worth: uses."""
+    """``lfu``, which evicts the least frequently used key, and whose worth is the number of uses.
+
+    Uses count from when a key was stored, storing included, and are forgotten when it is evicted.
+    """
 
     def _value(self, uses: int) -> float:
         return uses
 
 
 class Gdfs(Counted[Key]):
-    """``gdfs``: Greedy-Dual-Frequency-Size (Cherkasova, "Improving WWW Proxies Performance with
-    Greedy-Dual-Size-Frequency Caching Policy", HPL-98-69R1), the plain form that "KVCache cache in the wild" §4.2 gives
-    as what there was before.
+    """``gdfs`` in its plain form: Greedy-Dual-Frequency-Size (Cherkasova, HPL-98-69R1).
 
-    Priority = clock + uses * cost / size as of the last use; the least goes first, and the clock becomes its priority,
-    so that what was used often, long ago, ages. Blocks of one pool have one size, and to have one again is taken to
-    cost the same for all. Worth: priority above the clock."""
+    Source: "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy"; "KVCache cache in the
+    wild" §4.2 gives it as prior art. Priority = clock + uses * cost / size as of the last use. The least is evicted
+    first, and the clock becomes its priority, so that keys used often, long ago, age. Blocks of one pool have one size,
+    and computing one again is taken to cost the same for all. The worth of a key is its priority above the clock.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +173,7 @@ class Gdfs(Counted[Key]):
         return self._clock + uses
 
     def _evicted(self, rank: Rank) -> None:
-        self._clock = max(self._clock, rank[0])  # what was pinned for long has an old rank
+        self._clock = max(self._clock, rank[0])  # keys that were pinned for long have old ranks
 
     def _worth(self, rank: Rank, now_s: float) -> float:
         return float(rank[0] - self._clock)

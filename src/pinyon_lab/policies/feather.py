@@ -1,4 +1,4 @@
-"""The options of ``feather`` with those to compare with."""
+"""The options of ``feather``, with those that only exist for comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pinyon_lab.policies.q_learning import QLearning, QLearningSettings
 
 
 class LabLearning(StrEnum):
-    """Also by Q-learning."""
+    """The ways to learn when a batch stays as it is, with Q-learning."""
 
     BANDIT = "bandit"
     Q_LEARNING = "q_learning"
@@ -22,15 +22,18 @@ class LabLearning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LabFeatherSettings(SharedPrefixSettings):
-    """``stop``: as of :class:`FeatherSettings`. ``seed``: of Q-learning's explorations. ``by_tip``: next is by whom the
-    shared prefix loses least, not who misses least of what is covered: the ablation of appendix A.9."""
+    """The settings of ``feather`` in the laboratory; ``stop`` is as in :class:`FeatherSettings`.
+
+    ``seed`` is that of Q-learning's explorations. With ``by_tip``, the next request is the one that shortens the shared
+    prefix least, not the one that misses the fewest covered levels: the ablation of appendix A.9.
+    """
 
     stop: LabLearning = LabLearning.BANDIT
     seed: int = 0
     by_tip: bool = False
 
     def stopping(self, kernel: str = "") -> StoppingPolicy:
-        """See :meth:`FeatherSettings.stopping`."""
+        """Returns the stopping policy, see :meth:`FeatherSettings.stopping`."""
         if self.stop is LabLearning.Q_LEARNING:
             return QLearning(QLearningSettings(seed=self.seed))
         return FeatherSettings(stop=Learning(self.stop.value)).stopping(kernel)

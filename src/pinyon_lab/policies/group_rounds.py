@@ -1,4 +1,4 @@
-"""FEATHER's oracle (§5.3.1), which finds out nothing: groups are those that the caller has named."""
+"""FEATHER's oracle (§5.3.1), which discovers nothing: the caller names the groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_GROUP: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class OracleSettings:
-    """``group_blocks``: who has the same so many first blocks is of one group. ``passed_over_s``: as of ``feather``."""
+    """The settings: requests with equal first ``group_blocks`` form a group; ``passed_over_s`` is as in ``feather``."""
 
     group_blocks: int = 4
     passed_over_s: float = 10.0
@@ -31,7 +31,7 @@ class OracleSettings:
 
 
 class ByFirstLevel(BySharedPrefix):
-    """Of prompts only the first level is looked at."""
+    """A waiting line that looks only at the first level of prompts."""
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
@@ -39,19 +39,21 @@ class ByFirstLevel(BySharedPrefix):
 
 
 class GroupRounds:
-    """Rounds whose batches are groups. See :class:`pinyon.batching.interface.Rounds`. A request's group is the first
-    level of its path; those without one are a group. The largest groups are a batch each, the last batch is of all
-    others."""
+    """Rounds whose batches are groups, see :class:`pinyon.batching.interface.Rounds`.
+
+    A request's group is the first level of its path; requests without one form a group. Each of the largest groups is a
+    batch; the last batch has all others.
+    """
 
     def __init__(self, group_blocks: int) -> None:
         self.chunk_blocks = group_blocks
         self.stopping: StoppingPolicy = Always()
         self._paths: dict[int, Sequence[int]] = {}
-        """Of those that run."""
+        """The paths of the running requests."""
         self._members: dict[int, dict[int, None]] = {}
-        """Of each group, as they came."""
+        """The members of each group, in order of arrival."""
         self._batches: list[list[int]] = []
-        """Groups of the present round."""
+        """The groups of each batch of the present round."""
         self._place = 0
 
     def add(self, number: int, path: Sequence[int]) -> None:
@@ -81,7 +83,7 @@ class GroupRounds:
         self._place += 1
 
     def observe(self, step: StepSeen) -> None:
-        """Nothing is learned."""
+        """Does nothing: the oracle does not learn."""
 
     @property
     def batches(self) -> int:

@@ -1,5 +1,4 @@
-"""The laboratory's policies by name. Imported once, this has the process offer them beside those of production, or in
-place of those of their names, which have more options here."""
+"""The laboratory's policies by name, offered on import beside production's, or in place of those with fewer options."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 
 @dataclass(frozen=True, slots=True)
 class Algorithm1Settings:
-    """``balancing_threshold``: as there, "adjusted manually"; the paper names no value."""
+    """The threshold of Algorithm 1, "adjusted manually" there; the paper names no value."""
 
     balancing_threshold: float = 2.0
 
@@ -37,14 +37,13 @@ class Algorithm1Settings:
 
 
 class Algorithm1:
-    """Mooncake's Algorithm 1 to the letter; what runs by default is
-    :class:`pinyon.placement.kvcache_centric.KvCacheCentric`. The instance with the least sum of transfer, queue and
-    prefill times (lines 4 to 16); of equals the first one.
+    """Mooncake's Algorithm 1 to the letter; the default is :class:`pinyon.placement.kvcache_centric.KvCacheCentric`.
 
-    ``FindBestPrefixMatch`` is the one instance that holds most. Where its prefix is more than the threshold times the
-    local one, it is fetched, whether that is sooner or not (lines 5 to 8, 20, 21). best_len / 0 is infinite when
-    best_len > 0, else 0: the paper leaves that open. Prefixes are those that are held, none that are being computed,
-    and there are no stores besides the instances. Line 18 is :mod:`pinyon.placement.admission`'s.
+    It chooses the first instance with the least sum of transfer, queue and prefill times (lines 4 to 16). The one
+    instance that holds most is ``FindBestPrefixMatch``. Where its prefix is more than the threshold times the local
+    one, it is fetched, whether that is sooner or not (lines 5 to 8, 20, 21). The ratio best_len / 0 is infinite when
+    best_len > 0, else 0: the paper leaves that open. Only held prefixes count, not those being computed, and there are
+    no stores besides the instances. Line 18 is :mod:`pinyon.placement.admission`'s.
     """
 
     name: ClassVar[str] = "algorithm1"
@@ -86,10 +85,13 @@ class Algorithm1:
 
 @dataclass(frozen=True, slots=True)
 class CacheAffinitySettings:
-    """``key_blocks``: so many leading blocks of ``key_tokens`` each are hashed to an instance; 0: the one that holds
-    most of the prompt, of equals the least loaded. The paper describes both ("a prompt-aware mapping function", §1;
-    "the highest expected cache reuse", §3.2); the second one sends everything to one instance where all prompts begin
-    alike. ``virtual_nodes`` and ``seed`` are the ring's."""
+    """The settings of :class:`CacheAffinity`.
+
+    The first ``key_blocks`` blocks of ``key_tokens`` each are hashed to an instance. With 0 it is the instance that
+    holds most of the prompt; ties go to the least loaded. The paper describes both ("a prompt-aware mapping function",
+    §1; "the highest expected cache reuse", §3.2). The second way sends everything to one instance where all prompts
+    begin alike. The ring has ``virtual_nodes`` and ``seed``.
+    """
 
     key_blocks: int = 2
     virtual_nodes: int = 128
@@ -103,7 +105,7 @@ class CacheAffinitySettings:
 
 
 class CacheAffinity:
-    """Where the cache is, whatever the load: DualMap's baseline (§1, §2.2)."""
+    """The choice of the instance that has the cache, whatever the load: DualMap's baseline (§1, §2.2)."""
 
     name: ClassVar[str] = "cache_affinity"
     settings_type: ClassVar[type[CacheAffinitySettings]] = CacheAffinitySettings
@@ -127,7 +129,7 @@ class CacheAffinity:
         (ring,) = self._rings.of(pool)
         stride = pool.stride(settings.key_tokens)
         strides = min(settings.key_blocks, len(request.block_keys) // (stride * KEY_BYTES))
-        end = strides * stride * KEY_BYTES or KEY_BYTES  # what is shorter goes by its first block
+        end = strides * stride * KEY_BYTES or KEY_BYTES  # a shorter prompt goes by its first block
         key = request.block_keys[end - KEY_BYTES : end] or request.request_id.encode()
         name = ring.owner(key, among=pool.place_of)
         assert name is not None, "a pool has at least one prefill instance"
@@ -136,8 +138,11 @@ class CacheAffinity:
 
 @dataclass(frozen=True, slots=True)
 class PrebleSettings:
-    """``share``: of the prompt; whoever holds more of it gets it. ``combined``: else "a combination of request
-    inference cost and current instance load" decides (appendix B), or else load alone."""
+    """The settings of :class:`Preble`.
+
+    An instance that holds more than ``share`` of the prompt gets it. Otherwise "a combination of request inference cost
+    and current instance load" decides (appendix B), or load alone without ``combined``.
+    """
 
     share: float = 0.5
     combined: bool = True
@@ -147,8 +152,11 @@ class PrebleSettings:
 
 
 class Preble:
-    """Preble (Srivatsa et al.), as DualMap's appendix B describes it: exploit a prefix that is long, else explore. The
-    instance that holds most of the prompt, of equals the least loaded, if that is more than a share of it."""
+    """Preble (Srivatsa et al.), as DualMap's appendix B describes it: exploit a long prefix, else explore.
+
+    It exploits the instance that holds most of the prompt (ties go to the least loaded), if that is more than a share
+    of it.
+    """
 
     name: ClassVar[str] = "preble"
     settings_type: ClassVar[type[PrebleSettings]] = PrebleSettings
@@ -175,8 +183,10 @@ LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class DynamoSettings:
-    """``load_weight``: of the load, which is an instance's share of the longest queue there is, and its wait for KV
-    memory as such a share, two at most. The appendix names neither weight nor unit."""
+    """The settings of :class:`Dynamo`; the appendix names neither weight nor unit.
+
+    The load is an instance's share of the longest queue, plus its wait for KV memory as such a share, two at most.
+    """
 
     load_weight: float = 1.0
 
@@ -185,8 +195,11 @@ class DynamoSettings:
 
 
 class Dynamo:
-    """Dynamo's cost function as DualMap's appendix B prints it: the share of the prompt that is held less the load. The
-    instance with the greatest difference; of equals the one that decodes least, then the smallest id."""
+    """Dynamo's cost function as DualMap's appendix B prints it: the held share of the prompt less the load.
+
+    It chooses the instance with the greatest difference; ties go to the one that decodes least, then to the smallest
+    id.
+    """
 
     name: ClassVar[str] = "dynamo"
     settings_type: ClassVar[type[DynamoSettings]] = DynamoSettings
@@ -198,7 +211,7 @@ class Dynamo:
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         queues_s, rooms_s = pool.queues_s(now_s), pool.rooms_s
-        # By the longest queue: one instance without memory must not make the others look idle.
+        # The longest queue is the unit: one instance without memory must not make the others look idle.
         longest_s = max(queues_s.max(), LEAST_S)
         loads = queues_s / longest_s + np.minimum(rooms_s / longest_s, 2.0)
         score = pool.reused_tokens(request, match.soon) / request.prompt_tokens - self._weight * loads
@@ -206,7 +219,7 @@ class Dynamo:
 
 
 class Choice(StrEnum):
-    """Which of the two."""
+    """The rule that chooses between a request's two instances."""
 
     SLO = "slo"
     CACHE_AFFINITY = "cache_affinity"
@@ -216,14 +229,14 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LabDualMapSettings(DualMapSettings):
-    """``choice``: of the two. ``rebalance``: whether what waits may move."""
+    """The settings of :class:`LabDualMap`: the rule between both instances, and whether waiting requests may move."""
 
     choice: Choice = Choice.SLO
     rebalance: bool = True
 
 
 class LabDualMap(DualMap):
-    """Less a part of it, as its paper compares it (Fig. 5): see :class:`LabDualMapSettings`."""
+    """DualMap less a part of it, as its paper compares it (Fig. 5): see :class:`LabDualMapSettings`."""
 
     settings_type: ClassVar[type[LabDualMapSettings]] = LabDualMapSettings
 
@@ -255,8 +268,7 @@ class LabDualMap(DualMap):
 
 @dataclass(frozen=True, slots=True)
 class LabPinyonSettings(PinyonSettings):
-    """``fetch``, ``order``, ``pair``: whether prefixes are fetched, whether the order of service is looked at, and
-    whether pairs are preferred."""
+    """The settings of :class:`LabPinyon`: whether to fetch prefixes, heed the order of service, and prefer pairs."""
 
     fetch: bool = True
     order: bool = True
@@ -264,7 +276,7 @@ class LabPinyonSettings(PinyonSettings):
 
 
 class LabPinyon(Pinyon):
-    """Less a part of it, to see what that is worth: see :class:`LabPinyonSettings`."""
+    """Pinyon less a part of it, to see what that part is worth: see :class:`LabPinyonSettings`."""
 
     settings_type: ClassVar[type[LabPinyonSettings]] = LabPinyonSettings
 

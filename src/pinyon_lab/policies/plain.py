@@ -1,5 +1,4 @@
-"""Plain placement policies to compare with: one instance is chosen, which reuses what it happens to hold and fetches
-nothing."""
+"""Plain placement policies to compare with: the chosen instance reuses what it happens to hold and fetches nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from pinyon.placement.prefix_match import PrefixMatch
 
 
 class RandomChoice:
-    """Each with the same chance: the baseline of Mooncake Fig. 5."""
+    """A uniformly random choice: the baseline of Mooncake Fig. 5."""
 
     name: ClassVar[str] = "random"
 
@@ -23,11 +22,11 @@ class RandomChoice:
 
 
 class MinTtft:
-    """Least predicted TTFT without fetching: what DualMap's appendix B makes of Mooncake's scheduling, as a baseline.
+    """Least predicted TTFT without fetching: DualMap's version of Mooncake's scheduling as a baseline (appendix B).
 
-    The instance with the least sum of waiting there and the time to compute what it does not hold; of equals the one
-    that decodes least, then the smallest id. The appendix prints a maximum of pending less recomputed tokens; what it
-    describes, and what is done here, is the minimum of their sum, in seconds.
+    It chooses the instance with the least sum of waiting there and the time to compute what it does not hold. Ties go
+    to the one that decodes least, then to the smallest id. The appendix prints a maximum of pending less recomputed
+    tokens; what it describes, and what is done here, is the minimum of their sum, in seconds.
     """
 
     name: ClassVar[str] = "min_ttft"

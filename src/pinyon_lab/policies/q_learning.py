@@ -1,4 +1,4 @@
-"""When a batch is better left as it is, by Q-learning (FEATHER §4.3.4): what the bandit is compared with."""
+"""Q-learning of when a batch is better left as it is (FEATHER §4.3.4): the baseline of the bandit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from pinyon.batching.stopping import (
 
 @dataclass(frozen=True, slots=True)
 class QLearningSettings:
-    """α, γ and ε of §4.3.4, whose values are not printed there. ``decay``: of ε, with each episode.
-    ``awake``: ε is at least that after a shift."""
+    """The parameters α, γ and ε of §4.3.4, whose values are not printed there.
+
+    ``decay`` is that of ε, with each episode; after a shift, ε is at least ``awake``.
+    """
 
     rate: float = 0.1
     discount: float = 0.8
@@ -41,16 +43,18 @@ class QLearningSettings:
 
 
 class QLearning:
-    """ε-greedy over Q(s, a). A batch is an episode: it ends when it is left as it is. Adding is worth (1 - γ) of the
-    reward and γ of what can be had from the next state on, stopping all of the reward: so values are tokens/s, and
-    adding is not worth more for being followed by more decisions."""
+    """An ε-greedy choice over Q(s, a). A batch is an episode, which ends when the batch is left as it is.
+
+    Adding is worth (1 - γ) of the reward and γ of what can be had from the next state on; stopping is worth all of the
+    reward. So values are tokens/s, and adding is not worth more for being followed by more decisions.
+    """
 
     def __init__(self, settings: QLearningSettings) -> None:
         self.learns = True
         self._settings = settings
         self._random = Random(settings.seed)
         self._values: dict[Bins, list[float]] = {}
-        """Stop, add; negative: never tried."""
+        """The values of stopping and adding; negative: never tried."""
         self._counts: dict[Bins, list[float]] = {}
         self._explore = 1.0
         self._drift = Drift()
@@ -68,7 +72,7 @@ class QLearning:
 
     def adds(self, state: BatchState) -> bool:
         values = self._values.get(binned(state))
-        # Of what was never tried adding comes first: it is what others do.
+        # Of untried actions, adding comes first, because other policies always add.
         if values is None or values[ADD] < 0.0 or values[STOP] < 0.0:
             return values is None or values[ADD] < 0.0
         if self._random.random() < self._explore:

@@ -1,8 +1,8 @@
-"""A radix tree over block keys, as SGLang keeps one of what is cached (FEATHER §2.9).
+"""A radix tree over block keys, like SGLang's tree of cached prefixes (FEATHER §2.9).
 
-An edge is a run of keys where nobody branches off. Keys are compared one after the other, as a radix tree over tokens
-does it: that a block's key tells all that comes before it, which saves the chunked hash tree the comparing, is not made
-use of. What this costs is part of what the policies over it are compared for.
+An edge is a run of keys without branches. Keys are compared one after the other, as a radix tree over tokens does. A
+block's key identifies all that comes before it, which saves the chunked hash tree the comparing, but this tree makes no
+use of that. Its cost is part of what the policies over it are compared for.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from pinyon.core.block_keys import BlockKey
 
 KEPT_SHARE: Final = 0.875
-"""Of the limit, after it was passed: each time all leaves are looked at."""
+"""The share of the limit that is kept once the limit is passed. Each time, all leaves are looked at."""
 
 
 class RadixNode:
-    """The keys behind its parent's."""
+    """The keys that follow those of its parent."""
 
     __slots__ = ("children", "keys", "parent", "used")
 
@@ -26,22 +26,22 @@ class RadixNode:
         self.parent = parent
         self.keys = keys
         self.children: dict[BlockKey, RadixNode] = {}
-        """By their first key."""
+        """The children by their first keys."""
         self.used = used
-        """When it was last passed, counted in look-ups and insertions."""
+        """The time of the last visit, counted in look-ups and insertions."""
 
 
 class Match(NamedTuple):
     keys: int
-    """Leading ones that are here."""
+    """The number of leading keys found in the tree."""
     node: RadixNode
-    """Where the last of them is."""
+    """The node that has the last of them."""
     inside: int
-    """Of the node's keys, those up to there."""
+    """The number of the node's keys up to there."""
 
 
 class RadixTree:
-    """Keeps ``limit`` keys at most: leaves that nobody has passed for longest go first. Not thread-safe."""
+    """A tree of at most ``limit`` keys: the leaves visited least recently are dropped first. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -52,18 +52,18 @@ class RadixTree:
         self.root = RadixNode(None, (), 0)
 
     def __len__(self) -> int:
-        """Keys."""
+        """Returns the number of keys."""
         return self._keys
 
     def nodes(self) -> list[RadixNode]:
-        """All, each behind its parent. O(nodes)."""
+        """Returns all nodes, each after its parent. O(nodes)."""
         found = [self.root]
         for node in found:
             found.extend(node.children.values())
         return found
 
     def match(self, keys: Sequence[BlockKey]) -> Match:
-        """The longest beginning that is here. O(keys)."""
+        """Returns the longest prefix of ``keys`` that is in the tree. O(keys)."""
         self._clock += 1
         node, known, inside = self.root, 0, 0
         while known < len(keys):
@@ -78,14 +78,14 @@ class RadixTree:
         return Match(known, node, inside)
 
     def insert(self, keys: Sequence[BlockKey]) -> None:
-        """All of its beginnings are here from now on; of more than the limit, the first ones. O(keys)."""
+        """Inserts a sequence of keys, of which at most the first ``limit``. O(keys)."""
         keys = keys[: self._limit]
         known, node, inside = self.match(keys)
         if inside < len(node.keys):
             node = self._split(node, inside)
         if known == len(keys):
             return
-        self._clock += 1  # what was just split was passed before
+        self._clock += 1  # a node that was just split was visited before
         leaf = RadixNode(node, keys[known:], self._clock)
         node.children[keys[known]] = leaf
         self._keys += len(leaf.keys)
@@ -93,7 +93,7 @@ class RadixTree:
             self._drop()
 
     def _split(self, lower: RadixNode, count: int) -> RadixNode:
-        """A node above ``lower`` with its first ``count`` keys."""
+        """Returns a new node above ``lower`` that has its first ``count`` keys."""
         parent = lower.parent
         assert parent is not None
         upper = RadixNode(parent, lower.keys[:count], lower.used)
@@ -104,7 +104,7 @@ class RadixTree:
         return upper
 
     def _drop(self) -> None:
-        """The newest leaf stays: nobody was passed later."""
+        """Drops the leaves visited least recently, but never the newest leaf, which was visited last."""
         nodes = self.nodes()
         leaves = [(node.used, place, node) for place, node in enumerate(nodes) if not node.children]
         heapq.heapify(leaves)
@@ -121,7 +121,7 @@ class RadixTree:
 
 
 def _common(ours: Sequence[BlockKey], theirs: Sequence[BlockKey], start: int) -> int:
-    """Keys of ``ours`` that ``theirs`` has from ``start`` on."""
+    """Returns how many leading keys of ``ours`` equal those of ``theirs`` from ``start`` on."""
     count = min(len(ours), len(theirs) - start)
     place = 0
     while place < count and ours[place] == theirs[start + place]:

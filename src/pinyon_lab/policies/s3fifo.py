@@ -1,9 +1,8 @@
-"""S3-FIFO: three queues are all it takes (Yang et al., "FIFO queues are all you need for cache eviction", SOSP '23,
-Algorithm 1).
+"""S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP '23, Algorithm 1).
 
-What is new enters a small queue, a tenth of what is held; what was used more than once there moves to the main one, the
-rest goes and is remembered by name. What comes back while its name is known enters the main queue at once. Of the main
-queue goes what was not used since it was looked at last.
+New keys enter a small queue, a tenth of the cache. Keys that were used more than once there move to the main queue; the
+others are evicted and their names remembered. A key that comes back while its name is known enters the main queue at
+once. The main queue evicts keys that were not used since it last looked at them.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ class _Entry(Generic[Key]):
         self.frequency = 0
         self.pinned = False
         self.parked = False
-        """Out of its queue: it was its turn to go while it was pinned. Its turn is next when it is unpinned."""
+        """True if its turn to be evicted came while it was pinned: it is out of its queue, and next when it is
+        unpinned."""
         self.last_s = now_s
 
 
 class S3Fifo(Generic[Key]):
-    """As many names of what went are remembered as the main queue is to hold. Worth: time since the last use,
-    negative."""
+    """An S3-FIFO policy with as many remembered names as main keys; worth: the time since the last use, negated."""
 
     def __init__(self) -> None:
         self._held: dict[Key, _Entry[Key]] = {}
@@ -68,7 +67,7 @@ class S3Fifo(Generic[Key]):
 
     def unpinned(self, keys: Sequence[Key], now_s: float) -> None:
         self._pinned -= len(keys)
-        for key in keys:  # of those that are parked, the last one is the next to go
+        for key in keys:  # of the parked keys, the last one is evicted next
             entry = self._held[key]
             entry.pinned = False
             if entry.parked:
@@ -76,7 +75,7 @@ class S3Fifo(Generic[Key]):
                 entry.queue[key] = None
                 entry.queue.move_to_end(key, last=False)
                 if entry.queue is self._main and not entry.frequency:
-                    entry.frequency = 1  # it was in use until now
+                    entry.frequency = 1  # the key was in use until now
 
     def dropped(self, keys: Sequence[Key], now_s: float) -> None:
         for key in keys:
@@ -99,7 +98,7 @@ class S3Fifo(Generic[Key]):
         return None if key is None else (self._held[key].last_s - now_s, key)
 
     def _next(self) -> Key | None:
-        """The one at whose turn it is to go; those before it have moved on."""
+        """Returns the key whose turn it is to be evicted, after those before it have moved on."""
         small, main, held = self._small, self._main, self._held
         while len(held) > self._pinned:
             queue = small if small and (len(small) >= SMALL_SHARE * len(held) or not main) else main

@@ -10,10 +10,10 @@ from pinyon.eviction.policy import Key, Traits
 
 
 class _Queue(Sieve[Key]):
-    """Also for who looks before somebody goes, and for those that come back."""
+    """A SIEVE queue that can also show the next victim, and take back keys at the hand."""
 
     def insert_at_hand(self, key: Key) -> None:
-        """Just behind the hand, visited. Raises ``ValueError`` if it is there already. O(1)."""
+        """Inserts a key just behind the hand, visited. Raises ``ValueError`` if it is there already. O(1)."""
         newer = self._hand or self._tail
         self.insert(key)
         node = self._nodes[key]
@@ -29,7 +29,7 @@ class _Queue(Sieve[Key]):
         newer.older = node
 
     def find(self) -> Key | None:
-        """What should go next; it stays, and the hand at it. ``None``: the queue is empty. At most one round."""
+        """Returns the next victim, which stays, with the hand at it; None: the queue is empty. At most one round."""
         node = self._hand or self._tail
         while node is not None and node.visited:
             node.visited = False
@@ -39,16 +39,19 @@ class _Queue(Sieve[Key]):
 
 
 class SievePolicy(Generic[Key]):
-    """A pinned key keeps its place; one at which the hand stops is behind the hand when it is unpinned. Worth: time
-    since the last use, negative."""
+    """An eviction policy by SIEVE; the worth of a key is the time since its last use, negated.
+
+    A pinned key keeps its place. If the hand stopped at it meanwhile, it is put just behind the hand when it is
+    unpinned.
+    """
 
     def __init__(self) -> None:
         self._queue: _Queue[Key] = _Queue()
         self._last_s: dict[Key, float] = {}
-        """Of all that is held."""
+        """The time of the last use of each held key."""
         self._pinned: set[Key] = set()
         self._parked: set[Key] = set()
-        """Pinned ones at which the hand has stopped: out of the queue."""
+        """The pinned keys at which the hand has stopped; they are out of the queue."""
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
@@ -95,10 +98,10 @@ class SievePolicy(Generic[Key]):
         return None if key is None else (self._last_s[key] - now_s, key)
 
     def _find(self) -> Key | None:
-        """Where the hand stops."""
+        """Returns the key at which the hand stops."""
         while len(self) > 0:
             key = self._queue.find()
-            assert key is not None  # something that may go is in the queue
+            assert key is not None  # something evictable is in the queue
             if key not in self._pinned:
                 return key
             self._queue.remove(key)

@@ -1,4 +1,4 @@
-"""FEATHER's other measure of who is next (appendix A.9)."""
+"""FEATHER's other measure of which request is next (appendix A.9)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ R = TypeVar("R")
 
 
 class TipTree(ChunkedHashTree[R]):
-    """Next is, of those that wait, the one by which the shared prefix loses least, of equals the shortest, of those the
-    first to come."""
+    """A tree whose next request shortens the shared prefix least; ties go to the shortest, then to the oldest."""
 
     def _find(self) -> BestRequest[R]:
         node = self._tip

@@ -1,4 +1,4 @@
-"""A trace sent to a suite that runs, with the report of a simulated one."""
+"""The replay of a trace on a running suite, with the report of a simulated one."""
 
 from pinyon_lab.replay.player import Player, Replayed, Sending
 from pinyon_lab.replay.prompts import Prompts, TokenRange

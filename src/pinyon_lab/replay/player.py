@@ -1,4 +1,4 @@
-"""Sends the requests of a trace to a load balancer at the trace's times, and writes down what came of each."""
+"""The player sends the requests of a trace to a load balancer at the trace's times, and records the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pinyon_lab.simulator.report import FINISHED, Outcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 
 ERRORS_MAX = 16
-"""Different ones that are told."""
+"""The number of different errors that are reported."""
 OTHERS = "other errors"
 CUT_OFF = "cut off"
 OUTPUT_MAX = (1 << 31) - 1
@@ -30,22 +30,22 @@ OUTPUT_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """``numbers``: of the requests that have ended, in order of the trace; ``outcomes``: of these."""
+    """The ``numbers`` of the requests that have ended, in order of the trace, and their ``outcomes``."""
 
     numbers: list[int]
     outcomes: list[Outcome]
     late_p99_s: float
-    """How long after its time a request was sent: what this program, or ``in_flight_max``, held back."""
+    """The delay of a sent request that this program, or ``in_flight_max``, caused."""
     errors: dict[str, int]
-    """What those that failed were told, the status first, and how many were told so."""
+    """The errors of failed requests, status first, with their counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How requests are sent: for which model, as whom, how many at once, and how long each may take."""
+    """The way requests are sent: for which model, as whom, how many at once, and how long each may take."""
 
     clients: int = 0
-    """See :class:`Clients`."""
+    """The number of clients, see :class:`Clients`."""
     model: str = ""
     api_key: str = ""
     timeout_s: float = 600.0
@@ -53,7 +53,7 @@ class Sending:
 
 
 class Player:
-    """``channel`` is to a load balancer; ``run`` once."""
+    """A player over a ``channel`` to a load balancer, for one :meth:`run`; ``progress`` is told how many have ended."""
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class Player:
         sending: Sending = Sending(),
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        """``progress`` hears how many are over."""
         self._stub = lb_pb2_grpc.LbServiceStub(channel)
         self._metadata = (("authorization", f"Bearer {sending.api_key}"),) if sending.api_key else ()
         self._arrivals, self._prompts, self._clock = arrivals, prompts, clock
@@ -75,13 +74,16 @@ class Player:
         self._ended = asyncio.Event()
         self._began_s = 0.0
         self._due: list[tuple[float, int]] = []
-        """When each is sent, a heap."""
+        """A heap of the times to send requests."""
         self._outcomes: dict[int, Outcome] = {}
         self._late_s: list[float] = []
         self._errors: dict[str, int] = {}
 
     async def run(self) -> Replayed:
-        """Ends when every request has. Cancelled, it takes its requests along; :meth:`replayed` tells of the others."""
+        """Sends all requests and returns when every one has ended.
+
+        If cancelled, it cancels the requests under way; :meth:`replayed` returns the results of the others.
+        """
         self._began_s = self._clock()
         self._add(self._clients.first())
         async with asyncio.TaskGroup() as group:
@@ -96,7 +98,7 @@ class Player:
         return self.replayed()
 
     def replayed(self) -> Replayed:
-        """What there is so far."""
+        """Returns the results so far."""
         late = sorted(self._late_s)
         numbers = sorted(self._outcomes)
         return Replayed(
@@ -107,7 +109,7 @@ class Player:
         )
 
     async def _something(self, wait_s: float | None) -> None:
-        """Until a request has ended, or for so long."""
+        """Waits until a request has ended, or for ``wait_s`` seconds."""
         self._ended.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -167,7 +169,7 @@ class Player:
 
 
 class _Answer:
-    """One request as its client sees it."""
+    """One request's answer as its client sees it."""
 
     def __init__(self, sent_s: float) -> None:
         self.end = ""
@@ -187,7 +189,7 @@ class _Answer:
                 self._usage, self.end = message.usage, FINISHED
 
     def _count(self, tokens: int, now_s: float) -> None:
-        """Tokens that come together share the time since the last ones."""
+        """Counts tokens that come together: they share the time since the last ones."""
         if self._first_s < 0:
             self._first_s = now_s
             tokens -= 1

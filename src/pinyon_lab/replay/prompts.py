@@ -1,7 +1,7 @@
-"""Tokens for the requests of a trace that has block ids only: equal ids give equal tokens, others other ones.
+"""Tokens for the requests of a trace that has block ids only: equal ids give equal tokens, other ids others.
 
-What follows a request in its conversation goes on with what was really generated: a trace tells how long the answer
-was, not which tokens. From then on the ids of those blocks mean these tokens.
+A further request of a conversation continues with the tokens that were really generated: a trace tells the length of
+the answer, not its tokens. From then on the ids of those blocks mean these tokens.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ BLOCKS_KEPT = 8192
 
 
 class TokenRange(NamedTuple):
-    """Which tokens prompts are made of, both included. Most vocabularies begin with single characters, of which these
-    are the printable ones of ASCII or something as harmless."""
+    """The range of token ids that prompts are made of, both ends included.
+
+    Most vocabularies begin with single characters, of which these are the printable ones of ASCII or something as
+    harmless.
+    """
 
     first: int = 33
     last: int = 126
 
     @classmethod
     def parse(cls, text: str) -> TokenRange:
-        """Of ``FIRST-LAST``. Raises :class:`InvalidArgument`."""
+        """Parses ``FIRST-LAST``. Raises :class:`InvalidArgument`."""
         first, _, last = text.partition("-")
         numbers = all(each.isdecimal() and len(each) <= DIGITS_MAX for each in (first, last))
         if not (numbers and int(first) < int(last) < 1 << 32):
@@ -42,20 +45,20 @@ class TokenRange(NamedTuple):
 
 
 class Prompts:
-    """Of the requests of one replay; ``answered`` for each one that ended well, then ``of`` what follows it."""
+    """The prompts of one replay. Call ``answered`` for each request that ended, then ``of`` for its follower."""
 
     def __init__(self, arrivals: Sequence[Arrival], block_tokens: int, seed: int, range_: TokenRange) -> None:
         self._arrivals, self._block_tokens = arrivals, block_tokens
         self._seed, self._range = seed, range_
-        self._block = lru_cache(BLOCKS_KEPT)(self._made)  # what comes often is made once: it costs 24 us
+        self._block = lru_cache(BLOCKS_KEPT)(self._made)  # frequent blocks are made once: it costs 24 us
         self._known: dict[int, Tokens] = {}
-        """By block id, where something else was generated than :meth:`_made` would say: as many as the trace has."""
+        """The tokens by block id where others were generated than :meth:`_made` returns: at most the trace's blocks."""
         self._followers = Counter(each.follows for each in arrivals if each.follows >= 0)
         self._sent: dict[int, Tokens] = {}
         self._transcripts: dict[int, Tokens] = {}
 
     def of(self, number: int) -> Tokens:
-        """Of the request at this place: as many as it has. Once for each."""
+        """Returns the prompt of the request at this place, with as many tokens as it has. Once for each request."""
         arrival, size = self._arrivals[number], self._block_tokens
         prompt = self._by_ids(arrival)
         before = self._before(arrival)
@@ -71,13 +74,13 @@ class Prompts:
         return prompt
 
     def answered(self, number: int, generated: Sequence[int]) -> None:
-        """What it got; empty if it failed."""
+        """Records the tokens that a request got; none if it failed."""
         sent = self._sent.pop(number, None)
         if sent is not None:
             self._transcripts[number] = np.concatenate([sent, np.asarray(generated, np.uint32)])
 
     def _before(self, arrival: Arrival) -> Tokens | None:
-        """The conversation until then, if this request really goes on with it."""
+        """Returns the conversation so far, if this request really continues it."""
         follows = arrival.follows
         if follows < 0:
             return None

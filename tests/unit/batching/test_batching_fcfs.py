@@ -9,13 +9,13 @@ def request(number: int, blocks: int = 1, decodes: bool = True, reusable: int = 
 
 
 class Books:
-    """Who holds how much, as the test says."""
+    """The blocks that each request holds, as the test says."""
 
     def __init__(self) -> None:
         self.shared: dict[int, int] = {}
-        """Blocks that a request shares with those that run, by number."""
+        """The blocks that each request shares with running requests, by request number."""
         self.held: dict[int, int] = {}
-        """Of those admitted."""
+        """The blocks of each admitted request."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
         shared = self.shared.get(request.number, 0)
@@ -35,7 +35,7 @@ def policy(books: Books) -> Fcfs:
     return Fcfs(books)
 
 
-def test_requests_enter_in_the_order_they_came_and_no_more_than_there_are_slots(policy):
+def test_requests_enter_in_order_and_only_into_free_slots(policy):
     for number in (5, 3, 9, 1):
         policy.enqueue(request(number))
     assert policy.admit(2, 99, now_s=0.0) == [1, 3]
@@ -46,7 +46,7 @@ def test_requests_enter_in_the_order_they_came_and_no_more_than_there_are_slots(
     assert (policy.waiting, policy.running) == (0, 4)
 
 
-def test_nobody_overtakes_one_that_waits_for_those_that_came_after_it(policy, books):
+def test_nobody_overtakes_a_request_that_waits_for_later_ones(policy, books):
     policy.enqueue(request(1, blocks=5))
     policy.enqueue(request(3, blocks=1))
     books.held = {2: 1}
@@ -59,7 +59,7 @@ def test_nobody_overtakes_one_that_waits_for_those_that_came_after_it(policy, bo
     assert policy.admit(9, 0, now_s=PATIENCE_S) == []
 
 
-def test_others_get_what_one_cannot_use_that_waits_for_those_before_it(policy, books):
+def test_later_requests_use_room_that_the_first_cannot_use_yet(policy, books):
     policy.enqueue(request(2, blocks=9))
     policy.enqueue(request(3, blocks=1))
     policy.enqueue(request(4, blocks=2))
@@ -74,7 +74,7 @@ def test_others_get_what_one_cannot_use_that_waits_for_those_before_it(policy, b
     assert policy.admit(9, 9, now_s=9.1) == [2]
 
 
-def test_a_prompt_for_another_instance_keeps_others_waiting_for_a_moment(policy, books):
+def test_a_prompt_for_another_instance_holds_up_others_briefly(policy, books):
     policy.enqueue(request(1, blocks=9, decodes=False))
     policy.enqueue(request(2, blocks=1))
     assert policy.admit(9, 3, now_s=0.0) == []
@@ -99,7 +99,7 @@ def test_what_is_shared_with_others_takes_no_room(policy, books):
     assert policy.admit(9, 3, now_s=0.0) == [1]
 
 
-def test_who_lacks_only_a_slot_does_not_stop_those_that_need_none(policy):
+def test_a_request_without_a_slot_lets_others_that_need_none_by(policy):
     policy.enqueue(request(1))
     policy.enqueue(request(2, decodes=False))
     policy.enqueue(request(3))
@@ -153,7 +153,7 @@ def stay(policy: Fcfs, number: int, begin_s: float, end_s: float) -> None:
 
 
 def claims_after(policy: Fcfs, books: Books, now_s: float, decodes: bool = True) -> float:
-    """How long one waits for those that came after it before they are to give way."""
+    """Returns how long a request waits for later arrivals, in seconds, before these are to give way."""
     policy.enqueue(request(100, blocks=5, decodes=decodes))
     books.held = {101: 5}
     tenths = 0
@@ -188,7 +188,7 @@ def test_who_gives_way_and_comes_back_stays_all_the_while(policy, books):
     assert claims_after(policy, books, 100.0) == pytest.approx(60.0, abs=0.11)
 
 
-def test_who_leaves_the_queue_after_giving_way_says_nothing_of_stays(policy, books):
+def test_leaving_the_queue_after_preemption_counts_as_no_stay(policy, books):
     policy.enqueue(request(1))
     assert policy.admit(9, 99, now_s=0.0) == [1]
     policy.remove(1)
@@ -203,7 +203,7 @@ def test_who_leaves_the_queue_after_giving_way_says_nothing_of_stays(policy, boo
 
 
 def test_a_prompt_for_another_instance_does_not_wait_for_stays(policy, books):
-    """Those behind it may wait for prompts of the other one: nobody would end by himself, and stays would only grow."""
+    """Requests behind the prompt may wait for prompts of the other instance: none would end, and stays would grow."""
     stay(policy, 1, 0.0, 30.0)
     assert claims_after(policy, books, 100.0, decodes=False) == PATIENCE_S
     assert claims_after(policy, books, 200.0) == pytest.approx(PATIENCE_MAX_S, abs=0.11)

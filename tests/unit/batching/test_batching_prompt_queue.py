@@ -1,5 +1,3 @@
-"""Who leaves the queue when."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -17,8 +15,6 @@ A, B, C, D = (bytes([number]) * 16 for number in range(4))
 
 
 class Held:
-    """Keys that are there."""
-
     def __init__(self, *keys: bytes) -> None:
         self.keys = set(keys)
         self.wanted: Counter[bytes] = Counter()
@@ -50,7 +46,7 @@ def queue(held):
     queue.check_integrity()
 
 
-def test_first_come_first_served_and_no_more_than_there_are_places(queue):
+def test_prompts_start_in_order_and_only_into_free_places(queue):
     for number, key in enumerate((A, B, C)):
         queue.add(prompt(number, key), 0.0)
     assert queue.start(0.0) == [0, 1]
@@ -64,7 +60,7 @@ def test_first_come_first_served_and_no_more_than_there_are_places(queue):
     assert queue.pending_tokens == 18
 
 
-def test_a_prefix_is_not_computed_twice_and_others_go_first_meanwhile(queue, held):
+def test_a_shared_prefix_is_computed_once_while_others_go_first(queue, held):
     queue.add(prompt(0, A, B), 0.0)
     queue.add(prompt(1, A, C), 0.0)
     queue.add(prompt(2, D), 0.0)
@@ -82,7 +78,7 @@ def test_what_is_neither_shared_nor_reused_waits_for_nobody(queue):
     assert queue.start(0.0) == [0, 1]
 
 
-def test_whoever_waits_for_room_lets_others_by_that_brought_theirs(queue):
+def test_a_prompt_that_waits_for_room_lets_those_with_room_by(queue):
     queue.add(prompt(0, A), 0.0)
     assert queue.start(0.0) == [0]
     queue.waits_for_room(0)
@@ -107,7 +103,7 @@ def test_the_queue_has_an_end_and_looks_ahead_only_so_far(held):
     with pytest.raises(ResourceExhausted):
         queue.add(prompt(100, B), 0.0)
     assert queue.start(0.0) == [0]
-    assert queue.start(0.0) == []  # 99 is one too far behind
+    assert queue.start(0.0) == []  # 99 is one prompt too far behind
     queue.end(1)
     assert queue.start(0.0) == [99]
 
@@ -120,7 +116,7 @@ def test_integrity_check_sees_a_broken_book(queue):
     queue._pending_tokens -= 1
 
 
-def test_what_a_queued_prompt_would_reuse_is_spared_until_it_has_it(queue, held):
+def test_blocks_a_queued_prompt_would_reuse_are_spared_for_it(queue, held):
     held.keys = {A, B}
     for number in range(5):
         queue.add(prompt(number, A, B, C), 0.0)
@@ -139,7 +135,7 @@ def test_what_a_queued_prompt_would_reuse_is_spared_until_it_has_it(queue, held)
 
 
 def test_the_order_of_service_says_who_leaves_first(held):
-    """Of those that do not wait for another one's blocks."""
+    """The order applies to prompts that do not wait for another prompt's blocks."""
     queue = PromptQueue(held, active=1, limit=40, order=SERVICE_ORDERS.make("shortest_in_time:age_s=5"))
 
     def add(number: int, seconds: float, deadline_s: float, key: bytes) -> None:
@@ -170,8 +166,8 @@ def test_the_order_of_service_says_who_leaves_first(held):
 
 
 @pytest.mark.parametrize("order", SERVICE_ORDERS.names)
-def test_who_brought_room_along_is_found_behind_all_that_must_wait(order):
-    """It may hold the room that the others wait for."""
+def test_a_prompt_with_room_is_found_behind_all_that_must_wait(order):
+    """The prompt may hold the room that the others wait for."""
     queue = PromptQueue(Held(), active=4, limit=4 * LOOK_AHEAD, order=SERVICE_ORDERS.make(order))
     queue.add(prompt(0, A), 0.0)
     assert queue.start(0.0) == [0]
@@ -214,8 +210,8 @@ def test_only_turns_that_are_looked_at_are_asked_for() -> None:
     queue.check_integrity()
 
 
-def test_who_got_room_late_waits_for_who_began_with_its_prefix_meanwhile(queue, held):
-    """Both would compute it otherwise."""
+def test_a_prompt_with_late_room_waits_for_its_prefix_under_way(queue, held):
+    """Both prompts would compute the prefix otherwise."""
     queue.add(prompt(0, A, B), 0.0)
     assert queue.start(0.0) == [0]
     queue.waits_for_room(0)
@@ -249,7 +245,7 @@ def test_whoever_is_held_back_goes_on_when_the_other_one_ends(queue, gone):
     assert queue.waiting_for_others == 0
 
 
-def test_what_was_held_and_is_evicted_before_it_has_its_blocks_is_claimed(queue, held):
+def test_a_block_evicted_before_it_was_reserved_is_claimed(queue, held):
     held.keys.add(A)
     queue.add(prompt(0, A, B), 0.0)
     assert queue.start(0.0) == [0]

@@ -16,7 +16,7 @@ def test_a_sample_is_the_mean_of_its_tokens():
     assert times.take(idle=True) == (0.0, 0.0, 0.0)
 
 
-def test_fewer_steps_are_a_sample_when_nothing_is_decoded_any_more():
+def test_fewer_steps_are_a_sample_when_nothing_is_decoded_more():
     times = TokenTimes()
     times.decoded(1, 0.03, 7)
     assert times.take(idle=False) == (0.0, 0.0, 0.0)
@@ -32,7 +32,7 @@ def test_many_steps_at_once_count_as_they_would_one_by_one():
 
 
 def test_in_rounds_a_token_comes_after_a_whole_round():
-    """Three batches of four, two and two requests: in each round everybody gets one token."""
+    """The batches have four, two and two requests: in each round every request gets one token."""
     times = TokenTimes()
     for _ in range(SAMPLE_STEPS):
         for requests, seconds in ((4, 0.04), (2, 0.03), (2, 0.01)):

@@ -1,4 +1,4 @@
-"""What ``./dev bench conductor`` asks of a conductor and tells it, and what ``./dev bench blocks`` does with a pool."""
+"""The calls and reports of ``./dev bench conductor``, and how ``./dev bench blocks`` uses a pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_endings_are_new_and_keys_tell_their_places() -> None:
     assert max(seen.values()) == 1
 
 
-async def test_a_placement_is_told_in_three_reports_and_what_is_held_is_what_was_told() -> None:
+async def test_a_placement_is_told_in_three_reports_with_true_holdings() -> None:
     prompts = Prompts(4, seed=2)
     instance = Instance(0, "127.0.0.1:1", prompts)
     instance.hold(0)
@@ -54,7 +54,7 @@ async def test_a_placement_is_told_in_three_reports_and_what_is_held_is_what_was
     assert not instance.decoding()
 
 
-def test_a_pool_that_is_full_goes_on_and_half_of_each_prompt_is_found() -> None:
+def test_a_full_pool_goes_on_and_half_of_each_prompt_is_found() -> None:
     books = Books("lru", seed=3)
     books.serve(POOL_BLOCKS // SHARED_BLOCKS + 5)
     books.reused = 0

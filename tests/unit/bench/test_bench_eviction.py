@@ -1,4 +1,4 @@
-"""What ``./dev bench eviction`` makes of replays: shares of a gap, halves, aims, what the sweep varies."""
+"""The results that ``./dev bench eviction`` derives from replays: shares of a gap, halves, aims, the sweep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(lru: int, own: int, belady: int, blocks: int = 1000) -> Outcome:
 
 
 def write(folder: Path, *of_each: list[int]) -> Public:
-    """A public trace with a request per second."""
+    """Writes a public trace with a request per second."""
     rows = [
         {"timestamp": 1000 * second, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
         for second, ids in enumerate(of_each)
@@ -55,7 +55,7 @@ def test_the_share_of_the_gap_is_of_what_there_is_to_gain(lru: int, own: int, be
     assert closed * seen.gap_points / 100 == pytest.approx(seen.points(OWN))
     assert seen.closed_percent(LRU) == 0
     assert seen.closed_percent(BELADY) == 100
-    assert seen.thin == (belady - lru < 10)  # of 1000 blocks: a point
+    assert seen.thin == (belady - lru < 10)  # 10 of 1000 blocks are a point
 
 
 def test_nothing_asked_for_is_no_gap() -> None:
@@ -81,7 +81,7 @@ def test_the_second_half_has_nothing_of_the_first(count: int) -> None:
     assert part_of(requests, WHOLE) == requests
 
 
-def test_a_half_is_measured_with_an_empty_cache_and_its_own_unlike_blocks(tmp_path: Path) -> None:
+def test_a_half_is_measured_with_an_empty_cache_of_its_own_size(tmp_path: Path) -> None:
     trace = write(tmp_path, [1, 2], [3, 4], [5, 6], [1, 2], [1, 7], [1, 2])
     whole = measure(Cell(trace, Capacity(percent=100)), POLICIES)
     half = measure(Cell(trace, Capacity(percent=100), SECOND_HALF), POLICIES)
@@ -111,7 +111,7 @@ def test_a_public_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert not write(tmp_path, [1]).missing
 
 
-def test_a_generated_trace_is_named_by_what_differs_from_the_profile() -> None:
+def test_a_generated_trace_is_named_by_changes_to_its_profile() -> None:
     assert Generated("qwen-a", 2).name == "qwen-a, seed 2"
     some = Generated("qwen-b", 3, (("users", 200.0),), 0.125, 900.0)
     assert some.name == "qwen-b, seed 3, users 200, 0.125 of the users, 15 min"

@@ -1,5 +1,3 @@
-"""What ``./dev bench goodput`` says of what it has measured, all of it or a part."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -49,7 +47,7 @@ def test_where_nothing_was_measured_no_aim_is_met() -> None:
     assert set(aims(measured()).values()) == {(None, False)}
 
 
-def test_the_parts_are_measured_once_and_what_they_are_compared_with_everywhere() -> None:
+def test_parts_are_measured_once_and_their_baseline_everywhere() -> None:
     assert goodput._systems("conversation", 8, quick=False) == {**SYSTEMS, **PARTS}
     for trace in goodput.STARTS:
         assert IN_TURN in goodput._systems(trace, 8, quick=False)

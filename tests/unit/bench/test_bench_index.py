@@ -1,4 +1,4 @@
-"""What ``./dev bench index`` counts on a trace, by hand and against the definition."""
+"""The counts of ``./dev bench index`` on a trace, by hand and against the definition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def row(*blocks: int, tokens: int = 0, block_tokens: int = 16) -> TraceRow:
     return TraceRow(0.0, tokens or len(blocks) * block_tokens + 1, 1, blocks)
 
 
-def test_of_a_prefix_counts_what_lies_before_the_last_known_block() -> None:
+def test_a_prefix_counts_only_up_to_its_last_known_block() -> None:
     found = seen([row(*range(10)), row(0, 1, 2, 3, 4, 99, 6), row(50)], 16)
     assert (found.prompts, found.reusable, found.hits) == (161 + 113 + 17, 80, 1)
     assert {every: tokens // 16 for every, tokens in found.by_place.items() if every < 16} == {1: 5, 2: 4, 4: 4, 8: 0}
@@ -31,7 +31,7 @@ PREFIXES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 80)), max_size=6
 
 @given(PREFIXES)
 def test_both_samples_are_as_they_are_defined(prompts: list[tuple[int, int]]) -> None:
-    """Three long texts, of which prompts are beginnings."""
+    """The prompts are beginnings of three long texts."""
     found = seen((row(*(1000 * text + at for at in range(length))) for text, length in prompts), 16)
     longest = dict.fromkeys(range(3), 0)
     places, hashes = dict.fromkeys(EVERY, 0), dict.fromkeys(EVERY, 0)

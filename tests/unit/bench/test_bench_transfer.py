@@ -1,4 +1,4 @@
-"""The transfer benchmark: what it moves, that it notices bytes that did not arrive, and what it makes of figures."""
+"""The transfer benchmark: its transfers, its detection of missing bytes, and its use of figures."""
 
 import contextlib
 import itertools
@@ -78,7 +78,7 @@ def test_memory_knows_its_pattern_and_a_single_wrong_byte():
 
 @pytest.fixture(params=["sockets 1,256", "sockets 4,4096", "process_vm", "memcpy"])
 def raw(request):
-    """An initiator, its memory and the target's."""
+    """An initiator, and the memories of both sides."""
     ours, theirs = Memory(NBYTES), Memory(NBYTES)
     kind, _, option = request.param.partition(" ")
     if kind == "memcpy":
@@ -173,7 +173,7 @@ ANSWER_S = 60
 
 
 def sides_of(pid: int) -> list[int]:
-    """All that this process has started, and what they have."""
+    """Returns the ids of all descendants of this process."""
     children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return children + [each for child in children for each in sides_of(child)]
 
@@ -242,7 +242,7 @@ def test_sigterm_ends_a_benchmark_and_all_that_it_started(tmp_path, command):
 
 
 def test_a_peer_process_needs_nothing_of_ours():
-    """It runs in the peer's environment: no pinyon, no third party."""
+    """The peer runs in its own environment, without pinyon or third-party packages."""
     modules = "bench.transfer_peer, bench.transfer_nixl, bench.transfer_gloo"
     code = f"import {modules}, sys; sys.exit('pinyon' in sys.modules)"
     subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, check=True)
@@ -252,7 +252,7 @@ def test_a_peer_process_needs_nothing_of_ours():
 
 
 def _measured(faster: float, systems=SYSTEMS, repetitions: int = 5) -> Measured:
-    """Our systems move ``faster`` times as much as the others, with as much less latency and CPU."""
+    """Returns measurements in which our systems move ``faster`` times as much, with less latency and CPU to match."""
     measured = Measured()
     for system in SYSTEMS:
         factor = faster if system.name.startswith("pinyon") else 1.0
@@ -310,13 +310,13 @@ def test_the_best_plain_sockets_count():
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point.nbytes >= 1 << 20], ids=lambda point: point.name)
 @pytest.mark.parametrize("sockets", SOCKETS, ids=lambda sockets: sockets.name)
-def test_any_plain_sockets_that_are_faster_at_any_large_point_or_batch_decide(sockets, point):
+def test_faster_plain_sockets_at_any_large_point_decide(sockets, point):
     measured = _measured(2.0)
     name = "tcp write, checksum off / best plain sockets, 1 MiB and more, also in batches, least"
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {2.0}
     measured.samples[sockets.name, WRITE, point.name] = [Sample(turn * 4.0, 1, 1, 1, 1.0) for turn in range(1, 6)]
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {0.5}
-    del measured.samples[sockets.name, WRITE, point.name]  # nobody knows what is best
+    del measured.samples[sockets.name, WRITE, point.name]  # the best system is unknown
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {None}
 
 
@@ -324,7 +324,7 @@ def test_any_plain_sockets_that_are_faster_at_any_large_point_or_batch_decide(so
 
 
 class Moving:
-    """Stands for a pair: its rates one after another, each sample in one second of its clock."""
+    """A stand-in for a pair: its rates one after another, each sample in one second of its clock."""
 
     def __init__(self, rates: list[float], order: list[float], share: float = 1.0) -> None:
         self.rates, self.order, self.share, self.plans, self.closed = iter(rates), order, share, [], False
@@ -347,7 +347,7 @@ def _fig12(pairs, opcode, until: float = 9.0, order: list[float] | None = None) 
     return measured
 
 
-def test_fig12_systems_take_turns_and_a_ratio_is_within_a_repetition():
+def test_fig12_systems_take_turns_and_ratios_are_per_repetition():
     order: list[float] = []
     pairs = {TCP: Moving([2, 4, 6], order), **{sockets: Moving([1, 1, 9], order) for sockets in SOCKETS}}
     pairs[SOCKETS[1]] = Moving([5, 5, 5], order)
@@ -372,7 +372,7 @@ def test_fig12_repeats_what_ends_in_time(until, repetitions):
 @pytest.mark.parametrize(
     ("fails", "said"), [(Moving([1], []), "gone"), (Moving([1, 1, 1], [], share=0.5), "moved 0.5 GB in 10 s")]
 )
-def test_fig12_goes_on_without_a_system_that_fails_or_does_not_move_all(fails, said):
+def test_fig12_goes_on_without_systems_that_fail_or_fall_short(fails, said):
     pairs = {TCP: Moving([2, 2, 2], []), PEER: fails}
     measured = _fig12(pairs, WRITE)
     assert fails.closed

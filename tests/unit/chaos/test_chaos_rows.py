@@ -1,4 +1,4 @@
-"""Gaps, excuses and growth from hand-made records: what the chaos runs judge by."""
+"""The gaps, excuses and growth by which the chaos runs judge, from hand-made records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def record(client: int, started_s: float, ended_s: float, outcome: str = "ok", s
     return Record(client, size, False, started_s, ended_s, outcome, **values)
 
 
-def test_a_gap_is_the_longest_wait_of_a_client_for_anything_it_sent_after_the_event():
+def test_a_gap_is_the_longest_wait_for_a_request_after_the_event():
     records = [
         record(0, 9.0, 13.0),  # sent before
         record(0, 10.0, 14.0),
@@ -37,11 +37,11 @@ def rows(records: list[Record], fault: str = "freeze") -> list[Row]:
 def test_only_what_the_victim_alone_had_is_excused():
     records = [
         record(0, 9.5, 9.8, door="lb-0", began_s=9.6),
-        record(0, 9.5, 15.2, door="lb-0", began_s=9.9),  # half of its answer was out when it froze
-        record(0, 9.5, 15.3, door="lb-0", began_s=15.1),  # it could have been sent to the other
+        record(0, 9.5, 15.2, door="lb-0", began_s=9.9),  # half of the answer was out when lb-0 froze
+        record(0, 9.5, 15.3, door="lb-0", began_s=15.1),  # the client could have chosen the other balancer
         record(0, 10.1, 11.0, door="lb-1", began_s=10.5),
         record(0, 15.0, 15.1),
-        record(1, 9.9, 15.2, door="lb-1", began_s=9.95),  # slow, and not by the freeze of lb-0
+        record(1, 9.9, 15.2, door="lb-1", began_s=9.95),  # slow for another reason than the freeze of lb-0
         record(1, 10.0, 10.2),
         record(1, 15.0, 15.3),
     ]
@@ -51,7 +51,7 @@ def test_only_what_the_victim_alone_had_is_excused():
     assert not row.good
 
 
-def test_what_died_with_its_load_balancer_is_excused_and_what_failed_or_was_wrong_is_not():
+def test_only_requests_that_died_with_their_balancer_are_excused():
     records = [
         record(0, 9.9, 10.0, "died"),
         record(0, 10.0, 10.1, "failed", detail="HTTP 503"),
@@ -66,7 +66,7 @@ def test_what_died_with_its_load_balancer_is_excused_and_what_failed_or_was_wron
     assert not row.good
 
 
-def test_sizes_have_rows_of_their_own_and_calm_is_before_the_fault():
+def test_sizes_have_own_rows_and_calm_is_before_the_fault():
     records = [
         record(0, 8.0, 8.5),
         record(0, 10.0, 10.2),
@@ -86,7 +86,7 @@ def test_sizes_have_rows_of_their_own_and_calm_is_before_the_fault():
     assert large.good
 
 
-def test_growth_is_a_line_through_what_comes_after_the_first_quarter():
+def test_growth_is_a_line_through_all_after_the_first_quarter():
     requests = list(range(0, 10_001, 100))
     warming = [50_000_000 + min(count, 2_400) * 10_000 for count in requests]
     flat = growth("flat", requests, warming)

@@ -1,4 +1,4 @@
-"""Who is known, for how long, and to whom an instance id belongs; on a clock of its own."""
+"""The known instances, how long they stay known and who owns an instance id, on the test's clock."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_conductor_that_has_just_started_says_so(fleet, membership, cloc
     assert fleet.version > version, "load balancers hear that the list is complete"
 
 
-def test_a_new_session_of_one_boot_has_its_placements_claimed_anew(clock):
+def test_a_new_session_of_one_boot_claims_its_placements_anew(clock):
     fleet = make_fleet()
     membership = Membership(fleet, clock, LEASE_S, settle_s=0.0)
     reporter = membership.open(info("x0", Role.MIXED))
@@ -145,7 +145,7 @@ def test_when_the_later_one_is_gone_the_other_may_have_it(membership, clock, end
     membership.heard(membership.open(first))
 
 
-def test_restarts_without_number_are_remembered_in_bounded_memory(membership):
+def test_any_number_of_restarts_takes_bounded_memory(membership):
     for boot in range(3 * DISPLACED_MAX):
         reporter = membership.open(info("p0", Role.PREFILL, boot=str(boot)))
     assert len(reporter.displaced) == DISPLACED_MAX

@@ -1,4 +1,4 @@
-"""Requests as messages, and what a defect of ours costs."""
+"""Requests as messages, and the cost of a defect in pinyon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_defect_is_the_answer_to_one_request():
 
 
 class Moving(DualMap):
-    """Wants the same moved at each request, or nothing, or has a defect."""
+    """A policy that wants the same move at each request, or no move, or has a defect."""
 
     asked = 0
     finds = "one"
@@ -71,7 +71,7 @@ class Moving(DualMap):
         ("a defect", MOVES_NONE_S, 3, 0.0),
     ],
 )
-def test_what_should_move_is_counted_now_and_then_and_at_no_requests_cost(finds, every_s, asked, counted):
+def test_wanted_moves_are_counted_rarely_and_cost_no_request(finds, every_s, asked, counted):
     fleet = make_fleet(("p0", Role.MIXED), ("p1", Role.MIXED))
     registry, policy, now_s = CollectorRegistry(), Moving(), [0.0]
     policy.finds = finds

@@ -1,4 +1,4 @@
-"""Of the keys that instances report, a sample is indexed, and placements go by it."""
+"""The conductor indexes a sample of the keys that instances report, and places by this sample."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_store_node_is_asked_for_what_the_longest_blocks_need():
     assert world.conductor.fleet.index.blocks_of(store.state) == 25
 
 
-async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_while():
+async def test_a_store_node_is_asked_for_less_once_less_was_enough():
     world = World(index_stride_tokens=128)
     store, _, dense = (
         world.register("s0", Role.STORE),
@@ -109,7 +109,7 @@ async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_wh
     assert answer.sample_every == 2
     await world.tell(store, range(50))
     assert index.blocks_of(store.state) == 25
-    for _ in range(3):  # it restarts: nothing changes
+    for _ in range(3):  # the instance restarts, and nothing changes
         await in_turns(world.intake.apply(dense, Report(leaving=True)))
         for _ in range(3):
             assert await in_turns(world.intake.apply(store, Report())) is None
@@ -127,7 +127,7 @@ async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_wh
     before = conductor_pb2.CacheDelta(
         seq=1, stored_keys=pack_keys(PROMPT[50:60]), removed_keys=pack_keys(PROMPT[40:48])
     )
-    await in_turns(world.intake.apply(store, Report(deltas=[before])))  # on its way when the answer came
+    await in_turns(world.intake.apply(store, Report(deltas=[before])))  # the report was on its way when the answer came
     assert world.held(store, 8) == 40
     answer = await world.tell(store, range(56))
     assert answer is not None
@@ -137,8 +137,8 @@ async def test_a_store_node_is_asked_for_less_when_less_has_been_enough_for_a_wh
     index.check_integrity()
 
 
-async def test_while_no_instance_computes_a_store_node_goes_on_as_before():
-    """The first one that comes back finds all that it held."""
+async def test_a_store_node_goes_on_as_before_while_none_computes():
+    """The first instance that comes back finds all that it held."""
     world = World(index_stride_tokens=128)
     store, worker = world.register("s0", Role.STORE), world.register("p0", Role.PREFILL, 64)
     await world.tell(store, range(50))
@@ -153,7 +153,7 @@ async def test_while_no_instance_computes_a_store_node_goes_on_as_before():
     assert (store.every, world.held(store, 2)) == (2, 50)
 
 
-async def test_placements_reuse_and_expect_up_to_the_last_block_of_the_sample():
+async def test_placements_reuse_up_to_the_last_block_of_the_sample():
     world = World(index_stride_tokens=64)
     fleet = world.conductor.fleet
     holder, _, _ = (

@@ -1,4 +1,4 @@
-"""How many instances a conductor says there should be."""
+"""The number of instances that a conductor asks for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_who_is_refused_for_want_of_room_counts_as_late() -> None:
     assert world.wanted == 2
 
 
-def test_one_goes_where_little_is_to_be_done_and_none_is_told_of_who_left() -> None:
+def test_an_idle_cluster_wants_one_fewer_an_empty_one_nothing() -> None:
     world = World(("p0", Role.MIXED), ("p1", Role.MIXED), ("p2", Role.MIXED))
     world.sizing.look()
     world.ask(1, 10)
@@ -99,7 +99,7 @@ def test_who_is_lost_is_still_wanted() -> None:
     world.sizing.look()
     for number in range(1, 4):
         world.fleet.leave(f"p{number}")
-    world.ask(1, 4_000)  # what is left is overloaded
+    world.ask(1, 4_000)  # the remaining instances are overloaded
     world.now_s = 5.0
     world.sizing.look()
     assert world.wanted == 4
@@ -129,8 +129,10 @@ def test_nothing_is_said_while_instances_are_still_registering() -> None:
 
 @pytest.mark.parametrize("ttft_slo_s", [2.0, 0.0])
 def test_what_no_instance_more_would_help_asks_for_none(ttft_slo_s: float) -> None:
-    """A prompt that takes longer than its own limit, or than the conductor's default, where nobody waits. Where that is
-    off, instances are added by the scaler's SLO."""
+    """A prompt alone takes longer than its own limit, or than the conductor's default, while none waits.
+
+    If that limit is off, instances are added by the scaler's SLO.
+    """
     world = World(("p0", Role.MIXED), ttft_slo_s=ttft_slo_s)
     for state in world.fleet.instances():
         state.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))
@@ -145,7 +147,7 @@ def test_what_no_instance_more_would_help_asks_for_none(ttft_slo_s: float) -> No
     assert world.wanted == 1
 
 
-def test_a_time_between_tokens_that_nobody_has_asks_for_no_instances() -> None:
+def test_an_impossible_time_between_tokens_asks_for_no_instances() -> None:
     world = World(("p0", Role.MIXED))
     for state in world.fleet.instances():
         world.fleet.set_load(state, InstanceLoad(running_requests=1, mean_tbt_ms=50.0), 0.0)
@@ -158,7 +160,7 @@ def test_a_time_between_tokens_that_nobody_has_asks_for_no_instances() -> None:
     assert world.wanted == 1
 
 
-def test_what_no_idle_instance_would_compute_in_time_asks_for_none_where_nobody_is_refused() -> None:
+def test_work_too_long_for_idle_instances_asks_for_none() -> None:
     world = World(("p0", Role.MIXED), ttft_slo_s=0.0)
     state = world.fleet.get("p0")
     assert state is not None

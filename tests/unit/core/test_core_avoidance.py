@@ -1,5 +1,3 @@
-"""Who is left alone, and for how long."""
-
 from __future__ import annotations
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -10,7 +8,7 @@ def test_the_pause_grows_with_failures_and_ends_with_a_success() -> None:
     avoidance = Avoidance(first_s=1.0, max_s=3.0)
     assert not avoidance.avoids("a", 0.0)
     avoidance.failed("a", 0.0)
-    avoidance.failed("a", 0.1)  # was on its way when the first one failed
+    avoidance.failed("a", 0.1)  # this request was on its way when the first one failed
     assert avoidance.avoids("a", 0.99)
     assert not avoidance.avoids("a", 1.0)
     avoidance.failed("a", 1.0)
@@ -74,7 +72,7 @@ def test_a_success_that_began_before_the_last_failure_is_no_news():
     assert not avoidance.avoids("a", 5.9)
 
 
-def test_lateness_speaks_against_whom_a_fair_part_of_the_time_was_offered():
+def test_lateness_counts_only_when_fair_time_was_offered():
     late = DeadlineExceeded("late")
     assert blames_peer(late)
     assert blames_peer(late, 0.3, 1.0)
@@ -82,7 +80,7 @@ def test_lateness_speaks_against_whom_a_fair_part_of_the_time_was_offered():
     assert blames_peer(Unavailable("gone"), 0.2, 1.0)
 
 
-def test_one_tries_whether_a_peer_is_back_while_the_others_leave_it_alone():
+def test_one_tries_an_avoided_peer_while_others_leave_it_alone():
     avoidance = Avoidance(first_s=1.0, max_s=8.0)
     avoidance.tried("a", 0.0)
     assert "a" not in avoidance, "nothing to find out"
@@ -94,7 +92,7 @@ def test_one_tries_whether_a_peer_is_back_while_the_others_leave_it_alone():
     assert not avoidance.avoids("a", 2.0), "whoever tried it gave up: another may"
     assert "a" in avoidance
     avoidance.tried("a", 2.0)
-    avoidance.failed("a", 2.1)  # that was the one
+    avoidance.failed("a", 2.1)  # the one allowed attempt failed
     assert avoidance.avoids("a", 4.0)
     assert not avoidance.avoids("a", 4.1)
     avoidance.tried("a", 5.0)

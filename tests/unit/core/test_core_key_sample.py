@@ -20,7 +20,7 @@ def test_how_many_keys_a_stride_is(stride_tokens, block_tokens, every):
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000))
-def test_a_stride_is_never_longer_than_was_asked_for_unless_a_block_is(stride_tokens, block_tokens):
+def test_a_stride_is_no_longer_than_asked_unless_a_block_is(stride_tokens, block_tokens):
     every = sample_every(stride_tokens, block_tokens)
     assert is_sample(every)
     assert every == 1 or every * block_tokens <= stride_tokens

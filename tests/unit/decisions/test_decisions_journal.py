@@ -1,4 +1,4 @@
-"""What decisions are told is written down whole: nothing that changes them gets past a journal."""
+"""Journals record completely what decisions are told: nothing that changes them is missed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ READS |= {"next_deadline", "next_demand"}
     ("module", "inputs"),
     [
         (Admission, INSTANCE_INPUTS["admission"]),
-        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these
+        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these two
         (Eviction, INSTANCE_INPUTS["eviction"]),
         (PromptQueue, INSTANCE_INPUTS["prompts"]),
         (StepScheduler, INSTANCE_INPUTS["steps"]),
@@ -93,7 +93,7 @@ def test_a_queue_decides_the_same_again() -> None:
     assert (seen.calls, seen.different) == (8, 0)
 
 
-def test_a_queue_with_all_that_it_can_be_told_decides_the_same_again() -> None:
+def test_a_queue_with_all_its_inputs_decides_the_same_again() -> None:
     config = FrontConfig(slots=2, limit=4, ageing_s=2.0)
     lines: list[str] = []
     journal = Journal(

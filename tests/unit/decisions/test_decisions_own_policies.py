@@ -1,4 +1,4 @@
-"""Policies of one's own, in the rooms where policies decide, derived from what may be derived from there."""
+"""User-defined policies in the rooms where policies decide, derived from classes that allow it."""
 
 from __future__ import annotations
 
@@ -128,8 +128,6 @@ def test_a_journal_imports_nothing_that_was_not_named(monkeypatch: pytest.Monkey
         (PUSHING_RULES, "pinyon.routing.interface.PushingRule"),
     ],
 )
-def test_an_error_names_what_is_lacking_and_what_a_policy_may_derive_from(
-    registry: Registry[object], base: str
-) -> None:
+def test_an_error_names_what_is_lacking_and_the_base_class(registry: Registry[object], base: str) -> None:
     with pytest.raises(ValueError, match=f"the class has no .* implements {base}, and may derive from it"):
         registry.checked(f"{MODULE}:End")

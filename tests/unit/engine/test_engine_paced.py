@@ -1,4 +1,4 @@
-"""The paced engine on a virtual clock: steps take what the profile's formula says, and nothing adds up beside it."""
+"""The paced engine on a virtual clock: steps take what the profile's formula says, and errors do not add up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUND = EngineProfile("s", "", "", 0.5, 0.001, 1e-6, 0.25, 0.125, 0.01)
 
 
 class VirtualTime:
-    """A clock that only sleeping moves, and that oversleeps."""
+    """A clock that advances only by sleeping, and that oversleeps."""
 
     def __init__(self, overshoot_s: float = 0.0) -> None:
         self.now_s = 1000.0
@@ -97,7 +97,7 @@ def test_what_sleeping_overshoots_does_not_add_up() -> None:
     engine = time.engine()
     for _ in range(1000):
         engine.step([], [slot(0)])
-        time.now_s += 0.001  # what the engine loop takes
+        time.now_s += 0.001  # the time that the engine loop takes
     assert time.now_s - 1000 == pytest.approx(1000 * (0.5 + 0.25 + 0.125 + 0.01), abs=0.003)
 
 
@@ -111,7 +111,7 @@ def test_an_idle_engine_saves_nothing_up() -> None:
     assert time.now_s - begun_s == pytest.approx(0.885)
 
 
-def test_layers_are_spread_over_the_step_and_waiting_for_one_prolongs_it() -> None:
+def test_layers_spread_over_the_step_and_a_late_one_prolongs_it() -> None:
     time = VirtualTime()
     seen: list[tuple[str, int, float]] = []
 
@@ -148,7 +148,7 @@ def test_a_step_that_a_hook_aborted_can_be_repeated() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 200), st.integers(1, 40), st.data())
-def test_tokens_do_not_depend_on_chunks_batches_or_where_they_are_resumed(seed, prompt, count, data) -> None:
+def test_tokens_do_not_depend_on_chunks_batches_or_resumption(seed, prompt, count, data) -> None:
     sampling = SamplingParams(seed=seed)
     engine, other = VirtualTime().engine(), VirtualTime().engine()
     whole = engine.step([chunk(0, prompt, sampling)], []).prefill_tokens

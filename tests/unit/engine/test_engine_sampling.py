@@ -1,4 +1,4 @@
-"""The sampler against a brute-force reading of its definition."""
+"""The sampler against its definition, read by brute force."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reference_scores(
     index: int = 0,
     eos: Sequence[int] = (),
 ) -> list[float]:
-    """What is left of each logit when everything that does not depend on chance was done to it, one by one."""
+    """Returns the logits after each step that does not depend on chance, computed one by one."""
     scores = [float(x) for x in logits]
     for token, bias in params.logit_bias:
         scores[token] += bias
@@ -46,7 +46,7 @@ def reference_scores(
 
 
 def reference_distribution(scores: Sequence[float], params: SamplingParams, suppress: set[int]) -> dict[int, float]:
-    """Probability of each token that may be drawn, in order of falling probability, ties by id."""
+    """Returns the probability of each token that may be drawn, most probable first, ties by id."""
     kept = [(-float(x) / params.temperature, i) for i, x in enumerate(scores) if i not in suppress and x > -math.inf]
     kept.sort()
     best = kept[0][0]
@@ -113,7 +113,7 @@ def test_every_draw_is_the_inverse_distribution_at_the_hash(
         seen += p
 
 
-def test_greedy_takes_the_lowest_id_of_equals_and_respects_suppression() -> None:
+def test_greedy_takes_the_lowest_of_equals_and_obeys_suppression() -> None:
     assert Sampler(8).sample(LOGITS, SamplingParams(), 0) == 1
     assert Sampler(8, (1,)).sample(LOGITS, SamplingParams(), 0) == 3
     assert Sampler(8, (1,)).sample(LOGITS, SamplingParams(temperature=1.0, top_k=1), 5) == 3
@@ -176,13 +176,13 @@ PROMPT, GENERATED = [1, 3], [3, 6, 6]
         ({}, 1),
         ({"logit_bias": ((4, 7.5),)}, 4),
         ({"logit_bias": ((1, -100.0), (3, -100.0))}, 6),
-        ({"repetition_penalty": 2.0}, 2),  # 1.5, 1.5 and 1.25 for those that were there
+        ({"repetition_penalty": 2.0}, 2),  # 1.5, 1.5 and 1.25 for earlier tokens
         ({"repetition_penalty": 0.5}, 1),
         ({"presence_penalty": 2.0}, 1),  # the prompt does not count
         ({"presence_penalty": -2.0}, 3),
         ({"frequency_penalty": -1.5}, 6),
         ({"min_tokens": 4, "stop_token_ids": (1, 3)}, 6),
-        ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three are there
+        ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three tokens were generated
         ({"min_tokens": 4}, 3),  # 1 is EOS
         ({"min_tokens": 4, "ignore_eos": True}, 3),
         ({"min_tokens": 3, "ignore_eos": True}, 1),
@@ -223,7 +223,7 @@ def test_extreme_values_draw_a_valid_token(temperature: float, scale: float) -> 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-320, 1e-300])
 @pytest.mark.parametrize("change", [{}, {"min_p": 0.1}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 1e-320}])
-def test_the_smallest_repetition_penalty_leaves_the_tokens_so_far(penalty: float, change: dict[str, Any]) -> None:
+def test_the_smallest_repetition_penalty_keeps_to_past_tokens(penalty: float, change: dict[str, Any]) -> None:
     counts = TokenCounts(np.array([5, 6, 1], np.uint32), 0)
     row = np.linspace(-3, 3, 8).astype(np.float32)
     params = SamplingParams(repetition_penalty=penalty, **{"temperature": 1.0, **change})

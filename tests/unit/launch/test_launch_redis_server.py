@@ -1,4 +1,4 @@
-"""Finding Redis: by URL, else started here; what was started ends with close."""
+"""Finding Redis by URL, else starting it; a started server ends with close."""
 
 import socket
 import sys
@@ -16,7 +16,7 @@ def test_a_started_redis_answers_and_ends():
     try:
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
-        # A second one finds the first by its URL and does not own it.
+        # A second server finds the first by its URL, and does not own it.
         other = find_redis(server.url)
         assert (other.origin, other.process) == ("url", None)
         other.close()
@@ -46,7 +46,7 @@ def test_a_dead_url_is_a_clear_error():
 
 
 @pytest.mark.parametrize("said", ["Redis server v=6.0.16 sha=0", "no version at all", None])
-def test_what_is_too_old_or_does_not_run_on_the_path_is_passed_over(monkeypatch, tmp_path, said):
+def test_a_redis_too_old_or_unable_to_run_is_passed_over(monkeypatch, tmp_path, said):
     old = tmp_path / "redis-server"
     old.write_text("#!/nobody/home\n" if said is None else f"#!/bin/sh\necho '{said}'\n")
     old.chmod(0o755)
@@ -65,7 +65,7 @@ def test_no_server_at_all_is_a_clear_error(monkeypatch):
 
 
 def test_one_that_does_not_answer_in_time_is_ended(monkeypatch):
-    """Else it would have the port, and look as if it lived."""
+    """A server left alive would keep the port, and look healthy."""
     monkeypatch.setattr(redis_server, "_START_S", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

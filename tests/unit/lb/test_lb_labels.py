@@ -1,4 +1,4 @@
-"""What kind of request it is, and whose."""
+"""The kind and the owner of a request, by its labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chat(*roles: str, **fields: object) -> Call:
 
 
 def labels(**headers: str | bytes) -> Labels:
-    """Headers by name, with ``_`` for ``-``; text goes as UTF-8."""
+    """Returns the labels of headers by name, with ``_`` for ``-``; text goes as UTF-8."""
     raw = [
         (name.replace("_", "-").encode(), value.encode() if isinstance(value, str) else value)
         for name, value in headers.items()
@@ -82,7 +82,7 @@ def test_our_session_header_goes_first(order):
     assert labels(**dict(empty)).session == theirs, "empty is not said"
 
 
-def test_others_session_ids_are_told_apart_and_never_carried_as_they_came():
+def test_session_ids_are_told_apart_and_never_passed_on_in_clear():
     names = {text: labels(x_session_id=text).session for text in ("theirs", "Bearer s3cret", "theirs-2")}
     assert len(set(names.values())) == 3
     assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names.values())

@@ -1,4 +1,4 @@
-"""What is worked on within the event loop, and what is not."""
+"""The prompts that are worked on within the event loop, and those that are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CARD = load_card(str(Path(__file__).parents[2] / "data" / "golden_text" / "qwen2
 @pytest.mark.parametrize(
     ("chars", "elsewhere"), [(20, False), (INLINE_CHARS + 4 * NEW_CHARS, True), (THREAD_CHARS, True)]
 )
-async def test_what_a_template_writes_beside_messages_is_part_of_their_size(chars: int, elsewhere: bool) -> None:
+async def test_text_a_template_adds_counts_in_the_size_of_messages(chars: int, elsewhere: bool) -> None:
     text = " ".join(f"{chars}{number * 7919:x}" for number in range(chars))[:chars]
     assert isinstance(CARD.tokenizer, HfTokenizer)
     template = JinjaChatTemplate("{{ names.one[0] }}{{ messages[0].content }}", CARD.tokenizer)

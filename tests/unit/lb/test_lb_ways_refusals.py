@@ -1,4 +1,4 @@
-"""Another region's word after it has refused what it was sent."""
+"""Another region's reports after it has refused a request."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Clock:
 
 
 def available(ways: ServedModels) -> bool:
-    """It has said just now that it has room."""
+    """Returns whether the other region is available after it has just reported room."""
     ways.heard("lb-eu", "eu", {"m": ROOM}, 0.05, draining=False)
     (_, other) = ways.dry_run(ways.of("m"), (), "")
     return other.available
 
 
-def test_a_region_that_refuses_whatever_it_says_is_asked_less_and_less():
+def test_a_region_that_keeps_refusing_is_asked_less_and_less():
     clock = Clock()
     ways = ServedModels("us", clock, pushing="pending", own=["m"])
     asked = 0

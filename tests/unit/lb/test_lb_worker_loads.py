@@ -1,4 +1,4 @@
-"""Instances that are watched: when a session is opened to them, and what is handed on of what they say."""
+"""Watched instances: when a session is opened to them, and which of their reports are handed on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 
 
 class Stream:
-    """A dialed stream: the test is the instance."""
+    """A dialed stream on which the test plays the instance."""
 
     dialed: ClassVar[list[Stream]] = []
 
@@ -102,14 +102,14 @@ async def test_the_first_message_asks_and_what_is_said_is_handed_on(lb: Balancer
     assert len(Stream.dialed) == 1, "one session for both"
 
 
-async def test_one_that_ends_is_lost_once_and_dialed_again_after_its_pause(lb: Balancer) -> None:
+async def test_a_session_that_ends_is_lost_once_and_redialed_later(lb: Balancer) -> None:
     lb.sessions.watch({"d:1": "a"})
     await (await lb.dialed(1)).says()
     Stream.dialed[0].end()
     await until(lambda: lb.lost)
     lb.now += 0.051
     second = await lb.dialed(2)
-    second.end()  # it has said nothing
+    second.end()  # the stream ended without a report
     await until(lambda: len(lb.sessions) == 0)
     lb.now += 0.051
     third = await lb.dialed(3)
@@ -130,7 +130,7 @@ async def test_who_is_let_go_is_lost_and_not_dialed_again(lb: Balancer) -> None:
     lb.sessions.keep_only(frozenset(("d:2",)))
     assert lb.lost == ["a"]
     await until(lambda: len(lb.sessions) == 1)
-    await Stream.dialed[0].says()  # what was on its way
+    await Stream.dialed[0].says()  # the report was on its way
     lb.now += 10
     lb.sessions._dial()
     assert len(Stream.dialed) == 2
@@ -140,7 +140,7 @@ async def test_who_is_let_go_is_lost_and_not_dialed_again(lb: Balancer) -> None:
     await until(lambda: len(lb.sessions) == 0)
 
 
-async def test_one_that_has_restarted_is_dialed_at_once_and_old_news_are_dropped(lb: Balancer) -> None:
+async def test_a_restart_is_dialed_at_once_and_old_news_are_dropped(lb: Balancer) -> None:
     lb.sessions.watch({"d:1": "a"})
     await (await lb.dialed(1)).says()
     stream, _ = await lb.sessions.open("d:1", 10, 0.0, "a")
@@ -156,7 +156,7 @@ async def test_one_that_has_restarted_is_dialed_at_once_and_old_news_are_dropped
     assert lb.lost == ["a"]
 
 
-async def test_another_instance_at_the_address_has_a_session_of_its_own(lb: Balancer) -> None:
+async def test_another_instance_at_the_address_gets_its_own_session(lb: Balancer) -> None:
     lb.sessions.watch({"d:1": "a"})
     await (await lb.dialed(1)).says()
     lb.sessions.watch({"d:1": "b"})

@@ -1,4 +1,4 @@
-"""Markers are found as an alternation of them finds them, longest first, in far fewer steps."""
+"""Markers are found as a regular alternation would find them, longest first, in far fewer steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_longest_is_found(markers: list[str], text: str) -> None:
 
 
 def ways_at_once(pattern: str) -> int:
-    """The most alternatives of any group; of a pattern without escapes and classes."""
+    """Returns the most alternatives of any group of a pattern without escapes and classes."""
     most, open_groups = 1, [1]
     for char in pattern:
         if char == "(":
@@ -43,7 +43,7 @@ def ways_at_once(pattern: str) -> int:
 
 
 @pytest.mark.parametrize("count", [20, 1000])
-def test_a_place_takes_steps_by_its_characters_not_by_the_number_of_markers(count: int) -> None:
+def test_the_cost_of_a_place_does_not_grow_with_the_markers(count: int) -> None:
     markers = [f"<SPECIAL_{number}>" for number in range(count)]
     assert ways_at_once(Markers(markers).pattern.pattern) <= len("0123456789>")
     assert Markers(markers).marks == ("<SPECIAL_",)

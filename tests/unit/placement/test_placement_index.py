@@ -65,7 +65,7 @@ def test_several_holders_together_reach_further_than_each(index):
 
 
 @pytest.mark.parametrize("spans_max", [None, 64])
-def test_readers_that_hold_nothing_cost_one_look_at_a_prompt_in_many_pieces(spans_max):
+def test_readers_without_blocks_cost_one_look_at_many_pieces(spans_max):
     """A conversation of a thousand short turns has as many pieces, and there are hundreds of readers."""
 
     class Counting(list):
@@ -217,7 +217,7 @@ def test_of_a_full_index_what_is_asked_for_stays(index):
 
 @pytest.mark.parametrize("churn", [0, 200, 256, 300, 1000])
 def test_the_oldest_goes_however_long_it_was_there(churn):
-    """Ages are told apart for a while, and what is older than that stays the oldest."""
+    """The index tells ages apart for a while; blocks older than that stay the oldest."""
     index = BlockIndex(64)
     assert index.add() == A.bit
     index.apply_snapshot(A, 0, keys(0), first=True, last=True)
@@ -255,7 +255,7 @@ def big_index(count: int) -> BlockIndex:
     return index
 
 
-def test_a_dropped_holder_is_gone_at_once_and_cleared_away_in_portions():
+def test_a_dropped_holder_is_gone_at_once_but_cleared_in_parts():
     count = 5 * COLLECT_SLOTS
     index = big_index(count)
     index.drop(A)

@@ -1,4 +1,4 @@
-"""Which reported fetches are believed, and that what is remembered for it has bounds."""
+"""The reported fetches that are believed, and the bounds of what is remembered for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_span_is_believed_once_and_of_its_reader_alone(fleet):
     assert len(planned) == 0
 
 
-def test_who_is_asked_for_a_span_may_have_the_first_blocks_of_the_next(fleet):
+def test_a_span_may_come_with_the_first_blocks_of_the_next(fleet):
     planned, p0, s0 = PlannedFetches(100, 10.0), member(fleet, "p0"), member(fleet, "s0")
     planned.plan(placed(fleet, "p0", s0=4), 0.0)
     assert not planned.came(p0, s0, (4 + EVERY_MAX) * BLOCK, 1.0)
@@ -57,7 +57,7 @@ def test_a_large_fetch_leaves_the_plan_of_a_small_one(fleet, planned_blocks):
 
 
 def test_a_small_fetch_leaves_the_plan_of_a_large_one(fleet):
-    """Prompts overtake each other, and large reads tell most."""
+    """Prompts overtake each other, and large reads tell most about speed."""
     planned, p0, s0 = PlannedFetches(100, 10.0), member(fleet, "p0"), member(fleet, "s0")
     for blocks in (1000, 1):
         planned.plan(placed(fleet, "p0", s0=blocks), 0.0)

@@ -1,4 +1,4 @@
-"""When instances are added, and when one goes."""
+"""Tests of when instances are added, and when an instance goes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_slo_of_a_request_counts() -> None:
 
 @pytest.mark.parametrize("slo_s", [0.0, 5.0])
 def test_what_no_idle_instance_answers_in_time_asks_for_none(slo_s: float) -> None:
-    """And it is work nonetheless: those who do it are not idle."""
+    """The requests are work nonetheless: the instances that serve them are not idle."""
     long = scaler()
     for number in range(400):
         long.placed(6.1, 6.0, number * 0.5, slo_s, own_s=6.1)
@@ -97,7 +97,7 @@ def test_they_go_one_by_one_while_the_others_stay_idle() -> None:
     assert all(later - former >= SETTINGS.between_s for former, later in pairwise(left))
 
 
-def test_nobody_goes_while_one_is_overloaded_or_too_little_is_known() -> None:
+def test_nobody_goes_while_one_is_overloaded_or_little_is_known() -> None:
     assert scaler().decide([0.0] * 8, 29.0) == 0
     assert scaler().decide([0.0] * 8, 30.0) == -1
     assert scaler().decide([*[0.0] * 7, 2.6], 30.0) == 0
@@ -151,7 +151,7 @@ def test_no_time_between_two_that_go() -> None:
     assert hasty.decide([0.0, 0.0], 1.0) == -1
 
 
-def test_what_an_idle_cluster_would_be_too_late_with_asks_for_nothing() -> None:
+def test_requests_too_late_even_for_an_idle_cluster_ask_for_none() -> None:
     late = scaler()
     for number in range(100):
         late.placed(6.1, 6.1, 0.1 * number)

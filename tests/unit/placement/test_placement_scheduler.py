@@ -62,7 +62,7 @@ def test_a_busy_holder_is_left_and_its_blocks_fetched(fleet, scheduler):
     assert decision.transfer_s > 0
 
 
-def test_nothing_is_fetched_from_a_source_that_just_failed_its_reader(fleet, scheduler):
+def test_nothing_is_fetched_from_a_source_that_failed_its_reader(fleet, scheduler):
     for name in ("s0", "s1"):
         hold(fleet, name, range(300))
     for name in ("p0", "p1"):
@@ -78,8 +78,8 @@ def test_nothing_is_fetched_from_a_source_that_just_failed_its_reader(fleet, sch
     assert again.fetches
 
 
-def test_a_source_that_failed_all_its_readers_is_left_out_without_looking_at_all_sources(monkeypatch):
-    """With hundreds of instances a placement would else take a third of a second, which stalls the conductor."""
+def test_a_source_that_failed_all_is_skipped_without_a_full_scan(monkeypatch):
+    """A full scan of hundreds of instances would take a third of a second, which stalls the conductor."""
     fleet = make_fleet(*((f"p{number:02}", MIXED) for number in range(40)), *((f"s{n}", STORE) for n in range(4)))
     for number in range(4):
         hold(fleet, f"s{number}", range(300))
@@ -226,7 +226,7 @@ def test_full_kv_memory_counts_as_load(fleet, scheduler):
     assert names(scheduler.schedule(ask(), 0.0))[1] == "d1"
 
 
-def test_where_somebody_waits_for_memory_is_full_whatever_is_free(fleet, scheduler):
+def test_an_instance_where_requests_wait_for_memory_is_full(fleet, scheduler):
     for name in ("d0", "d1"):
         fleet.set_load(member(fleet, name), InstanceLoad(used_blocks=100 if name == "d0" else 500), 0.0)
     assert names(scheduler.schedule(ask("a"), 0.0))[1] == "d0"
@@ -234,7 +234,7 @@ def test_where_somebody_waits_for_memory_is_full_whatever_is_free(fleet, schedul
     assert names(scheduler.schedule(ask("b"), 0.0))[1] == "d1"
 
 
-def test_the_wait_for_memory_is_part_of_the_ttft_at_each_instance_once(fleet, scheduler):
+def test_the_ttft_has_the_wait_for_memory_of_each_instance_once(fleet, scheduler):
     without = scheduler.schedule(ask("a"), 0.0)
     fleet.inflight.release("a")
     for name in ("d0", "d1"):
@@ -252,7 +252,7 @@ def test_the_wait_for_memory_is_part_of_the_ttft_at_each_instance_once(fleet, sc
     assert Scheduler(mixed, KvCacheCentric()).schedule(ask(), 0.0).room_s == 3.0
 
 
-def test_what_may_be_generated_counts_no_more_than_answers_have_in_the_mean(fleet, scheduler):
+def test_answers_are_expected_to_be_no_longer_than_the_mean(fleet, scheduler):
     few = scheduler.schedule(ask("a", max_tokens=16), 0.0).decode
     before = few.inflight_decode_blocks
     assert before == -(-(161 + 16) // 16)
@@ -269,7 +269,7 @@ def test_on_near_ties_the_holder_of_the_prefix_decodes(fleet, scheduler):
     assert names(scheduler.schedule(ask("b"), 0.0))[1] == "d0"
 
 
-def test_a_mixed_instance_keeps_what_it_prefilled_unless_it_is_busy():
+def test_a_mixed_instance_keeps_its_prefills_unless_it_is_busy():
     fleet = make_fleet(("x0", MIXED), ("x1", MIXED))
     scheduler = Scheduler(fleet, KvCacheCentric())
     hold(fleet, "x1", range(10))
@@ -343,7 +343,7 @@ def test_more_keys_than_full_blocks_are_refused(scheduler):
     assert error.value.field == "block_keys"
 
 
-def test_what_fits_nowhere_is_refused_by_the_field_that_is_too_large():
+def test_a_request_that_fits_nowhere_names_its_too_large_field():
     fleet = make_fleet(("p0", PREFILL), ("d0", DECODE))
     fleet.join(info("d1", DECODE, capacity_blocks=20), 0.0)
     scheduler = Scheduler(fleet, KvCacheCentric())
@@ -360,7 +360,7 @@ def test_what_fits_nowhere_is_refused_by_the_field_that_is_too_large():
 # -- admission
 
 
-def test_rejection_names_the_time_after_which_the_queue_is_short_enough(fleet, scheduler):
+def test_a_rejection_names_the_time_until_the_queue_is_short(fleet, scheduler):
     for name in ("p0", "p1"):
         fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100_000), 0.0)  # 10 s by the prior
     with pytest.raises(Rejected) as rejected:
@@ -379,7 +379,7 @@ def test_no_retry_hint_when_even_an_idle_instance_is_too_slow(scheduler):
     assert refused.value.retry_after_s is None
 
 
-def test_the_default_limit_refuses_for_the_wait_and_not_for_the_length(fleet, scheduler):
+def test_the_default_limit_refuses_for_the_wait_not_the_length(fleet, scheduler):
     def long(name: str):
         return ask(name, blocks=450, block_keys=b"", ttft_slo_s=0.5, ttft_slo_named=False)
 
@@ -422,7 +422,7 @@ def test_rejection_by_time_between_tokens(fleet, scheduler):
 # -- while instances may be unknown
 
 
-def test_what_an_unknown_instance_may_prove_wrong_is_worth_another_try(fleet, scheduler):
+def test_an_error_unknown_instances_may_undo_says_try_again(fleet, scheduler):
     fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=100_000), 0.0)
     refused = (
         ask(model="other"),
@@ -447,7 +447,7 @@ def test_what_an_unknown_instance_may_prove_wrong_is_worth_another_try(fleet, sc
 # -- what is in flight
 
 
-def test_a_placement_counts_until_its_end_is_reported_by_the_instance_it_is_on(fleet, scheduler):
+def test_a_placement_counts_until_its_own_instance_ends_it(fleet, scheduler):
     hold(fleet, "s0", range(100))
     scheduler.schedule(ask(blocks=100), 0.0)
     p0, p1, d0, s0 = (member(fleet, name) for name in ("p0", "p1", "d0", "s0"))
@@ -505,8 +505,8 @@ def test_what_no_decode_instance_claims_is_forgotten_soon(fleet, scheduler):
     assert decode.inflight_decodes == refused.inflight_decodes == elsewhere.inflight_decode_blocks == 0
 
 
-def test_what_is_not_claimed_again_after_a_new_session_is_forgotten_soon(fleet, scheduler):
-    """The reports of some ends were lost with the session before: nothing else would tell for minutes."""
+def test_a_placement_unclaimed_after_a_new_session_is_forgotten(fleet, scheduler):
+    """The reports of some ends were lost with the previous session: nothing else would tell for minutes."""
     fleet.leave("d1")
     d0 = member(fleet, "d0")
     for name in ("runs", "ended", "to come"):
@@ -546,8 +546,8 @@ def test_an_instance_that_leaves_takes_its_share_along(fleet, scheduler):
 
 
 @pytest.mark.parametrize("lost", ["before", "after", "never begun"])
-def test_a_prompt_does_not_outlive_the_request_whose_decode_instance_is_gone(fleet, scheduler, lost):
-    """The report of the prompt's end went with a session of its instance, and nobody else could tell of it."""
+def test_a_prompt_does_not_outlive_its_lost_decode_instance(fleet, scheduler, lost):
+    """The report of the prompt's end was lost with a session of its instance, and no other peer could report it."""
     decision = scheduler.schedule(ask(), 0.0)
     prefill, decode = decision.prefill, decision.decode
     assert prefill is not decode
@@ -563,7 +563,7 @@ def test_a_prompt_does_not_outlive_the_request_whose_decode_instance_is_gone(fle
     assert fleet.inflight.expire(20.0) == 0, "nothing is left to be forgotten"
     assert (fleet.inflight.prefills, fleet.inflight.decodes) == (0, 0)
     assert (prefill.queued_prefill_us, prefill.computing, prefill.inflight_reads) == (0, 0, 0)
-    fleet.inflight.end_prefill("r", prefill, 3.0)  # it may still come, and nothing comes of it
+    fleet.inflight.end_prefill("r", prefill, 3.0)  # the report may still come, without effect
 
 
 def test_a_prompt_does_not_outlive_a_decode_that_got_too_old():
@@ -607,8 +607,8 @@ def test_a_newcomer_inherits_its_siblings_cost_models(fleet):
     assert stranger.prefill_model.samples == 0
 
 
-def test_a_request_that_only_an_excluded_instance_can_take_is_not_the_clients_fault():
-    """That one was full, or failed: trying again helps."""
+def test_a_request_only_an_excluded_one_can_take_is_unavailable():
+    """The excluded instance was full, or failed: a retry helps."""
     fleet = make_fleet()
     fleet.join(info("big", MIXED, max_context_tokens=8192), 0.0)
     fleet.join(info("small", MIXED, max_context_tokens=1024), 0.0)

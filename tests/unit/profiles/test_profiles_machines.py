@@ -1,4 +1,4 @@
-"""Machine profiles: where they come from, and what is wrong with bad ones."""
+"""Machine profiles: their sources, and the errors of bad ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pinyon.profiles.machine_profile import built_in_machines, load_machine
 
 
 @pytest.mark.parametrize("name", built_in_machines())
-def test_built_in_machines_say_where_they_come_from_and_have_an_engine(name: str) -> None:
+def test_built_in_machines_have_a_source_and_an_engine(name: str) -> None:
     machine = load_machine(name)
     assert machine.source
     assert machine.stated

@@ -1,4 +1,4 @@
-"""The committed generated code is what the protos generate, and the protos keep their own rules."""
+"""The committed generated code matches the protos, and the protos keep their own rules."""
 
 import re
 import sys
@@ -43,7 +43,7 @@ def test_package_is_the_folder_and_is_versioned(path):
 
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.stem)
-def test_rpcs_have_messages_of_their_own_and_services_end_in_service(path):
+def test_rpcs_have_own_messages_and_services_end_in_service(path):
     text = path.read_text()
     for name, request, response in re.findall(r"rpc (\w+)\((?:stream )?(\w+)\) returns \((?:stream )?(\w+)\)", text):
         assert (request, response) == (f"{name}Request", f"{name}Response")

@@ -1,4 +1,4 @@
-"""Who sends what waits: the end of the turn, or the writer, never both."""
+"""Waiting messages are sent by the end of the turn or by the writer, never by both."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_before_the_writer_waits_everything_is_its():
     assert (owner.waiting, owner.sent) == (1, 0)
 
 
-async def test_while_the_writer_waits_what_comes_goes_at_the_end_of_the_turn():
+async def test_while_the_writer_waits_news_goes_at_the_end_of_the_turn():
     owner = Owner()
     writer = await waiting_writer(owner)
     owner.come()

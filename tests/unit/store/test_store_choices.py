@@ -1,4 +1,4 @@
-"""Which node, and which one not for a while."""
+"""The choice of a node, and the avoidance of a node for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NODES = dict.fromkeys(["kv-0", "kv-1", "kv-2", "kv-3"], 1.0)
 KEYS = [number.to_bytes(16, "big") for number in range(2000)]
 
 
-def test_the_ranking_does_not_depend_on_the_order_of_nodes_and_is_fixed() -> None:
+def test_the_ranking_is_fixed_and_ignores_the_order_of_nodes() -> None:
     assert rank(KEYS[7], NODES) == rank(KEYS[7], dict(reversed(NODES.items()))) == ["kv-0", "kv-2", "kv-1", "kv-3"]
     assert rank(KEYS[7], {}) == []
 

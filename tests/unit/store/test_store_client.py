@@ -1,4 +1,4 @@
-"""The client's memory of nodes that failed: who answers but does not deliver is left alone like one who is silent."""
+"""The client's memory of failed nodes: a node that does not deliver is avoided like a silent node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S,
 
 
 class OneNode:
-    """Metadata that name one node for everything; or the ``nodes`` that hold nothing."""
+    """Metadata that name one node for every key, or the ``nodes`` that hold nothing."""
 
     def __init__(self, address: str, nodes: Sequence[NodeRecord] = ()) -> None:
         self.holders = [] if nodes else [NodeRecord("kv-0", "0" * 32, address)]
@@ -72,13 +72,13 @@ async def caller(holder: Holder) -> AsyncIterator[Caller]:
 
 
 def lead_nowhere(reply: kvstore_pb2.AcquireResponse) -> None:
-    """The node answers, but its bytes cannot be had."""
+    """Changes the node's reply so that its bytes cannot be read."""
     reply.segment.port = 9
     reply.segment.shm_address = "@pinyon-nobody"
     reply.segment.nics.clear()
 
 
-async def test_a_node_whose_bytes_do_not_come_is_not_asked_until_its_pause_ends(holder: Holder, caller: Caller) -> None:
+async def test_a_node_whose_bytes_do_not_come_is_asked_after_a_pause(holder: Holder, caller: Caller) -> None:
     holder.twist = lead_nowhere
     assert await caller.get() == [False] * 8
     assert len(holder.asked) == 1
@@ -100,7 +100,7 @@ async def test_a_node_whose_bytes_do_not_come_is_not_asked_until_its_pause_ends(
     assert len(holder.asked) == 5, "a success ends the growth of pauses"
 
 
-async def test_a_small_block_is_fetched_without_a_thread_once_there_is_a_link(holder: Holder, caller: Caller) -> None:
+async def test_a_small_block_is_fetched_without_a_thread_over_a_link(holder: Holder, caller: Caller) -> None:
     async def get() -> list[bool]:
         return await caller.store.get(KEYS[3:4], caller.region, OFFSETS[:1], BLOCK, WAIT_S)
 
@@ -118,9 +118,7 @@ async def test_a_miss_is_no_failure(holder: Holder, caller: Caller) -> None:
     assert len(holder.asked) == 3
 
 
-async def test_a_node_that_there_was_no_time_to_ask_is_neither_blamed_nor_trusted(
-    holder: Holder, caller: Caller
-) -> None:
+async def test_a_node_there_was_no_time_to_ask_is_not_judged(holder: Holder, caller: Caller) -> None:
     holder.twist = lead_nowhere
     await caller.get()
     caller.now = 0.5
@@ -133,7 +131,7 @@ async def test_a_node_that_there_was_no_time_to_ask_is_neither_blamed_nor_truste
 
 
 class Writer:
-    """In place of the client's own: two nodes that take a share of the time they are given, then fail."""
+    """A stand-in for the client's own writer: two nodes take a share of the time that they are given, then fail."""
 
     def __init__(self, caller: Caller, share: float) -> None:
         self.caller = caller
@@ -158,16 +156,16 @@ async def two_nodes(share: float) -> tuple[Caller, Writer]:
     return caller, writer
 
 
-async def test_a_node_that_hangs_leaves_the_next_one_its_share_of_the_time() -> None:
+async def test_a_hanging_node_leaves_the_next_one_its_share_of_time() -> None:
     caller, writer = await two_nodes(share=1.0)
     assert sorted(address for address, _ in writer.asked) == ["1:1", "2:1"]
     assert [timeout_s for _, timeout_s in writer.asked] == [5.0, 5.0]
-    caller.now = 5.4  # the first one's pause ends at 5.5
+    caller.now = 5.4  # the pause of the first node ends at 5.5 s
     await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
     assert len(writer.asked) == 2, "both are left alone"
 
 
-async def test_a_node_that_is_offered_only_what_the_first_one_left_is_not_avoided() -> None:
+async def test_a_node_offered_only_leftover_time_is_not_avoided() -> None:
     caller, writer = await two_nodes(share=1.8)
     (_, first_s), (second, second_s) = writer.asked
     assert (first_s, second_s) == (5.0, 1.0)
@@ -176,11 +174,11 @@ async def test_a_node_that_is_offered_only_what_the_first_one_left_is_not_avoide
     assert [address for address, _ in writer.asked[2:]] == [second]
 
 
-async def test_redis_that_failed_is_not_asked_for_a_moment_and_then_again() -> None:
+async def test_a_failed_redis_is_left_alone_for_a_moment_then_asked() -> None:
     caller = Caller(TransferEngine(), "", [NodeRecord("kv-1", "1" * 32, "1:1")])
     caller.metadata.error = Unavailable("Redis: TimeoutError")
     asked_s = []
-    for step in range(100):  # a tenth of a second each
+    for step in range(100):  # each step takes a tenth of a second
         caller.now = step / 10
         before = caller.metadata.asked
         with pytest.raises(Unavailable):

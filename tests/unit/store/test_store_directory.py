@@ -1,4 +1,4 @@
-"""What the directory makes of lists of nodes: a loss is counted once, and nobody waits for another's question."""
+"""The directory's use of lists of nodes: a loss is counted once, and no request waits for another's question."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Record:
 
 
 class Metadata:
-    """Each question waits for an answer of its own."""
+    """Metadata whose questions each wait for an answer of their own."""
 
     def __init__(self) -> None:
         self.asked: list[asyncio.Future[list[Record]]] = []
@@ -36,7 +36,7 @@ class Play:
 
     async def ask(self) -> asyncio.Task[Any]:
         task = asyncio.create_task(self.directory.nodes())
-        for _ in range(4):  # its turn
+        for _ in range(4):  # lets the task have its turn
             await asyncio.sleep(0)
         return task
 
@@ -47,7 +47,7 @@ class Play:
         await task
 
 
-async def test_a_node_that_is_gone_or_lives_anew_is_a_loss_and_a_new_one_is_none() -> None:
+async def test_a_gone_or_restarted_node_is_a_loss_and_a_new_one_is_not() -> None:
     play = Play()
     seen = []
     for lives in (("a1",), ("a1", "b1"), ("a1", "b1"), ("a1", "b2"), ("a1",), (), ("a1",)):
@@ -56,7 +56,7 @@ async def test_a_node_that_is_gone_or_lives_anew_is_a_loss_and_a_new_one_is_none
     assert seen == [0, 0, 0, 1, 2, 3, 3]
 
 
-async def test_questions_do_not_wait_for_each_other_and_an_old_answer_is_no_loss() -> None:
+async def test_questions_do_not_wait_and_an_old_answer_is_no_loss() -> None:
     play = Play()
     await play.listed("a1")
     play.now += NODES_FRESH_S

@@ -1,4 +1,4 @@
-"""What NIXL leaves behind in a process: connections that UCX never gives back, buffers, descriptors, variables."""
+"""The remains of NIXL in a process: connections that UCX never gives back, buffers, descriptors, variables."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def chains(engine: TransferEngine, transport: str) -> int:
 # --- connections ---
 
 
-def test_links_that_end_for_want_of_use_leave_the_agents_connected(pair: Pair, fake: FakeNixl) -> None:
+def test_idle_links_that_end_leave_the_agents_connected(pair: Pair, fake: FakeNixl) -> None:
     nixl = nixl_of(pair.engine)
     for _ in range(3 * MOST_CONNECTIONS):
         assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
@@ -69,7 +69,7 @@ def test_links_that_end_for_want_of_use_leave_the_agents_connected(pair: Pair, f
     assert (raw_of(pair.engine, fake).connects, raw_of(pair.engine, fake).forgets) == (1, 0)
 
 
-def test_memory_that_is_registered_again_leaves_the_agents_connected(pair: Pair, fake: FakeNixl) -> None:
+def test_memory_registered_again_leaves_the_agents_connected(pair: Pair, fake: FakeNixl) -> None:
     remote = pair.remote
     for number in range(2 * MOST_CONNECTIONS):
         pair.far[:4096] = bytes([number]) * 4096
@@ -81,7 +81,7 @@ def test_memory_that_is_registered_again_leaves_the_agents_connected(pair: Pair,
     assert (raw_of(pair.engine, fake).connects, raw_of(pair.engine, fake).forgets) == (1, 0)
 
 
-def test_other_memory_where_some_lay_costs_a_bounded_number_of_connections(pair: Pair, fake: FakeNixl) -> None:
+def test_memory_replaced_in_place_costs_bounded_connections(pair: Pair, fake: FakeNixl) -> None:
     remote = pair.remote
     reads = MOST_CONNECTIONS + 5
     for start in range(1, reads + 1):
@@ -99,7 +99,7 @@ def test_other_memory_where_some_lay_costs_a_bounded_number_of_connections(pair:
     assert chains(pair.engine, "nixl") == MOST_CONNECTIONS + 1, "memory elsewhere is still read by NIXL"
 
 
-def test_a_peer_that_fails_its_proof_is_tried_a_bounded_number_of_times(
+def test_a_failed_proof_is_tried_a_bounded_number_of_times(
     pair: Pair, fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.05)
@@ -120,7 +120,7 @@ def test_a_peer_that_fails_its_proof_is_tried_a_bounded_number_of_times(
 def test_a_connection_that_broke_is_made_anew(pair: Pair, fake: FakeNixl) -> None:
     failures = iter(range(2))
 
-    def fail(one: Request) -> None:  # the READ, and the one by which the next pairing begins
+    def fail(one: Request) -> None:  # fails the READ, and that of the next pairing
         if next(failures, None) is not None:
             raise FakeError("NIXL_ERR_REMOTE_DISCONNECT")
 
@@ -133,7 +133,7 @@ def test_a_connection_that_broke_is_made_anew(pair: Pair, fake: FakeNixl) -> Non
 
 
 def test_a_read_that_fails_by_itself_leaves_the_agents_connected(pair: Pair, fake: FakeNixl) -> None:
-    """As of memory that the peer has unmapped meanwhile."""
+    """The READ fails like one of memory that the peer has unmapped meanwhile."""
     failures = iter([True])
 
     def fail(one: Request) -> None:
@@ -148,7 +148,7 @@ def test_a_read_that_fails_by_itself_leaves_the_agents_connected(pair: Pair, fak
     assert (raw_of(pair.engine, fake).connects, raw_of(pair.engine, fake).forgets) == (1, 0)
 
 
-def test_a_peer_whose_transfers_do_not_end_leaves_room_for_others(fake: FakeNixl) -> None:
+def test_a_peer_whose_transfers_hang_leaves_room_for_others(fake: FakeNixl) -> None:
     agent, hung, other = (NixlAgent(name) for name in ("reader", "hung", "other"))
     here = agent.new_buffer(4096)
     pages = {each.name: each.new_buffer(4096) for each in (hung, other)}
@@ -199,12 +199,12 @@ def test_what_is_remembered_of_attempts_is_bounded(fake: FakeNixl, monkeypatch: 
     with pytest.raises(NixlError, match="not any more"):
         agent.check("b")
     for stranger in "cde":
-        agent.check(stranger)  # who is only asked for pushes nobody out
+        agent.check(stranger)  # a peer that is only checked pushes out no other
     with pytest.raises(NixlError, match="not any more"):
         agent.check("a")
     agent.meet("c", told["c"])
     agent.leave("c")
-    agent.check("a")  # tried least recently
+    agent.check("a")  # the least recently tried peer was forgotten
     with pytest.raises(NixlError, match="not any more"):
         agent.check("b")
     agent.close()

@@ -1,4 +1,4 @@
-"""Checksums: what they cover, and what says whether they are taken."""
+"""Checksums: the bytes that they cover, and the conditions for computing them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_pieces_do_not_matter() -> None:
     assert digest.intdigest() == whole
 
 
-def test_a_flipped_bit_an_exchanged_piece_and_another_request_show() -> None:
+def test_a_flipped_bit_a_swap_and_another_request_show() -> None:
     view = memoryview(DATA)
     whole = checksum([view], seed_of(b"this request"))
     flipped = bytearray(DATA)

@@ -1,4 +1,4 @@
-"""Discovery on fake sysfs trees: what is found, and the matrices it leads to, written by hand."""
+"""Discovery on fake sysfs trees: the devices found and the resulting matrices, written by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def nic(inventory: Inventory, name: str) -> NicInfo:
 # ---------------------------------------------------------------- machines
 
 
-def test_dgx_gpus_prefer_the_nics_of_their_switch_and_sockets_their_own(tmp_path: Path) -> None:
+def test_dgx_gpus_prefer_nics_of_their_switch_sockets_their_own(tmp_path: Path) -> None:
     assert matrix(dgx_like(tmp_path)) == {
         "cpu:0": [mlx5(0, 1, 2, 3, 4), mlx5(5, 6, 7, 8, 9)],
         "cpu:1": [mlx5(5, 6, 7, 8, 9), mlx5(0, 1, 2, 3, 4)],
@@ -68,7 +68,7 @@ def test_dgx_gpus_prefer_the_nics_of_their_switch_and_sockets_their_own(tmp_path
     }
 
 
-def test_dgx_over_tcp_has_the_same_places_and_no_container_bridge(tmp_path: Path) -> None:
+def test_dgx_over_tcp_has_equal_places_and_no_container_bridge(tmp_path: Path) -> None:
     rows = matrix(dgx_like(tmp_path), "tcp")
     assert rows["cpu:1"] == [ens(5, 6, 7, 8, 9), ens(0, 1, 2, 3, 4)]
     assert rows["cuda:6"] == [ens(7, 8), ens(0, 1, 2, 3, 4, 5, 6, 9)]
@@ -157,7 +157,7 @@ def test_laptop(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- NICs that are down, odd, or not hardware
 
 
-def test_a_port_that_is_down_is_secondary_and_the_next_nearest_is_preferred(tmp_path: Path) -> None:
+def test_a_port_that_is_down_is_secondary_and_the_next_preferred(tmp_path: Path) -> None:
     tree = hgx_like(tmp_path, nics=4)
     state = next(tree.devices.glob("**/infiniband/mlx5_0/ports/1/state"))
     state.write_text("1: DOWN\n")
@@ -277,7 +277,7 @@ def test_nodes_of_memory_alone_count_and_empty_nodes_do_not(tmp_path: Path) -> N
         ("", []),
         ("3,0", [1, 0]),
         (" 2 , 1", [1, 0]),
-        ("1,9,0", [0]),  # CUDA stops at the first that does not exist
+        ("1,9,0", [0]),  # CUDA stops at the first device that does not exist
         ("-1", []),
         ("GPU-0000:44,GPU-0000:03:00.0", [1, 0]),
         ("GPU-ffff", []),
@@ -400,7 +400,7 @@ def test_interfaces_of_another_namespace_in_sysfs_are_not_ours(tmp_path: Path) -
     )
 
 
-def test_published_rdma_devices_have_a_roce_v2_gid_and_its_network(tmp_path: Path) -> None:
+def test_published_rdma_devices_have_a_roce_v2_gid_and_network(tmp_path: Path) -> None:
     hgx_like(tmp_path, nics=4)
     live = {"ens1": Interface(2, True, 9000, ("10.1.1.1/26",))}
     published = rdma_nics(discover(tmp_path, interfaces=live))

@@ -1,5 +1,7 @@
-"""READs by NIXL, on a fake of it: which go that way, and what becomes of them when something goes wrong. With the real
-one: tests/nixl."""
+"""READs by NIXL, on a fake of it: the READs that take this way, and the effects of faults.
+
+Tests with the real NIXL: tests/nixl.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ AGENT = "ab" * 16
 TIERS = {name: (Path(name, "", ""),) for name in ("shm", "rdma", "tcp")}
 
 
-def test_only_reads_that_are_measured_to_be_better_off_go_by_nixl() -> None:
+def test_only_reads_measured_to_gain_by_nixl_go_by_it() -> None:
     def most(mode: str, *others: str, location: str = "cpu:0", has_it: bool = True) -> int:
         remote = SegmentDescriptor("10.0.0.1", 1, b"b" * 16, nixl=has_it)
         return reach(mode).most_read_bytes(remote, location, tuple(TIERS[name] for name in others))
@@ -79,7 +81,7 @@ def test_only_reads_that_are_measured_to_be_better_off_go_by_nixl() -> None:
 def test_its_path_comes_first_for_what_goes_by_it() -> None:
     paths = PeerPaths(reach("prefer"), SegmentDescriptor("10.0.0.1", 1, b"b" * 16, nixl=True))
     where = "cpu:0", "cpu:0"
-    for _ in range(2):  # who asks without the lock finds nothing out
+    for _ in range(2):  # a caller without the lock finds nothing out
         assert not paths.known_by_nixl(*where, READ, 1)
     assert [paths.by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
     assert [paths.known_by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
@@ -148,7 +150,7 @@ def test_auto_leaves_to_tcp_what_tcp_is_better_at(fake: FakeNixl) -> None:
 
 @contextmanager
 def let_go_when_held(fake: FakeNixl) -> Iterator[None]:
-    """What is held ends as soon as there is something, and nothing is held any more."""
+    """Ends held READs as soon as there are any, and holds no more."""
 
     def let_go() -> None:
         eventually(lambda: bool(fake.held), "a READ is held")
@@ -180,13 +182,13 @@ async def test_awaited_reads_end_at_once_or_go_by_threads(pair: Pair, fake: Fake
 
 
 @pytest.mark.parametrize("nbytes", [4096, SIZE])
-def test_what_was_taken_back_is_refused_and_nothing_of_it_is_stored(pair: Pair, nbytes: int) -> None:
+def test_revoked_memory_is_refused_and_nothing_of_it_is_stored(pair: Pair, nbytes: int) -> None:
     grant = pair.server.grant(pair.remote, [(0, SIZE)], Access.READ)
     request = pair.request(READ, 0, 0, nbytes)._replace(remote_region=grant.key)
     assert pair.engine.transfer([request])[0].ok  # now the place is known
     pair.server.revoke(grant)
     pair.near[:] = bytes(SIZE)
-    pair.far[:] = b"x" * SIZE  # the memory serves something else
+    pair.far[:] = b"x" * SIZE  # the memory now serves another purpose
     assert pair.engine.transfer([request])[0].reason is Reason.UNKNOWN_REGION
     assert not any(pair.near)
 
@@ -265,7 +267,7 @@ def test_a_read_that_fails_goes_another_way(pair: Pair, fake: FakeNixl) -> None:
     assert short == {"nixl": 0, "tcp": 1}, "READs beside an avoided path went the long way"
 
 
-def test_where_the_peer_would_have_to_serve_reads_itself_nixl_is_not_used(
+def test_nixl_is_not_used_where_the_peer_must_serve_reads(
     pair: Pair, fake: FakeNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1)
@@ -275,10 +277,10 @@ def test_where_the_peer_would_have_to_serve_reads_itself_nixl_is_not_used(
 
 
 @pytest.mark.parametrize("served_by_peers", [False, True])
-def test_engines_that_pair_with_each_other_at_once_prove_nothing_by_each_others_doing(
+def test_engines_pairing_at_once_prove_nothing_by_each_other(
     fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, served_by_peers: bool
 ) -> None:
-    """What one does for its own proof would serve the other's READ, if both were under way."""
+    """The proof of one engine would serve the other's READ, if both were under way."""
     monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
     fake.served_by_peers = served_by_peers
     with (
@@ -362,7 +364,7 @@ def test_it_is_off_unless_asked_for() -> None:
     assert caught.value.field == "nixl"
 
 
-def test_where_the_package_is_missing_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> SimpleNamespace:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
 
@@ -468,7 +470,7 @@ def test_anything_else_is_a_wire_error(data: bytes, count: int) -> None:
 
 
 class Liar(threading.Thread):
-    """Takes the place of a peer: lets initiators in as it would, then says to PAIR what the test wants."""
+    """A server in a peer's place: it admits initiators as the peer would, then answers PAIR as the test says."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(daemon=True)
@@ -502,7 +504,7 @@ def test_a_peer_that_lies_is_left_for_another_way(pair: Pair, answer: bytes) -> 
 
 
 @pytest.mark.parametrize("noise", [bytes(64), wire.pack_request(Op.READY), wire.pack_request(Op.RESOLVE, bytes(16))])
-def test_an_initiator_that_breaks_the_protocol_is_cut_off_and_others_go_on(pair: Pair, noise: bytes) -> None:
+def test_an_initiator_that_breaks_the_protocol_is_cut_off(pair: Pair, noise: bytes) -> None:
     hello = handshake.Hello(1, 0, b"c" * 16, pair.segment.boot_id, b"n" * 16, False, handshake.Service.NIXL)
     with socket.create_connection(("127.0.0.1", pair.segment.port), GENEROUS_S) as sock:
         sock.sendall(handshake.pack_hello(hello) + noise)
@@ -511,7 +513,7 @@ def test_an_initiator_that_breaks_the_protocol_is_cut_off_and_others_go_on(pair:
     assert set(ways(pair.engine)) == {"nixl"}
 
 
-def test_an_initiator_that_never_ends_its_pairing_holds_up_others_for_a_while(pair: Pair) -> None:
+def test_an_endless_pairing_holds_up_others_only_for_a_while(pair: Pair) -> None:
     hello = handshake.Hello(1, 0, b"c" * 16, pair.segment.boot_id, b"n" * 16, False, handshake.Service.NIXL)
     with socket.create_connection(("127.0.0.1", pair.segment.port), GENEROUS_S) as sock:
         sock.sendall(handshake.pack_hello(hello) + wire.pack_request(Op.PAIR, b"1.5.1"))
@@ -553,7 +555,7 @@ def test_descriptors_say_who_has_nixl() -> None:
 
 
 def test_limits_of_what_is_remembered(fake: FakeNixl) -> None:
-    """More keys than are remembered are asked for again."""
+    """The engine asks again for keys beyond the number that it remembers."""
     with (
         TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as server,
         TransferEngine(

@@ -1,4 +1,4 @@
-"""Candidate paths: tiers, rails, routed fabrics, hosts that say little."""
+"""Candidate paths: tiers, rails, routed fabrics, hosts that publish little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinyon.transfer.types.topology import Topology
 
 
 def tcp(name: str, network: int | str = "") -> Nic:
-    """``network`` n: the NIC is on 10.0.n.0/24."""
+    """Returns a NIC; with ``network`` n it is on 10.0.n.0/24."""
     return Nic(name, "tcp", f"10.0.{network or 0}.1", 7000, f"10.0.{network}.0/24" if network != "" else "")
 
 
@@ -75,7 +75,7 @@ def test_ipv4_does_not_reach_ipv6() -> None:
     assert candidate_paths(End((tcp("l", 1),)), End((six, tcp("r", 2))), ("tcp",)) == ((Path("tcp", "l", "r"),),)
 
 
-def test_preferred_nics_first_then_every_pair_with_a_secondary_one() -> None:
+def test_preferred_nics_come_first_then_pairs_with_a_secondary() -> None:
     local = End(host(2, "l", rails=False), Topology({"cpu:0": (("l0",), ("l1",)), "cpu:1": (("l1",), ("l0",))}))
     remote = End(host(2, "r", rails=False), Topology({"cuda:1": (("r1",), ("r0",))}), "cuda:1")
     first, second = candidate_paths(local, remote, ("tcp",))
@@ -86,14 +86,14 @@ def test_preferred_nics_first_then_every_pair_with_a_secondary_one() -> None:
 
 
 def test_rails_leave_no_empty_tier() -> None:
-    """The preferred NICs are on different rails: what connects is a secondary one."""
+    """The preferred NICs are on different rails: only a secondary one connects."""
     local = End(host(2, "l", rails=True), Topology({"cpu:0": (("l0",), ("l1",))}))
     remote = End(host(2, "r", rails=True), Topology({"cpu:0": (("r1",), ("r0",))}))
     (tier,) = candidate_paths(local, remote, ("tcp",))
     assert sorted(pairs(tier)) == ["l0-r0", "l1-r1"]
 
 
-def test_what_the_topology_leaves_out_is_not_used_unless_it_leaves_out_all() -> None:
+def test_nics_outside_the_topology_are_used_only_if_it_has_none() -> None:
     local = End(host(3, "l", rails=False), Topology({"cpu:0": (("l2", "gone"), ())}))
     assert pairs(candidate_paths(local, End(()), ("tcp",))[0]) == ["l2-"]
     of_rdma_only = End(host(2, "l", rails=False), Topology({"cpu:0": (("mlx5_0",), ())}))
@@ -158,7 +158,7 @@ def test_paths_alternate_between_the_nics_here_and_use_all(here: int, there: int
 
 
 @pytest.mark.parametrize(("cores", "here"), [(1, 2), (4, 2), (6, 3), (64, 4)])
-def test_connections_within_a_host_are_no_more_than_its_cores_can_serve(cores: int, here: int) -> None:
+def test_connections_within_a_host_are_bounded_by_its_cores(cores: int, here: int) -> None:
     reach = Reach(("tcp",), (), None, b"a" * 16, "this host", TransferLimits(connections_per_peer=4), cores)
     path = Path("tcp", "", "")
     near = SegmentDescriptor("10.0.0.1", 7000, b"b" * 16, host_id="this host")

@@ -1,4 +1,4 @@
-"""A frame's payload between two sockets: every byte, in order, and what its checksum says."""
+"""A frame's payload between two sockets: every byte, in order, and the verdict of its checksum."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_sent_is_header_bytes_and_their_checksum(sizes: list[int]) -> No
 
 @settings(max_examples=25, deadline=None)
 @given(SIZES, st.integers(0, HEAD_START_BYTES), st.booleans(), st.integers(0, 1 << 30))
-def test_what_arrives_is_in_its_place_and_a_wrong_byte_is_noticed(
+def test_bytes_arrive_in_their_place_and_a_wrong_one_is_noticed(
     sizes: list[int], early: int, singly: bool, wrong: int
 ) -> None:
     data = random.Random(2).randbytes(sum(sizes))

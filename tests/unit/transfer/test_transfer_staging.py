@@ -1,4 +1,4 @@
-"""Device memory by way of the staging pool: the pool, the chain that a transport sees, and both with transports."""
+"""Device memory through the staging pool: the pool, the chain that a transport sees, and both with transports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pool_of(pages: int, forgotten: list[Region] | None = None) -> StagingPool:
 
 
 def test_the_pool_lends_each_byte_to_one_at_a_time() -> None:
-    """Random loans against a set of pages."""
+    """The loans are random, against a set of pages."""
     seed = secrets.randbits(32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -86,7 +86,7 @@ def test_the_pool_lends_each_byte_to_one_at_a_time() -> None:
 
 
 def test_who_waits_longest_is_served_first() -> None:
-    """A small wish must not pass a large one by, or that waits for ever."""
+    """A small request must not overtake a large one, which would else wait for ever."""
     pool = pool_of(4)
     first, second = pool.acquire(2 * PAGE, 0.0, never), pool.acquire(2 * PAGE, 0.0, never)
     assert first is not None
@@ -110,7 +110,7 @@ def test_who_waits_longest_is_served_first() -> None:
     assert not any(pool._pages)
 
 
-def test_waiting_ends_at_the_deadline_when_given_up_and_when_closed() -> None:
+def test_waiting_ends_by_deadline_by_giving_up_or_by_closing() -> None:
     forgotten: list[Region] = []
     pool = pool_of(1, forgotten)
     with pytest.raises(DeviceError, match="do not fit"):
@@ -126,7 +126,7 @@ def test_waiting_ends_at_the_deadline_when_given_up_and_when_closed() -> None:
     pool.close()
     waiter.join(GENEROUS_S)
     assert answers == [None]
-    assert not forgotten  # not while somebody uses it
+    assert not forgotten  # not while it is in use
     region = buffer.region
     buffer.view(0, 1)[:] = b"x"
     buffer.release()
@@ -135,7 +135,7 @@ def test_waiting_ends_at_the_deadline_when_given_up_and_when_closed() -> None:
     assert pool.acquire(1, soon(), never) is None
 
 
-def test_the_pool_is_pinned_when_it_is_used_and_works_if_that_fails(driver, caplog) -> None:
+def test_a_used_pool_is_pinned_and_works_if_pinning_fails(driver, caplog) -> None:
     other = FakeDriver()
     other.pin_fails = True
     pool = pool_of(4)
@@ -184,17 +184,16 @@ def test_the_pools_live_as_long_as_device_memory_is_registered(driver) -> None:
 
 
 class Wire:
-    """A transport that moves bytes to and from ``far``, and does on the way what a test wants."""
+    """A transport that moves bytes to and from ``far``, with the test's actions in between."""
 
     name = "tcp"
 
     def __init__(self, far: bytearray) -> None:
         self.far = far
         self.refuse: set[int] = set()
-        """Remote offsets."""
         self.before_claim: Callable[[Chain], None] = lambda chain: None
         self.between: Callable[[Chain], None] = lambda chain: None
-        """Claimed, nothing moved yet."""
+        """The action between the claim of the chain and the first byte."""
         self.outcome: Outcome | None = None
         self.aborted = 0
         self.claims: list[bool] = []
@@ -218,7 +217,7 @@ class Wire:
             here = chain.regions[part.local].view[part.local_offset : part.local_offset + part.length]
             if codes[-1]:
                 if chain.opcode is READ:
-                    here[:] = b"!" * part.length  # nobody may see it
+                    here[:] = b"!" * part.length  # these bytes must stay invisible
                 continue
             there = memoryview(self.far)[part.remote_offset : part.remote_offset + part.length]
             if chain.opcode is READ:
@@ -237,7 +236,7 @@ REMOTE = SegmentDescriptor("10.0.0.1", 1, bytes(16))
 
 
 class Staged:
-    """A chain of one device region and one host region, to be run over a :class:`Wire`."""
+    """A chain of one device region and one host region, which runs over a :class:`Wire`."""
 
     def __init__(self, driver: FakeDriver, opcode: Opcode, staging_bytes: int = 64 * PAGE) -> None:
         self.table = MemoryTable(staging_bytes=staging_bytes)
@@ -249,7 +248,7 @@ class Staged:
         self.ended: list[Outcome] = []
 
     def chain(self, *parts: tuple[Region, int, int, int]) -> Chain:
-        """``(local region, offset there, offset at the far end, length)``"""
+        """Returns a chain of parts ``(local region, offset there, offset at the far end, length)``."""
         slices = [Slice(0, region.key, here, bytes(16), there, size) for region, here, there, size in parts]
         plan = ChainPlan(REMOTE, self.opcode, slices, sum(part.length for part in slices), "fake:0", "")
         regions = {region.key: region for region in (self.region, self.plain)}
@@ -264,7 +263,7 @@ class Staged:
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_pieces_cover_the_chain_and_neighbours_are_copied_in_one_go(driver, opcode) -> None:
+def test_pieces_cover_the_chain_and_neighbours_copy_together(driver, opcode) -> None:
     staged = Staged(driver, opcode, 8 * PAGE)  # pieces of two pages
     chain = staged.chain(
         (staged.region, 0, 100, 3 * PAGE),
@@ -286,7 +285,7 @@ def test_pieces_cover_the_chain_and_neighbours_are_copied_in_one_go(driver, opco
     direction = "in" if opcode is READ else "out"
     assert driver.copies == {"in": 0, "out": 0} | {direction: 4}
     assert staged.idle()
-    assert chain.claim(lambda: None)  # it was let go of
+    assert chain.claim(lambda: None)  # the chain was released
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -324,7 +323,7 @@ def test_a_failing_device_fails_the_chain(driver, opcode, direction, caplog) -> 
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_a_failed_attempt_leaves_its_fence_and_no_byte_on_the_device(driver, opcode) -> None:
+def test_a_failed_attempt_leaves_its_fence_and_no_device_byte(driver, opcode) -> None:
     staged = Staged(driver, opcode)
     before = bytes(staged.near)
     staged.wire.outcome = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
@@ -340,7 +339,7 @@ def test_a_failed_attempt_leaves_its_fence_and_no_byte_on_the_device(driver, opc
     assert seen == [77]
 
 
-def test_a_chain_that_ends_while_it_waits_for_room_touches_nothing(driver) -> None:
+def test_a_chain_ending_while_it_waits_for_room_touches_nothing(driver) -> None:
     staged = Staged(driver, WRITE, 4 * PAGE)
     pool = staged.table.staging.outbound
     buffer = pool.acquire(4 * PAGE, soon(), never)
@@ -363,7 +362,7 @@ def test_a_chain_that_ends_while_it_waits_for_room_touches_nothing(driver) -> No
     assert staged.idle()
 
 
-def test_a_chain_that_ends_before_the_transport_claims_it_is_left_alone(driver) -> None:
+def test_a_chain_that_ends_before_its_claim_is_left_alone(driver) -> None:
     staged = Staged(driver, WRITE)
     chain = staged.chain((staged.region, 0, 0, 10))
     staged.wire.before_claim = lambda part: (chain.shut(), None)[1]
@@ -374,7 +373,7 @@ def test_a_chain_that_ends_before_the_transport_claims_it_is_left_alone(driver) 
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
-def test_stopping_aborts_the_endpoint_only_while_the_transport_uses_it(driver, opcode) -> None:
+def test_stopping_aborts_only_an_endpoint_still_in_use(driver, opcode) -> None:
     """An endpoint goes to another chain between the transport's part and the copies."""
     staged = Staged(driver, opcode)
     before = bytes(staged.near)
@@ -442,7 +441,7 @@ def test_only_what_a_transport_cannot_reach_is_staged(driver) -> None:
     assert not needs_staging(host, PATH)
     rdma = Path("rdma", "a", "b")
     assert needs_staging(on_device, rdma)
-    staged.region.direct = True  # what an exportable region begins with
+    staged.region.direct = True  # the initial state of an exportable region
     assert not needs_staging(on_device, rdma)
     assert needs_staging(on_device, PATH)
 
@@ -467,7 +466,7 @@ def start() -> Iterator[Callable[..., TransferEngine]]:
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 @pytest.mark.parametrize("near_on_device", [True, False])
 @pytest.mark.parametrize("transport", ["tcp", "local"])
-def test_a_device_error_is_a_failed_request_and_the_engine_goes_on(
+def test_a_device_error_fails_the_request_and_not_the_engine(
     driver, start, opcode, near_on_device, transport, caplog
 ) -> None:
     engine = start(transport)
@@ -536,7 +535,7 @@ def test_closing_in_the_middle_gives_everything_back(driver, start) -> None:
     assert [tensor.deleted for tensor in tensors] == [1, 1]
 
 
-def test_host_requests_between_engines_with_device_memory_are_not_staged(driver, start) -> None:
+def test_host_requests_beside_device_memory_are_not_staged(driver, start) -> None:
     engine, server = start("tcp"), start("tcp")
     engine.register_local_memory(driver.tensor(bytearray(8)))
     server.register_local_memory(driver.tensor(bytearray(8)))

@@ -16,7 +16,7 @@ def buffers(stream: Stream) -> list[int]:
 
 
 @pytest.mark.parametrize(("source", "shrink"), [("127.0.0.1", True), ("127.0.0.2", False)])
-def test_only_links_with_one_address_at_both_ends_have_small_buffers(source: str, shrink: bool) -> None:
+def test_only_links_within_one_address_have_small_buffers(source: str, shrink: bool) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname(), source_address=(source, 0)) as sock,

@@ -36,7 +36,7 @@ def test_nics_travel_as_json(nic: Nic) -> None:
     assert nic_from_dict(json.loads(json.dumps(nic_to_dict(nic)))) == nic
 
 
-def test_a_network_may_be_left_out_and_unknown_fields_are_ignored() -> None:
+def test_a_network_is_optional_and_unknown_fields_are_ignored() -> None:
     value = {"name": "eth0", "transport": "tcp", "address": "10.0.1.5", "port": 1, "speed": 9}
     assert nic_from_dict(value) == Nic("eth0", "tcp", "10.0.1.5", 1, "")
 
@@ -244,7 +244,7 @@ def test_distance_without_a_known_node() -> None:
     assert pci_distance(gpu("pci0:0/0:01.0/1:00.0"), far) == (Distance.NODE, 0)
 
 
-def test_a_gpu_prefers_the_shortest_path_not_merely_the_same_switch() -> None:
+def test_a_gpu_prefers_the_shortest_path_not_just_its_switch() -> None:
     inventory = Inventory(
         gpus=(gpu("b/r/s/d0/g"),),
         nics=(
@@ -257,7 +257,7 @@ def test_a_gpu_prefers_the_shortest_path_not_merely_the_same_switch() -> None:
     assert build_topology(inventory).to_dict() == {"cuda:0": [["near", "near2"], ["deep", "far"]]}
 
 
-def test_a_gpu_without_a_nic_below_its_switch_uses_its_bridge_then_its_node() -> None:
+def test_without_a_nic_at_its_switch_a_gpu_uses_bridge_then_node() -> None:
     bridge, node, other = nic("bridge", "b/q/n", 0), nic("node", "c/q/n", 0), nic("other", "d/q/n", 1)
     near = gpu("b/r/g", 0)
     for nics, preferred in (

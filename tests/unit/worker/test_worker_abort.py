@@ -8,7 +8,7 @@ from pinyon.core.errors import Cancelled, ResourceExhausted, Unavailable
 from services.worker.orders.abort import Abort
 
 
-async def test_the_first_reason_stays_and_reaches_whoever_waits_now_or_later():
+async def test_the_first_reason_stays_and_reaches_every_waiter():
     abort = Abort()
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     waiting = asyncio.ensure_future(abort.wait(future))

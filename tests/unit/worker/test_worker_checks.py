@@ -1,4 +1,4 @@
-"""Which block tables an engine takes: no step writes outside the pool."""
+"""The block tables that an engine accepts: no step writes outside the pool."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ LAYOUT = KvLayout(1, kv_heads=1, head_dim=1, block_tokens=4)
     st.integers(0, 40),
     st.sampled_from([list, tuple]),
 )
-def test_tables_are_taken_that_name_enough_blocks_all_of_the_pool(blocks, position, kind):
+def test_tables_are_taken_if_they_name_enough_blocks_of_the_pool(blocks, position, kind):
     need = position // 4 + 1
     good = need <= min(len(blocks), BLOCKS) and all(0 <= block < BLOCKS for block in blocks[:need])
     slot = DecodeSlot(7, position, kind(blocks), SamplingParams(), 0)

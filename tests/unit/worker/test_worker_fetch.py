@@ -1,4 +1,4 @@
-"""Where reused KV is asked for, and where not for a while."""
+"""The sources that reused KV is read from, and those that are avoided for a while."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ TIMEOUT_S = 60.0
 
 
 class Source:
-    """Delivers everything, or fails by address, or says that nothing came of it; each read takes ``takes_s``."""
+    """A source that delivers everything, fails by address, or delivers nothing; each read takes ``takes_s``."""
 
     def __init__(self) -> None:
         self.errors: dict[str, PinyonError] = {}
         self.nothing: dict[str, bool | None] = {}
         self.lacks: dict[str, set[bytes]] = {}
-        """By address, what is not there."""
+        """The missing keys, by address."""
         self.asked: list[str] = []
         self.reads: list[tuple[str, int]] = []
-        """Address and number of blocks."""
+        """The address and number of blocks of each read."""
         self.offered_s: list[float] = []
         self.held: asyncio.Event | None = None
-        """Until it is set, reads of one block take their time."""
+        """The event for which reads of one block wait."""
         self.entered = asyncio.Event()
         self.passed: Callable[[], None] = lambda: None
 
@@ -61,7 +61,7 @@ class Source:
 
 
 class Index:
-    """Says where the store has what it is asked for; with an ``error`` that, and with ``hangs`` nothing."""
+    """An index that names the store's nodes; with ``error`` it raises, and with ``hangs`` it never answers."""
 
     def __init__(self) -> None:
         self.runs = [("kv-0", 1), ("kv-1", 2)]
@@ -144,14 +144,14 @@ async def test_a_source_that_failed_is_not_asked_until_its_pause_ends() -> None:
     assert (await world.fetch(PEER)).blocks == 0
     assert world.source.asked == ["peer:1"]
     assert world.fetcher.failures == 1
-    assert (await world.fetch(PEER, STORE)).store_blocks == 4  # whoever else has it is asked at once
+    assert (await world.fetch(PEER, STORE)).store_blocks == 4  # another holder is asked at once
     world.now_s = 0.6
     world.source.errors.clear()
     assert (await world.fetch(PEER, STORE)).peer_blocks == 4
     assert world.source.reads == [("peer:1", 4), ("store:1", 4), ("peer:1", 1), ("peer:1", 3)]
 
 
-async def test_a_source_that_failed_is_asked_for_one_block_by_one_prompt_before_it_is_trusted_again() -> None:
+async def test_a_failed_source_is_tried_with_one_block_by_one_prompt() -> None:
     world = World()
     world.source.errors["peer:1"] = Unavailable("gone")
     await world.fetch(PEER)
@@ -177,7 +177,7 @@ async def test_a_source_that_has_nothing_is_not_trusted_for_that() -> None:
     world.source.nothing["peer:1"] = False
     await world.fetch(PEER)
     for world.now_s in (0.6, 0.7, 0.8):
-        world.source.nothing["peer:1"] = True  # it answers that the block is not there: its bytes may still not come
+        world.source.nothing["peer:1"] = True  # it answers that the block is missing: its bytes may still not come
         assert (await world.fetch(PEER)).blocks == 0
     world.source.nothing["peer:1"] = False
     world.now_s = 0.9
@@ -220,12 +220,12 @@ async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
 
 @pytest.mark.parametrize("border", [0, 1, 2, 3, 4])
 async def test_where_the_next_source_takes_over_need_not_be_known(border) -> None:
-    """Of a sample of the keys, the plan knows that one source has block 1 and another one block 3."""
+    """The plan knows, from a sample of the keys, that one source has block 1 and another block 3."""
     world = World()
     first, second = (FetchSpan(name, f"{name}:1", KvSource.STORE, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
     world.source.lacks = {"a:1": set(KEYS[border:]), "b:1": set(KEYS[:border])}
     fetched = await world.fetch(first, second)
-    if border < 2:  # the plan was wrong: what was to come from the one is not there
+    if border < 2:  # the plan was wrong: the first source lacks what was to come from it
         assert (fetched.blocks, fetched.bytes, world.fetcher.failures) == (border, 0, 1)
         return
     assert (fetched.blocks, world.fetcher.failures) == (4, 0)
@@ -241,7 +241,7 @@ async def test_a_long_prefix_has_the_time_that_it_takes() -> None:
     assert world.source.offered_s[0] > 2
 
 
-async def test_a_read_that_does_not_even_keep_its_time_is_ended_and_the_source_left_alone(monkeypatch) -> None:
+async def test_an_overdue_read_is_ended_and_its_source_left_alone(monkeypatch) -> None:
     monkeypatch.setattr("services.worker.kv.fetch.OVERRUN_S", 0.0)
     world = World(timeout_s=0.01)
     world.source.held = asyncio.Event()
@@ -257,7 +257,7 @@ async def test_a_busy_source_has_not_failed() -> None:
     assert (await world.fetch(PEER)).peer_blocks == 4
 
 
-async def test_a_source_whose_bytes_never_come_is_left_alone_and_one_not_asked_is_not_trusted() -> None:
+async def test_a_silent_source_is_left_alone_and_trusted_only_if_asked() -> None:
     world = World()
     world.source.nothing["peer:1"] = False
     for _ in range(2):
@@ -273,12 +273,12 @@ async def test_a_source_whose_bytes_never_come_is_left_alone_and_one_not_asked_i
     assert len(world.source.asked) == 3, "the second pause is twice as long: nothing was learned in between"
 
 
-async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late() -> None:
+async def test_a_source_offered_only_leftover_time_is_not_blamed() -> None:
     world = World()
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
 
     def takes() -> None:
-        world.now_s += 54.0  # of 60
+        world.now_s += 54.0  # 54 s of 60 s have passed
 
     world.source.passed = takes
     world.source.lacks["a:1"] = set(KEYS[2:])
@@ -289,7 +289,7 @@ async def test_who_was_offered_only_what_was_left_is_not_blamed_for_being_late()
     assert (await world.fetch(first, second)).blocks == 4
 
 
-async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> None:
+async def test_a_source_that_freezes_after_a_layer_is_left_alone() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
     layered = SpanRead(PEER, 1.0, 1.0, 0.0)
@@ -300,7 +300,7 @@ async def test_a_source_that_freezes_after_its_first_layer_is_left_alone() -> No
     assert world.source.asked == ["store:1"]
 
 
-async def test_who_was_offered_only_what_was_left_of_a_long_fetch_is_not_blamed_for_a_late_layer() -> None:
+async def test_a_late_layer_in_leftover_time_blames_no_source() -> None:
     world = World()
     reading = asyncio.ensure_future(asyncio.Event().wait())
     layered = SpanRead(PEER, 1.0, 6.0, 0.0)
@@ -310,7 +310,7 @@ async def test_who_was_offered_only_what_was_left_of_a_long_fetch_is_not_blamed_
     assert (await world.fetch(PEER)).peer_blocks == 4
 
 
-async def test_a_success_says_nothing_of_a_failure_that_came_after_it_had_begun() -> None:
+async def test_a_success_does_not_clear_a_failure_after_its_start() -> None:
     world = World()
 
     def fails_meanwhile() -> None:
@@ -322,12 +322,12 @@ async def test_a_success_says_nothing_of_a_failure_that_came_after_it_had_begun(
     assert (await world.fetch(PEER)).blocks == 0
 
 
-async def test_nothing_is_measured_of_a_last_span_whose_source_has_only_the_beginning() -> None:
+async def test_nothing_is_measured_of_a_span_that_came_only_in_part() -> None:
     for blocks, told in ((2, 0), (4, 4)):
         world, over = World(), asyncio.Event()
 
         async def read(address, keys, *_, arrivals, blocks=blocks, over=over, **__) -> ReadResult:
-            arrivals.first_layer.set_result(blocks)  # the others are not there
+            arrivals.first_layer.set_result(blocks)  # the other blocks are missing
             await over.wait()
             return ReadResult([place < blocks for place in range(len(keys))], worked=True)
 

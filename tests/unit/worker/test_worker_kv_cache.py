@@ -1,4 +1,4 @@
-"""Who gets blocks, in which order, and that they all come back."""
+"""The order in which requests get blocks, and the return of all blocks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_reservation_brings_what_is_held_of_the_prefix(cache):
     assert cache.pool.cached == 2
 
 
-async def test_nobody_overtakes_one_that_waits_for_those_that_came_after_it(cache):
+async def test_no_reservation_overtakes_one_waiting_for_later_ones(cache):
     first, second = Holder(cache, [], 3), Holder(cache, [], 2)
     large, small = Holder(cache, [], 4), Holder(cache, [], 1)
     assert large.waits
@@ -74,7 +74,7 @@ async def test_whoever_gives_up_lets_the_next_one_through(cache):
         each.end()
 
 
-async def test_what_runs_grows_whoever_waits_and_takes_back_what_is_spare(cache):
+async def test_running_requests_grow_first_and_take_back_spare_blocks(cache):
     running = Holder(cache, [], 4)
     waiting = Holder(cache, [], 3)
     spare = cache.grow(running.number, 2)
@@ -98,11 +98,11 @@ async def test_what_runs_grows_whoever_waits_and_takes_back_what_is_spare(cache)
     cache.release(spare)
 
 
-async def test_those_that_gave_way_ask_together_and_the_first_of_them_comes_first(cache):
+async def test_preempted_requests_ask_together_and_the_oldest_is_first(cache):
     old, young, last = (Holder(cache, [], 2) for _ in range(3))
     for each in (young, old):
         cache.give_way(each.number, each.table)
-    for each, blocks in ((young, 3), (old, 2)):  # the younger one gave way first, and asks first
+    for each, blocks in ((young, 3), (old, 2)):  # the younger request gave way first, and asks first
         each.future = cache.reserve(BatchRequest(each.number, 1, blocks), at_once=False)
     assert old.waits
     assert young.waits
@@ -162,7 +162,7 @@ async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, no
     assert cache.pool.eviction.evicted == 6
 
 
-async def test_a_short_lease_ends_by_its_own_time_and_not_by_that_of_a_longer_one_before_it(cache, now):
+async def test_a_short_lease_ends_in_time_behind_a_longer_one(cache, now):
     held = Holder(cache, [], 6)
     cache.publish(held.table, KEYS[:6])
     long, *_ = cache.lease(KEYS[:3], 1000.0, allow_gaps=False)

@@ -1,4 +1,4 @@
-"""When a load balancer is told of the load."""
+"""Tests of when a load balancer is told of the load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source() -> Source:
     return Source()
 
 
-def test_the_first_is_told_at_once_then_changes_after_the_interval(source: Source) -> None:
+def test_the_first_load_is_told_at_once_changes_by_the_interval(source: Source) -> None:
     news = source.news()
     assert news.look(5.0)
     assert news.tell(5.0) == source.load._replace(seq=1)
@@ -55,7 +55,7 @@ def test_what_goes_back_meanwhile_is_told_as_it_is_then(source: Source) -> None:
 
 @pytest.mark.parametrize("interval_s", [0.01, 0.1, 0.3, 0.5, 2.0])
 def test_what_does_not_change_is_told_now_and_then(source: Source, interval_s: float) -> None:
-    """Looked at when it says so, and at any other time."""
+    """The load is checked when the session says so, and at any other time."""
     news = source.news(interval_s)
     heartbeat_s = max(HEARTBEAT_S, interval_s)
     now, told = 0.0, []
@@ -70,7 +70,7 @@ def test_what_does_not_change_is_told_now_and_then(source: Source, interval_s: f
     assert min(gaps) >= heartbeat_s - 0.002
 
 
-def test_a_message_that_goes_anyway_takes_it_along_before_it_needs_one_of_its_own(source: Source) -> None:
+def test_a_message_that_goes_anyway_carries_the_load_early(source: Source) -> None:
     news = source.news()
     news.tell(0.0)
     assert not news.look(HEARTBEAT_S * 0.4, going=True)

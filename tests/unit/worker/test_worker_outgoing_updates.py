@@ -1,4 +1,4 @@
-"""How a session's updates go: past the writer while there is room, through it when there is none."""
+"""The updates of a session: they pass the writer while there is room, and go through it when there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Peer:
     def __init__(self) -> None:
         self.has_room = True
         self.takes = 1 << 30
-        """So many, then it has no room."""
+        """The number of updates taken before there is no room."""
         self.got: list[worker_pb2.SessionResponse] = []
         self.came = asyncio.Event()
 
@@ -34,7 +34,7 @@ class Peer:
 
 
 class Session:
-    """Updates, with a writer that asks for messages as a stream's does."""
+    """A session's updates, with a writer that asks for messages as a stream's does."""
 
     def __init__(self) -> None:
         self.loads: list[ToldLoad] = []
@@ -48,7 +48,7 @@ class Session:
         self.updates.by(stream)
         self.written: list[worker_pb2.SessionResponse] = []
         self.taken = asyncio.Event()
-        """The peer takes what is written."""
+        """The event that the peer takes what is written."""
         self.taken.set()
         self.writer = asyncio.ensure_future(self._write())
 
@@ -63,7 +63,7 @@ class Session:
             await self.taken.wait()
 
     async def turns(self) -> None:
-        """Until everybody who can do something has: a few turns of the loop, none of which waits for time."""
+        """Lets the loop turn until every task has done what it can; none waits for time."""
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -83,7 +83,7 @@ def texts(messages: list[worker_pb2.SessionResponse]) -> list[dict[int, str]]:
     return [{each.stream_id: each.text for each in message.updates} for message in messages]
 
 
-async def test_what_comes_in_one_turn_goes_past_the_writer_in_one_message(session: Session) -> None:
+async def test_all_of_one_turn_goes_past_the_writer_in_one_message(session: Session) -> None:
     for number in (1, 2, 1):
         session.updates.update(number).text += "a"
     assert not session.peer.got
@@ -94,7 +94,7 @@ async def test_what_comes_in_one_turn_goes_past_the_writer_in_one_message(sessio
     assert not session.written
 
 
-async def test_without_room_the_writer_has_them_merged_and_nothing_overtakes_it(session: Session) -> None:
+async def test_without_room_updates_are_merged_and_stay_in_order(session: Session) -> None:
     session.peer.has_room = False
     session.taken.clear()
     session.updates.update(1).text = "a"
@@ -140,7 +140,7 @@ async def test_the_end_does_not_wait_for_the_pace(session: Session) -> None:
     assert (texts(session.peer.got), texts(session.written)) == ([{1: "a"}], [{1: "b"}])
 
 
-async def test_the_writer_has_what_a_peer_did_not_take_of_several_messages(session: Session) -> None:
+async def test_the_writer_sends_what_the_peer_did_not_take(session: Session) -> None:
     session.peer.takes = 1
     for number in range(1000):
         session.updates.update(number).text = "x" * 8000
@@ -166,7 +166,7 @@ async def test_a_load_goes_with_updates_and_alone(session: Session) -> None:
     session.loads.append(ToldLoad(seq=2))
     session.updates.nudge()
     await session.turns()
-    session.updates.nudge()  # somebody else's message has had it
+    session.updates.nudge()  # another message has taken the load
     await session.turns()
     assert [(len(each.updates), each.load.seq) for each in session.peer.got] == [(1, 1), (0, 2)]
     assert not session.written

@@ -1,4 +1,4 @@
-"""How prompts travel to a prefill instance, and when it is not dialed."""
+"""Tests of how prompts travel to a prefill instance, and when it is not dialed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start(stop_bytes: int, tokens: int = 8) -> worker_pb2.PrefillStart:
     return message
 
 
-def test_many_small_starts_and_cancels_fit_their_messages_in_order() -> None:
+def test_many_small_starts_and_cancels_fit_messages_in_order() -> None:
     items: list[worker_pb2.PrefillStart | int] = []
     for number in range(2000):
         each = start(4096)
@@ -126,7 +126,7 @@ async def test_one_that_has_spoken_and_went_is_dialed_at_once(sessions: PrefillP
 
 
 async def answered(*remotes: RemotePrefill) -> None:
-    """The peers' results came: nothing of them is under way any more."""
+    """Delivers the peers' results, after which nothing of the requests is under way."""
     await asyncio.sleep(0)  # the sessions begin
     for remote in remotes:
         (stream,) = (each for each in Stream.dialed if each.address == remote.session.address and not each.ending)
@@ -159,9 +159,7 @@ async def test_the_session_used_longest_ago_makes_room_for_another_one(sessions:
     assert sessions.sessions == 3
 
 
-async def test_a_prompt_whose_memory_cannot_be_opened_is_told_and_the_session_lives_on(
-    sessions: PrefillPeers, doors: FakeDoors
-) -> None:
+async def test_memory_that_cannot_be_opened_fails_only_its_prompt(sessions: PrefillPeers, doors: FakeDoors) -> None:
     doors.full = True
     with pytest.raises(TransferLimitReached) as refused:
         sessions.start("a", "a:1", into(0))
@@ -180,13 +178,13 @@ def into(*offsets: int) -> worker_pb2.PrefillStart:
 
 
 async def answer(remote: RemotePrefill, **fields: Any) -> None:
-    """The prefill instance says this of it."""
+    """Delivers this answer of the prefill instance."""
     await asyncio.sleep(0)  # the session has begun
     result = worker_pb2.PrefillResult(stream_id=remote.stream_id, **fields)
     Stream.dialed[-1].take(worker_pb2.PrefillSessionResponse(results=[result]))
 
 
-async def test_a_prefills_key_opens_its_targets_for_writing_and_is_its_own(
+async def test_a_prefills_key_is_its_own_and_opens_targets_for_writing(
     sessions: PrefillPeers, doors: FakeDoors
 ) -> None:
     first, second = into(128, 640), into(0)
@@ -226,9 +224,7 @@ async def test_the_result_is_known_when_nothing_is_written_any_more(sessions: Pr
     assert sessions.in_flight == 0
 
 
-async def test_a_session_that_ends_takes_all_keys_back_and_keeps_the_results_it_has(
-    sessions: PrefillPeers, doors: FakeDoors
-) -> None:
+async def test_an_ended_session_takes_keys_back_and_keeps_its_results(sessions: PrefillPeers, doors: FakeDoors) -> None:
     had, lost = (sessions.start("p", "p:1", into(offset)) for offset in (0, 64))
     doors.idle.clear()
     await answer(had, first_token=7)
@@ -257,7 +253,7 @@ async def test_what_cannot_be_asked_has_no_key(sessions: PrefillPeers, doors: Fa
     assert not sessions._sessions["q:1"].streams
 
 
-async def test_writes_that_cannot_be_stopped_are_an_error_of_the_prefill(
+async def test_writes_that_cannot_be_stopped_fail_the_prefill(
     sessions: PrefillPeers, doors: FakeDoors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stuck(_: object) -> None:

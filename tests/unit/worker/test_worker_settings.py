@@ -33,7 +33,7 @@ def test_every_kernel_can_be_chosen_and_runs() -> None:
         assert create_engine("instant", load_card(), 8, 16, kernel=settings.attention_kernel).kernel == ""
 
 
-def test_the_built_in_model_s_whole_context_has_room_wherever_it_runs() -> None:
+def test_the_built_in_models_context_fits_wherever_it_runs() -> None:
     settings, context = load_settings(WorkerSettings, [], {}), load_card().config.max_context
     spec = ClusterSpec()  # of ./dev up, too
     composed = [

@@ -1,4 +1,4 @@
-"""Plans and what becomes of results, without an engine."""
+"""Step plans and the use of their results, without an engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8
 
 
 class Log:
-    """What the members were told."""
-
     def __init__(self, last: int = 10**9) -> None:
         self.chunks, self.tokens, self.errors = [], [], []
         self.ways = 0
@@ -56,12 +54,12 @@ def decode(number: int, log: Log, table: list[int] | None = None) -> DecodeMembe
 
 def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembers:
     pool = BlockPool(1, Lru())
-    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=1, headroom=0)  # nobody waits in it
+    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=1, headroom=0)  # no request waits in it
     return StepMembers(scheduler, admission, room or Pool())
 
 
 class Pool:
-    """So many blocks are free."""
+    """A pool with a number of free blocks."""
 
     def __init__(self, blocks: int = 99) -> None:
         self.free = blocks
@@ -96,7 +94,7 @@ def members(scheduler) -> StepMembers:
 
 
 def result(step, token=50):
-    """The engine's answer to a step: the last chunks and all decodes sample ``token``."""
+    """Returns the engine's answer to a step: the last chunks and all decodes sample ``token``."""
     prefills = [token if chunk.sampling is not None else None for chunk in step.chunks]
     return StepOutcome(prefills, [token] * len(step.slots), 1.0)
 
@@ -117,7 +115,7 @@ def test_nothing_to_do_is_no_step(members):
     assert members.decide(0.0) is None
 
 
-def test_decodes_come_first_and_chunks_share_what_is_left_of_the_budget(members, scheduler):
+def test_decodes_come_first_and_chunks_share_the_budgets_rest(members, scheduler):
     log = Log()
     for number in range(3):
         members.add_decode(decode(number, log))
@@ -152,7 +150,7 @@ def test_a_prompt_goes_chunk_by_chunk_and_samples_with_the_last(members):
     assert log.chunks == [(3, 16, None), (16, 32, None), (32, 40, 50)]
 
 
-def test_tokens_feed_the_next_step_until_the_request_says_it_is_finished(members, scheduler):
+def test_tokens_feed_the_next_step_until_the_request_is_done(members, scheduler):
     log = Log(last=3)
     work = decode(1, log)
     members.add_decode(work)
@@ -167,7 +165,7 @@ def test_tokens_feed_the_next_step_until_the_request_says_it_is_finished(members
     assert scheduler.running == 0
 
 
-def test_a_prompt_takes_as_long_as_its_steps_whatever_is_decoded_beside_it(members):
+def test_a_prompts_time_is_its_steps_despite_decodes_beside_it(members):
     alone, shared = Log(), Log()
     members.add_decode(decode(1, Log()))
     members.add_prefill(prefill(1, 16, alone))
@@ -206,7 +204,7 @@ def test_only_the_guilty_get_the_error(members, scheduler):
     assert (scheduler.running, scheduler.prefilling) == (1, 0)
 
 
-def test_a_member_that_breaks_in_its_callback_costs_the_others_nothing(members, scheduler):
+def test_a_failing_callback_costs_the_other_members_nothing(members, scheduler):
     good, bad = Log(), Log()
     broken = decode(1, bad)
     broken.advanced = lambda token: 1 / 0
@@ -232,7 +230,7 @@ def test_a_table_grows_before_the_token_that_needs_it(members):
     assert log.ways == 0
 
 
-def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(scheduler):
+def test_without_room_the_latest_gives_way_and_the_first_goes_on(scheduler):
     room = Pool(0)
     members = new_members(scheduler, room)
     old, young = Log(), Log()
@@ -247,7 +245,7 @@ def test_without_room_the_one_that_came_last_gives_way_and_the_first_gets_on(sch
     assert members.running == 1
 
 
-def test_one_that_breaks_as_it_gives_way_costs_the_others_nothing(scheduler):
+def test_a_failure_in_giving_way_costs_the_others_nothing(scheduler):
     members = new_members(scheduler, Pool(0))
     old, young = Log(), Log()
     members.add_decode(decode(1, old))
@@ -261,7 +259,7 @@ def test_one_that_breaks_as_it_gives_way_costs_the_others_nothing(scheduler):
     assert len(old.tokens) == 4
 
 
-async def test_those_that_came_later_give_way_although_nothing_is_released(scheduler):
+async def test_later_requests_give_way_though_nothing_is_released(scheduler):
     now = [0.0]
     cache = new_cache(LAYOUT, 6, lambda: now[0])
     members = StepMembers(scheduler, cache.admission, cache)

@@ -1,4 +1,4 @@
-"""Background puts: bounded, referenced while they wait, given back whatever happens and to whoever wants the room."""
+"""Background puts: bounded, referenced while they wait, and given back to whoever wants the room."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE_S = 5.0
 
 
 class Store:
-    """Keeps what it is given, when it is let."""
+    """A store that keeps what it is given, when the test lets it."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -37,11 +37,11 @@ class Store:
         self.places: list[list[int]] = []
         self.held: set[bytes] = set()
         self.new = PutOutcome.STORED
-        """What becomes of an object that it lacks."""
+        """The outcome of a put of an object that the store lacks."""
         self.error: Exception | None = None
         self.losses = 0
         self.lost = 0
-        """What the next look finds."""
+        """The number of node losses that the next look finds."""
 
     async def nodes(self) -> None:
         self.losses = self.lost
@@ -89,17 +89,17 @@ class Parts:
         return Storage(self.cache, region, self.store, limits, lambda: self.now)
 
     def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS, first: int = 0) -> None:
-        """As the first blocks of a prompt."""
+        """Offers the keys as the first blocks of a prompt."""
         self.storage.offer(keys, self.storage.new_runs(), request_class, first)
 
     def reuse(self, keys: Sequence[bytes]) -> None:
-        """As the first blocks of a prompt."""
+        """Reuses the keys as the first blocks of a prompt."""
         table = [block for _, block in self.cache.hold(keys)]
         self.storage.reused(keys, table, self.storage.new_runs())
         self.cache.release(table)
 
     async def writing(self, keys: Sequence[bytes]) -> None:
-        """A put of these is under way, and takes as long as the store is not opened."""
+        """Begins a put of these keys, which lasts until the store is opened."""
         self.offer(keys)
         await self.store.asked.wait()
 
@@ -150,18 +150,18 @@ async def test_what_the_store_has_lost_is_offered_again(parts: Parts) -> None:
     parts.store.open.set()
     parts.offer(KEYS[:2])
     await parts.idle()
-    parts.store.held.clear()  # evicted there, or the node was restarted
+    parts.store.held.clear()  # evicted at the node, or the node was restarted
     parts.offer(KEYS[:2])
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], KEYS[:2]]
     assert parts.storage.stored == 4
 
 
-async def test_what_is_reused_is_offered_again_once_for_each_loss_of_a_node(parts: Parts) -> None:
+async def test_reused_blocks_are_offered_again_once_per_lost_node(parts: Parts) -> None:
     parts.store.open.set()
     parts.offer(KEYS[:2])
     await parts.idle()
-    parts.reuse(KEYS[:3])  # the third came from elsewhere, so nobody here knows
+    parts.reuse(KEYS[:3])  # the third block came from elsewhere, so its put is unknown here
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], [KEYS[2]]]
     for lost in (1, 2):
@@ -199,7 +199,7 @@ async def test_what_was_dropped_is_offered_again_when_it_is_reused(parts: Parts)
     assert parts.storage.stored == 5
 
 
-async def test_new_content_was_never_offered_whatever_its_block_held_before(parts: Parts) -> None:
+async def test_new_content_counts_as_never_offered_in_a_reused_block(parts: Parts) -> None:
     parts.store.open.set()
     for _ in range(3):  # room for three at a time
         parts.reuse(KEYS)
@@ -242,14 +242,14 @@ async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Par
     parts.offer(KEYS[:2])
     await parts.idle()
     assert (parts.storage.stored, parts.storage.drops.total()) == (0, 0)
-    parts.store.new = PutOutcome.STORED  # the other put ended badly
+    parts.store.new = PutOutcome.STORED  # the other put failed
     parts.offer(KEYS[:2])
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], KEYS[:2]], "a store that is busy with a block is not left alone"
     assert parts.storage.stored == 2
 
 
-async def test_blocks_of_several_prompts_travel_together_each_in_its_run(parts: Parts) -> None:
+async def test_blocks_of_several_prompts_travel_together_in_their_runs(parts: Parts) -> None:
     one, other = parts.storage.new_runs(), parts.storage.new_runs()
     parts.storage.offer([KEYS[0]], one)
     parts.storage.offer([KEYS[1]], other)
@@ -293,7 +293,7 @@ async def test_only_a_share_of_the_pool_waits_for_a_store_that_hangs(parts: Part
 
 
 @pytest.mark.parametrize("error", [Unavailable("down"), RuntimeError("defect")])
-async def test_a_store_that_fails_gets_nothing_for_a_while_and_no_block_is_held(parts: Parts, error: Exception) -> None:
+async def test_a_failing_store_is_paused_and_holds_no_block(parts: Parts, error: Exception) -> None:
     parts.store.error = error
     await parts.writing(KEYS[:1])
     parts.offer(KEYS[1:3])
@@ -308,10 +308,10 @@ async def test_a_store_that_fails_gets_nothing_for_a_while_and_no_block_is_held(
     assert len(parts.store.puts) == 1
 
 
-async def test_pauses_grow_while_the_store_fails_and_end_when_it_is_back(parts: Parts) -> None:
+async def test_pauses_grow_while_the_store_fails_and_end_afterwards(parts: Parts) -> None:
     parts.store.open.set()
     asked_s = []
-    for step in range(100):  # one offer each tenth of a second
+    for step in range(100):  # one offer every tenth of a second
         parts.now = step / 10
         parts.store.error = None if 3.0 <= parts.now < 4.0 else Unavailable("down")
         before = len(parts.store.puts)
@@ -348,7 +348,7 @@ async def test_a_block_waits_only_so_long(parts: Parts) -> None:
     assert parts.storage.drops == Counter({Drop.LATE: 3})
 
 
-async def test_requests_get_the_room_of_the_longest_waiting_and_no_more_than_they_want(parts: Parts) -> None:
+async def test_requests_take_needed_room_from_the_longest_waiting(parts: Parts) -> None:
     await parts.writing(KEYS[:1])
     parts.offer(KEYS[1:3])
     reserved = Holder(parts.cache, [], POOL - 2)
@@ -367,7 +367,7 @@ async def test_requests_get_the_room_of_the_longest_waiting_and_no_more_than_the
     assert parts.storage.drops == Counter({Drop.ROOM: 2})
 
 
-async def test_a_block_that_somebody_uses_anyway_is_not_dropped_for_its_room(parts: Parts) -> None:
+async def test_a_block_used_elsewhere_is_not_dropped_for_its_room(parts: Parts) -> None:
     await parts.writing(KEYS[:1])
     using = Holder(parts.cache, KEYS[:2], 2)
     parts.offer(KEYS[1:3])

@@ -1,5 +1,3 @@
-"""What waits for one reader."""
-
 from __future__ import annotations
 
 import asyncio
@@ -15,7 +13,7 @@ def waiting(limit: int) -> OutgoingUpdates:
     return OutgoingUpdates(limit, Pace(lambda: 0, lambda: 0.0))
 
 
-async def test_updates_of_one_stream_are_merged_and_streams_share_a_message():
+async def test_updates_of_a_stream_merge_and_streams_share_a_message():
     buffer = waiting(10)
     for stream, token in ((1, 5), (2, 6), (1, 7)):
         buffer.update(stream).tokens.append(token)
@@ -61,7 +59,7 @@ async def test_over_the_limit_everything_is_dropped_and_said():
         buffer.overflow.result()
     assert buffer.unsent == 0
     assert [each async for each in buffer] == []
-    buffer.update(1)  # whoever still writes does no harm
+    buffer.update(1)  # late updates do no harm
 
 
 async def test_what_a_token_brings_along_counts():

@@ -1,4 +1,4 @@
-"""The side that dials: one connection for one stream, as :mod:`pinyon.runtime.duplex` needs it."""
+"""The client side: one connection for one stream, as :mod:`pinyon.runtime.duplex` needs it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from pinyon.runtime.http2.stream import NOBODY, Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
 
 CONNECT_S = 2.0
-"""For all of it: name, TCP, TLS, and the peer's settings."""
+"""Seconds to connect in all: name, TCP, TLS, and the peer's settings."""
 FAREWELL_S = 0.2
-"""For the end of TLS, which is the peer's part, too."""
+"""Seconds for the end of TLS, in which the peer takes part."""
 
 _log = logging.getLogger("pinyon.http2")
 
 
 class Http2Call(MessageStream):
-    """To ``address`` (``host:port``); connects at once. ``read`` says how it ended, as a :class:`PinyonError`; then it
-    gives the end."""
+    """A call to ``address`` (``host:port``), which connects at once.
+
+    ``read`` raises the end of the call as a :class:`PinyonError`, and then returns :data:`EOF`."""
 
     def __init__(
         self,
@@ -41,13 +42,13 @@ class Http2Call(MessageStream):
         tls: ssl.SSLContext | None = None,
         name: str = "",
     ) -> None:
-        """``tls`` with ALPN set; ``name`` is what the peer's certificate must say."""
+        """Begins to connect. ``tls`` has ALPN set; ``name`` must be in the peer's certificate."""
         self._connected: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._settings = asyncio.Event()
         self._answered = False
-        """The headers before the first message are here."""
+        """True once the headers before the first message have come."""
         self._status = ""
-        """What the peer said at its end."""
+        """The status in the peer's trailers."""
         self._gone = asyncio.Event()
         protocol = Http2Protocol(Connection, self._heard, self._lost)
         super().__init__(protocol, decode, encode)
@@ -74,7 +75,7 @@ class Http2Call(MessageStream):
             self.failed(error)
         except PinyonError as error:
             self._fail(error)
-        except Exception as error:  # a name that cannot be looked up, for one
+        except Exception as error:  # for example, a name that cannot be looked up
             _log.info("no connection to %s", address, exc_info=error)
             self._fail(Unavailable(f"no connection to {address}: {error}"))
         finally:
@@ -87,7 +88,7 @@ class Http2Call(MessageStream):
 
     def _lost(self) -> None:
         self._gone.set()
-        self._settings.set()  # what waits for them finds that it is over
+        self._settings.set()  # the task that waits for settings then finds that the call is over
         self._fail(Unavailable("the peer is gone"))
 
     def _fail(self, error: PinyonError) -> None:
@@ -96,10 +97,10 @@ class Http2Call(MessageStream):
         self._wake()
         self.writable()
 
-    # -- what a call of grpcio has
+    # -- as in a call of grpcio
 
     async def wait_for_connection(self) -> None:
-        """Raises :class:`asyncio.InvalidStateError` when it fails."""
+        """Waits for the connection. Raises :class:`asyncio.InvalidStateError` if there is none."""
         if not await asyncio.shield(self._connected) or self._error is not None:
             raise asyncio.InvalidStateError("not connected")
 
@@ -109,14 +110,14 @@ class Http2Call(MessageStream):
             self._stream.end()
 
     def cancel(self) -> None:
-        """Over: the peer is told, and nothing is read any more."""
+        """Ends the call: tells the peer, and reads nothing more."""
         self._connecting.cancel()
         if self._stream is not None:
             self._stream.reset(Code.CANCEL)
         self._fail(error_from_code("CANCELLED", "cancelled here"))
 
     async def close(self) -> None:
-        """End the connection."""
+        """Ends the connection."""
         self._connecting.cancel()
         try:
             await asyncio.wait({self._connecting})
@@ -128,7 +129,7 @@ class Http2Call(MessageStream):
         protocol = self._protocol
         if not protocol.made or self._gone.is_set():
             return
-        if protocol.transport.get_write_buffer_size():  # a peer that has not read all that will not read an end
+        if protocol.transport.get_write_buffer_size():  # a peer that has not read all data will not read the end either
             protocol.abort("closed")
         else:
             protocol.close()
@@ -139,13 +140,13 @@ class Http2Call(MessageStream):
             protocol.abort("closed")
 
     def _let_go(self) -> None:
-        """Nothing of it refers to itself any more: it need not wait for a collection."""
+        """Breaks reference cycles, so that the call need not wait for a garbage collection."""
         self._protocol.heard_by_nobody()
         if self._stream is not None:
             self._stream.receiver = NOBODY
             self._stream = None
 
-    # -- what the stream says
+    # -- called by the stream
 
     def headed(self, fields: Sequence[Field], end: bool) -> None:
         if end:

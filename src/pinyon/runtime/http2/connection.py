@@ -1,11 +1,11 @@
 """One HTTP/2 connection that carries gRPC streams, either side of it. No I/O: bytes in, calls and bytes out.
 
-DATA, which is all there is between the beginning and the end of a session, is read and written by a few lines here and
-in :mod:`pinyon.runtime.http2.stream`. Header blocks are hpack's.
+Between its beginning and its end, a session has only DATA frames. A few lines here and in
+:mod:`pinyon.runtime.http2.stream` read and write them. Header blocks are hpack's.
 
-What a peer can do is bounded: frames of 64 KiB, header blocks of 16 KiB, 64 streams at once, windows of 1 MiB each.
-All but messages is work that it makes and that is counted in units (about 2 µs each in Python): a connection has so
-many of them per tick, and ends when it asks for more.
+A peer's demands are bounded: frames of 64 KiB, header blocks of 16 KiB, 64 streams at once, windows of 1 MiB each. All
+work that it causes except messages is counted in units of about 2 µs each in Python. A connection has a number of units
+per tick, and ends when its peer asks for more.
 """
 
 from __future__ import annotations
@@ -60,39 +60,39 @@ MESSAGE_BYTES: Final = 4 << 20
 STREAM_WINDOW: Final = 1 << 20
 STREAMS_MAX: Final = 64
 CONNECTION_WINDOW: Final = STREAMS_MAX * STREAM_WINDOW
-"""As much as all streams together may have under way: what is not read of one never keeps another one waiting."""
+"""The sum of all streams' windows, so that unread data of one stream never blocks another stream."""
 FRAME_BYTES: Final = 64 << 10
 HEADER_BLOCK_BYTES: Final = 16 << 10
 HEADER_TABLE_BYTES: Final = 4096
 FAREWELL_CHARS: Final = 200
-"""Of a peer's reason to leave."""
+"""The letters that are kept of a peer's reason to leave."""
 WORK_UNITS: Final = 6000
-"""What a peer may cost between two ticks; more is an attack. 64 calls with common heads, begun at once, take 4,000."""
+"""The units that a peer may cost between two ticks; more is an attack. 64 common calls begun at once take 4,000."""
 FRAME_UNITS: Final = 1
-"""What a frame costs that carries no message, each field of a header block, and each stream that may go on."""
+"""The cost of a frame without a message, of a field of a header block, and of a stream that may go on."""
 ANSWERED_UNITS: Final = 4
-"""What a frame costs that is answered with one."""
+"""The cost of a frame that is answered by a frame."""
 PAYLOAD_BYTES: Final = 64
-"""So many bytes of such a frame cost one more unit."""
+"""The number of bytes of a frame without a message that cost one more unit."""
 BLOCK_BYTES: Final = 16
-"""So many bytes of a header block cost one more unit."""
+"""The number of bytes of a header block that cost one more unit."""
 STREAMS_A_UNIT: Final = 8
-"""Looking whether so many streams can go on costs one unit."""
+"""The number of streams that are checked for one unit whether they can go on."""
 CALL_UNITS: Final = 32
-"""What opening a stream costs: somebody is to serve it."""
+"""The cost of opening a stream, since it has to be served."""
 ANSWER_UNITS: Final = 32
-"""Given for a stream that we open: its head and trailers will come."""
+"""The credit for a stream that this side opens, as its head and trailers will come."""
 SERVED_UNITS: Final = 64
-"""Given back for a call that was served to its end: what its stream and a head of some 20 fields cost."""
+"""The credit for a call that was served to its end: the cost of its stream and a head of some 20 fields."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
-"""A header block that begins with three changes of the table's size: two are ever needed (RFC 7541, 4.2)."""
+"""A header block that begins with three changes of the table's size; no more than two are needed (RFC 7541, 4.2)."""
 
 
 class Connection(Link):
-    """``write`` sends bytes to the peer. The first bytes are in ``opening`` and go out before anything else.
+    """A connection; ``write`` sends bytes to the peer, and the bytes in ``opening`` have to be sent first.
 
-    ``opened``, on a server's side, is told of each new stream and its headers, and gives its receiver; it may have
-    ended the stream.
+    On a server's side, ``opened`` is called with each new stream, its headers and whether these end it. It returns the
+    stream's receiver, and may end the stream.
     """
 
     def __init__(
@@ -107,28 +107,28 @@ class Connection(Link):
         self._opened = opened
         self._server = opened is not None
         self.ready = False
-        """The peer's settings are here."""
+        """True once the peer's settings have come."""
         self.peer_streams_max = MAX_WINDOW
         self.leaving = False
-        """No more streams are opened here: either side has said so."""
+        """True once either side has said that no more streams are opened here."""
         self.farewell = ""
-        """Why the peer leaves, in its words."""
+        """The peer's reason to leave, in its words."""
         self._peer_window = DEFAULT_WINDOW
         self._window = CONNECTION_WINDOW
         self._streams: dict[int, Stream] = {}
         self._last_id = 0
-        """Of the streams that the client has opened."""
+        """The id of the last stream that the client has opened."""
         self._rest: list[bytes] = []
         self._rest_bytes = 0
         self._wanted = HEAD_BYTES
-        """Bytes that must be here before it is worth looking again."""
+        """The number of bytes that must be here before parsing goes on."""
         self._preface = len(PREFACE) if self._server else 0
         self._block: bytearray | None = None
-        """A header block that is arriving."""
+        """The header block that is arriving, or None."""
         self._block_id = 0
         self._block_end = False
         self._work = 0
-        """Units since the last tick."""
+        """The units spent since the last tick."""
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES)
         self._settled = False
@@ -144,13 +144,13 @@ class Connection(Link):
 
     @property
     def streams(self) -> list[Stream]:
-        """Open ones."""
+        """The open streams."""
         return list(self._streams.values())
 
     # -- sending
 
     def open(self, fields: Sequence[Field], receiver: Receiver) -> Stream:
-        """A client's new stream. Raises :class:`StreamFailed` if the peer takes no more."""
+        """Opens a stream on a client's side. Raises :class:`StreamFailed` if the peer takes no more."""
         if self.leaving or len(self._streams) >= self.peer_streams_max:
             raise StreamFailed(Code.REFUSED_STREAM, "the peer takes no more streams", "UNAVAILABLE")
         self._last_id += 2 if self._last_id else 1
@@ -162,7 +162,7 @@ class Connection(Link):
         return stream
 
     def headers(self, stream_id: int, fields: Sequence[Field], *, end: bool) -> bytes:
-        """The frames of a header block. To be sent in the order in which they are made: hpack's state is in them."""
+        """Returns the frames of a header block, to be sent in the order in which they are made: hpack has state."""
         block: bytes = self._encoder.encode(fields)
         size = self.send_frame
         flags = END_STREAM if end else 0
@@ -178,15 +178,15 @@ class Connection(Link):
         self.write(ping(b"\0" * 8, ack=False))
 
     def tick(self) -> None:
-        """Some tenths of a second have passed. A tick that is late gives no more than another one."""
+        """Renews the units, every few tenths of a second; a late tick gives no more than any other."""
         self._work = 0
 
     def served(self) -> None:
-        """A call was served to its end. One that its peer broke off is not: a peer may open these without limit."""
+        """Credits a call that was served to its end; broken calls get none, as a peer may open these without limit."""
         self._work = max(0, self._work - SERVED_UNITS)
 
     def leave(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
-        """Take no more streams; those that are open go on, or, with another ``code``, end with the connection."""
+        """Accepts no more streams. Open ones go on, or, with an error ``code``, end with the connection."""
         self.leaving = True
         self.write(goaway(self._last_id if self._server else 0, code, reason))
 
@@ -194,17 +194,17 @@ class Connection(Link):
         self._streams.pop(stream.stream_id, None)
 
     def lost(self, reason: str) -> None:
-        """There is no connection any more: all streams have failed."""
+        """Fails all streams, as the connection is gone."""
         self.leaving = True
         if self.farewell:
             reason = f"{reason}; the peer's last word was {self.farewell}"
         for stream in self.streams:
             stream.fail(StreamFailed(Code.CONNECT_ERROR, reason, "UNAVAILABLE"))
 
-    # -- what comes
+    # -- receiving
 
     def receive(self, data: bytes) -> None:
-        """Raises :class:`ConnectionFailed`: :meth:`leave` with its code, and close."""
+        """Handles bytes from the peer. After :class:`ConnectionFailed`, :meth:`leave` with its code, and close."""
         if self._rest:
             self._rest.append(data)
             self._rest_bytes += len(data)
@@ -299,10 +299,10 @@ class Connection(Link):
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "a priority of no stream")
             if len(payload) != 5:
                 raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
-        # Unknown ones are skipped (section 4.1).
+        # Unknown frames are skipped (section 4.1).
 
     def _spend(self, units: int) -> None:
-        """On work that the peer makes."""
+        """Counts work that the peer causes. Raises :class:`ConnectionFailed` if it is too much."""
         self._work += units
         if self._work > WORK_UNITS:
             raise ConnectionFailed(Code.ENHANCE_YOUR_CALM, "too much work beside messages")
@@ -322,7 +322,7 @@ class Connection(Link):
         if not self._server and stream_id > self._last_id:
             raise ConnectionFailed(Code.PROTOCOL_ERROR, "headers of a stream that nobody opened")
         if self._server and stream_id <= self._last_id and stream_id not in self._streams:
-            # No client of gRPC's sends any but those that open a stream. Of servers, an answer may be under way.
+            # gRPC's clients send no headers but those that open a stream. A server's answer may be under way.
             raise ConnectionFailed(Code.STREAM_CLOSED, "headers of a stream that is over")
         self._block = bytearray()
         self._block_id = stream_id
@@ -377,10 +377,10 @@ class Connection(Link):
         if self._block_end and not stream.closed:
             stream.end_of_remote()
 
-    # -- what is said about streams and the connection
+    # -- frames about streams and the connection
 
     def _closed(self, stream_id: int, what: str) -> None:
-        """Of a stream that is not open. Raises for one that never was."""
+        """Accepts a frame of a stream that is over. Raises :class:`ConnectionFailed` if the stream was never open."""
         if not stream_id or not stream_id & 1 or stream_id > self._last_id:
             raise ConnectionFailed(Code.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which nobody opened")
 
@@ -416,7 +416,7 @@ class Connection(Link):
             stream_.pump()
 
     def _pump(self) -> None:
-        """The peer may have more room, for any stream."""
+        """Sends waiting data of all streams, as the peer may have more room."""
         blocked = [stream for stream in self._streams.values() if stream.blocked]
         self._spend(len(self._streams) // STREAMS_A_UNIT + len(blocked) * FRAME_UNITS)
         for stream in blocked:
@@ -436,7 +436,7 @@ class Connection(Link):
             raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "settings that cannot be")
         if flags & ACK:
             return
-        for name, value in dict(struct.iter_unpack(">HI", payload)).items():  # the last one of each counts
+        for name, value in dict(struct.iter_unpack(">HI", payload)).items():  # the last value of each setting counts
             if name == INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
@@ -452,7 +452,7 @@ class Connection(Link):
             elif name == HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, HEADER_TABLE_BYTES)
                 changes = self._encoder.table_size_changes
-                if len(changes) > 2:  # hpack says all of them in the next block; the least and the last will do
+                if len(changes) > 2:  # hpack sends all in the next block; the least and the last suffice
                     changes[:] = [min(changes), changes[-1]]
             elif name == MAX_CONCURRENT_STREAMS:
                 self.peer_streams_max = value
@@ -460,7 +460,7 @@ class Connection(Link):
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "a setting of push that cannot be")
         self.ready = True
         self.write(frame(SETTINGS, ACK, 0, b""))
-        self._pump()  # after that word: the peer's room is the old one until it reads it
+        self._pump()  # after the ACK, as the peer has the old room until it reads that
 
     def _reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -487,12 +487,12 @@ class Connection(Link):
         if not self._server:
             reason = f"the peer is leaving ({self.farewell})" if self.farewell else "the peer is leaving"
             for stream in self.streams:
-                if stream.stream_id > last:  # it has done nothing for it, whatever the reason
+                if stream.stream_id > last:  # the peer has not begun to serve it, whatever the reason
                     stream.fail(StreamFailed(Code.REFUSED_STREAM, reason, "UNAVAILABLE"))
 
 
 _STATUS: Final[dict[Code, str]] = {
-    # gRPC over HTTP/2: how an end without trailers reads.
+    # gRPC over HTTP/2: the status of an end without trailers.
     Code.REFUSED_STREAM: "UNAVAILABLE",
     Code.CANCEL: "CANCELLED",
     Code.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",

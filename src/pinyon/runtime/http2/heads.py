@@ -1,6 +1,6 @@
-"""gRPC's words in HTTP/2's headers: requests, answers, and how a call ended.
+"""HTTP/2 headers of gRPC: requests, answers, and how a call ended.
 
-As gRPC's protocol over HTTP/2 has them: percent-encoded messages, binary metadata in base64, timeouts of 8 digits.
+By gRPC's protocol over HTTP/2, messages are percent-encoded, binary metadata is base64, and timeouts have 8 digits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CODES = (
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
-"""gRPC's status codes by their numbers."""
+"""The gRPC status codes by their numbers."""
 _BY_HTTP = {
     400: "INTERNAL", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "UNIMPLEMENTED", 429: "UNAVAILABLE",
     502: "UNAVAILABLE", 503: "UNAVAILABLE", 504: "UNAVAILABLE",
@@ -31,14 +31,14 @@ ANSWER: tuple[Field, ...] = ((b":status", b"200"), (b"content-type", b"applicati
 _UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _PRINTABLE = bytes(each for each in range(0x20, 0x7F) if each != ord("%"))
-# What makes a request malformed in HTTP/2 (RFC 9113, 8.2 and 8.3).
+# The rules that make a request malformed in HTTP/2 (RFC 9113, 8.2 and 8.3).
 _OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _FIELD_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _NOT_IN_VALUES = re.compile(rb"[\0\r\n]")
 _NAME = re.compile(r"[0-9a-z_.-]+")
 MESSAGE_BYTES = 2048
-"""Of an error's message on the wire; the rest of a longer one is cut: peers take 8 KiB of headers."""
+"""The bytes to which an error's message is cut on the wire, as peers take 8 KiB of headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class RequestHead:
 @dataclass(frozen=True, slots=True)
 class Trailers:
     code: str
-    """gRPC's name of the status."""
+    """The name of the gRPC status."""
     message: str
     metadata: Metadata
 
 
 def request_head(path: str, authority: str, scheme: str, metadata: Metadata = ()) -> list[Field]:
-    """``path`` is ``/package.Service/Method``."""
+    """Returns a request's headers; ``path`` is ``/package.Service/Method``."""
     return [
         (b":method", b"POST"),
         (b":scheme", scheme.encode()),
@@ -71,7 +71,7 @@ def request_head(path: str, authority: str, scheme: str, metadata: Metadata = ()
 
 
 def parse_request(fields: Iterable[Field]) -> RequestHead | int:
-    """Of a request's headers; or the HTTP status that answers what is no request of gRPC's."""
+    """Parses a request's headers; returns an HTTP status for those of no gRPC request."""
     pseudo: dict[bytes, bytes] = {}
     regular = False
     kind = b""
@@ -108,13 +108,13 @@ def parse_request(fields: Iterable[Field]) -> RequestHead | int:
 
 
 def is_answer(fields: Iterable[Field]) -> bool:
-    """Whether these are the headers of an answer of gRPC's."""
+    """Returns whether these are the headers of a gRPC answer."""
     found = dict(fields)
     return found.get(b":status") == b"200" and found.get(b"content-type", b"").startswith(b"application/grpc")
 
 
 def trailers(code: str, message: str = "", metadata: Metadata = ()) -> list[Field]:
-    """``code`` is the name of one of gRPC's status codes."""
+    """Returns trailers; ``code`` is the name of a gRPC status code."""
     fields: list[Field] = [(b"grpc-status", str(CODES.index(code)).encode())]
     if message:
         text = message.encode("utf-8", "replace")[:MESSAGE_BYTES]
@@ -123,7 +123,7 @@ def trailers(code: str, message: str = "", metadata: Metadata = ()) -> list[Fiel
 
 
 def parse_trailers(fields: Iterable[Field]) -> Trailers:
-    """How a call ended. An answer that is not gRPC's is named by its HTTP status."""
+    """Returns how a call ended; an answer that is not gRPC's is described by its HTTP status."""
     status = http = b""
     message = ""
     metadata: list[tuple[str, str | bytes]] = []
@@ -162,5 +162,5 @@ def _metadata(name: bytes, value: bytes) -> Iterable[tuple[str, str | bytes]]:
     for part in value.split(b","):
         try:
             yield text, base64.b64decode(part + b"=" * (-len(part) % 4))
-        except binascii.Error:  # a peer's garbage is not our failure
+        except binascii.Error:  # a peer's bad encoding must not raise here
             yield text, b""

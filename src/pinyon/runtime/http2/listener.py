@@ -1,4 +1,4 @@
-"""The sockets that a server accepts connections from, with a bound on how many there are and who may hold them."""
+"""The listening sockets of a server, with bounds on the number of connections and on who may hold them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from pinyon.runtime.http2.protocol import Http2Protocol
 
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 64
-"""Then others have their turn."""
+"""The connections accepted in one turn of the loop; then other tasks run."""
 PAUSE_S = 0.5
-"""After a failure to accept, such as for want of descriptors: what is there would fail again."""
+"""Seconds of pause after a failure to accept, such as a lack of descriptors, which would only fail again."""
 
 SHARES = 4
-"""One address has one of them for those that are not known yet."""
+"""The number of shares of all connections; one address may have one share for peers that are not known yet."""
 
 MakeProtocol = Callable[[Callable[[], None], Callable[[], None]], Http2Protocol]
-"""Makes the protocol of a new connection. It calls the first function when the connection is over, and the second one
-once its peer is known."""
+"""A function that makes the protocol of a new connection.
+
+The protocol calls the first argument when the connection is over, and the second once its peer is known."""
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
@@ -34,7 +35,7 @@ _log = logging.getLogger("pinyon.http2")
 
 
 class Listener:
-    """``bind`` → ``start`` → ``stop``, which accepts no more → ``close``, which waits for what that ends."""
+    """A listener: ``bind`` → ``start`` → ``stop``, which accepts no more → ``close``, which waits for handshakes."""
 
     def __init__(
         self,
@@ -44,8 +45,10 @@ class Listener:
         handshake_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """``tls`` gives the context for a connection that is made now. A handshake that takes longer than
-        ``handshake_s`` is ended. When there are ``connections_max``, the oldest whose peer is not known makes room."""
+        """Takes limits, and ``tls``, which returns the context for a new connection.
+
+        A handshake that takes longer than ``handshake_s`` is ended. When there are ``connections_max``, the oldest
+        connection whose peer is not known makes room."""
         self._make = make
         self._connections_max = connections_max
         self._handshake_s = handshake_s
@@ -57,7 +60,7 @@ class Listener:
         self.connections = 0
 
     def bind(self, listen: str) -> int:
-        """Returns the port. Raises :class:`OSError`."""
+        """Binds the address and returns the port. Raises :class:`OSError`."""
         host, port = parse_address(listen)
         missing: OSError | None = None
         try:
@@ -73,11 +76,11 @@ class Listener:
                 except OSError as error:
                     if error.errno not in _NOT_HERE:
                         raise
-                    missing = error  # a name may have addresses that this machine has not
+                    missing = error  # a name may have addresses that this machine does not have
                     continue
                 bound.setblocking(False)
                 self._bound.append(bound)
-                if name == "::":  # IPv4, too
+                if name == "::":  # includes IPv4
                     break
             if missing is not None and not self._bound:
                 raise missing
@@ -87,7 +90,7 @@ class Listener:
         return int(self._bound[0].getsockname()[1])
 
     def start(self) -> None:
-        """Begins to accept."""
+        """Begins to accept connections."""
         for bound in self._bound:
             self._loop.add_reader(bound, self._accept, bound)
 
@@ -104,7 +107,7 @@ class Listener:
         if self._handshakes:
             await asyncio.wait(list(self._handshakes))
 
-    # -- who comes
+    # -- new connections
 
     def _accept(self, bound: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -116,7 +119,7 @@ class Listener:
                 continue
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._newcomers.make_room():
-                    return  # there is a descriptor soon
+                    return  # a descriptor will be free soon
                 _log.warning("cannot accept connections: %s", error.strerror or error)
                 self._loop.remove_reader(bound)
                 self._loop.call_later(PAUSE_S, self._accept_again, bound)
@@ -136,13 +139,13 @@ class Listener:
         protocol = self._make(partial(self._over, client), partial(self._newcomers.leave, client))
         task = self._loop.create_task(self._connect(client, protocol))
         self._handshakes[task] = protocol
-        # What gives the place back is told of the task's end: one that is cancelled before its first step runs nothing.
+        # The place is given back at the task's end, as a task that is cancelled before its first step runs no code.
         task.add_done_callback(lambda task: self._connected(task, client, protocol))
         self._newcomers.enter(client, network, partial(_end, task, protocol))
 
     async def _connect(self, client: socket.socket, protocol: Http2Protocol) -> None:
-        """Returns when the connection is the protocol's, or will never be."""
-        with suppress(OSError):  # no TLS that fits, none in time, or the client left
+        """Does the handshake, and returns when the protocol has the connection, or never will."""
+        with suppress(OSError):  # no common TLS, a late handshake, or the client left
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
                 await self._loop.connect_accepted_socket(lambda: protocol, client)
@@ -153,7 +156,7 @@ class Listener:
 
     def _connected(self, task: asyncio.Task[None], client: socket.socket, protocol: Http2Protocol) -> None:
         self._handshakes.pop(task, None)
-        if not protocol.made:  # a handshake that fails never tells it
+        if not protocol.made:  # the protocol does not hear of a failed handshake
             client.close()
             self._over(client)
 
@@ -163,14 +166,14 @@ class Listener:
 
 
 def _end(task: asyncio.Task[None], protocol: Http2Protocol) -> None:
-    if protocol.made:  # uvloop would not tell it of its end if the task were cancelled
+    if protocol.made:  # uvloop would not tell the protocol of its end if the task were cancelled
         protocol.abort("its place is needed")
     else:
         task.cancel()
 
 
 def _places(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """Where to listen, as grpcio has it: any address of IPv4 is any address. Raises :class:`OSError`."""
+    """Returns where to listen. As in grpcio, any IPv4 address means any address at all. Raises :class:`OSError`."""
     if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
         return [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")][: 2 if host == "0.0.0.0" else 1]
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -1,4 +1,4 @@
-"""A stream's messages as an event loop's tasks read and write them, the same at either end."""
+"""A stream's messages as tasks of an event loop read and write them, the same at either end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pinyon.runtime.http2.protocol import Http2Protocol
 from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
-"""What ``read`` gives when no more messages come, as with grpcio."""
+"""The value that ``read`` returns when no more messages come, as with grpcio."""
 
 
 class MessageStream:
-    """A :class:`pinyon.runtime.http2.stream.Receiver`. One task reads and one writes, at most."""
+    """A :class:`pinyon.runtime.http2.stream.Receiver` for at most one task that reads and one that writes."""
 
     def __init__(self, protocol: Http2Protocol, decode: Callable[[bytes], Any], encode: Callable[[Any], bytes]) -> None:
         self._protocol = protocol
@@ -29,27 +29,27 @@ class MessageStream:
         self._stream: Stream | None = None
         self._messages: deque[bytes] = deque()
         self._waiting: asyncio.Future[Awaitable[None] | None] | None = None
-        """The reader; what it is given is to be awaited."""
+        """The waiting reader's future, whose result the reader has to await, if any."""
         self._take: Callable[[Any], Awaitable[None] | None] | None = None
-        """Takes messages as they come, while the reader waits for something else to do."""
+        """The reader's function that takes messages as they come, while the reader waits."""
         self._writing: asyncio.Future[None] | None = None
-        """The writer, while there is no room."""
+        """The writer's future, while there is no room."""
         self._no_more = False
-        """The peer sends nothing more."""
+        """True once the peer sends nothing more."""
         self._error: BaseException | None = None
-        """Why there is nothing more to read, other than the peer's good end."""
+        """The error for which there is nothing more to read; None after the peer's normal end."""
 
     # -- reading
 
     async def read(self) -> Any:
-        """The next message, or the end. Raises what the stream ended with, once."""
+        """Returns the next message, or :data:`EOF`. Raises the error that ended the stream, once."""
         while not self._messages:
             if self._error is not None:
                 error, self._error, self._no_more = self._error, None, True
                 try:
                     raise error
                 finally:
-                    del error  # or it would hold this frame, and that the stream
+                    del error  # or the error would keep this frame, and so the stream, alive
             if self._no_more:
                 return EOF
             if self._waiting is not None:
@@ -62,8 +62,10 @@ class MessageStream:
         return self._next()
 
     async def each(self, take: Callable[[Any], Awaitable[None] | None]) -> None:
-        """``take`` each message to the end, one after another: right where it is read from the socket, and here if
-        there is something to await. Raises what ``take`` does, or what the stream ended with."""
+        """Calls ``take`` with each message, in order, until the end of the stream.
+
+        The calls come directly from the socket; what ``take`` returns is awaited here. Raises the error of ``take``, or
+        the error that ended the stream."""
         while True:
             while self._messages:
                 doing = take(self._next())
@@ -98,15 +100,15 @@ class MessageStream:
     # -- writing
 
     def has_room(self) -> bool:
-        """Whether a message could be sent now."""
+        """Returns whether a message could be sent now."""
         stream = self._stream
         if stream is None or stream.closed or stream.local_closed:
             return False
         return not stream.blocked and not self._protocol.paused
 
     def push(self, message: Any) -> bool:
-        """Send it if the peer has room for it now, else do nothing. Raises :class:`ResourceExhausted` for one that is
-        too large."""
+        """Sends a message if the peer has room now, and returns whether it did. Raises :class:`ResourceExhausted` for
+        a message that is too large."""
         stream = self._stream
         if stream is None or not self.has_room():
             return False
@@ -117,7 +119,7 @@ class MessageStream:
         return True
 
     async def write(self, message: Any) -> None:
-        """Send it when the peer has room for it. Raises :class:`asyncio.InvalidStateError` when the stream is over:
+        """Sends a message when the peer has room. Raises :class:`asyncio.InvalidStateError` when the stream is over;
         reading says why."""
         await self._room()
         if not self.push(message):
@@ -125,7 +127,7 @@ class MessageStream:
         await self._room()
 
     async def _room(self) -> None:
-        """Until what was sent before has gone. Raises :class:`asyncio.InvalidStateError`."""
+        """Waits until all was sent. Raises :class:`asyncio.InvalidStateError` if the stream is over."""
         stream = self._stream
         while stream is not None and not stream.closed and (stream.blocked or self._protocol.paused):
             self._writing = self._loop.create_future()
@@ -138,7 +140,7 @@ class MessageStream:
         if stream is None or stream.closed or stream.local_closed:
             raise asyncio.InvalidStateError("the call is over")
 
-    # -- what the stream says
+    # -- called by the stream
 
     def headed(self, fields: Sequence[Field], end: bool) -> None:
         pass
@@ -154,7 +156,7 @@ class MessageStream:
         try:
             doing = self._take(self._next())
         except BaseException as error:
-            stops = isinstance(error, StopIteration)  # which no future takes
+            stops = isinstance(error, StopIteration)  # a future does not accept it
             waiting.set_exception(RuntimeError(repr(error)) if stops else error)
             if not isinstance(error, Exception):
                 raise
@@ -180,6 +182,6 @@ class MessageStream:
 
 
 def _drop(doing: Awaitable[None] | None) -> None:
-    """It came in the moment in which nobody was there to await it any more."""
+    """Closes a coroutine that came when there was no reader any more to await it."""
     if isinstance(doing, Coroutine):
         doing.close()

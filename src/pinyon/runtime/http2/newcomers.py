@@ -1,4 +1,4 @@
-"""Connections whose peers have not shown who they are: each address has a share, and the oldest make room. No I/O."""
+"""Connections of still unknown peers: each address has a share of them, and the oldest make room. No I/O."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Hashable
 
 
 class Newcomers:
-    """Those that are known are no part of it: they are displaced by nobody."""
+    """The connections of unknown peers; those of known peers are not in it, and are never displaced."""
 
     def __init__(self, share: int) -> None:
-        """``share`` is how many of them one address may have."""
+        """Takes the ``share``: how many of these connections one address may have."""
         self._share = share
         self._addresses: dict[Hashable, str] = {}
         self._ends: dict[str, dict[Hashable, Callable[[], object]]] = {}
-        """By address, the oldest first: what ends a connection."""
+        """The functions that end connections, by address and connection, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     def enter(self, connection: Hashable, address: str, end: Callable[[], object]) -> None:
-        """If it is one more than its address may have, the oldest of that is ended."""
+        """Adds a connection; if its address has too many, the oldest of them is ended."""
         self._addresses[connection] = address
         crowd = self._ends.setdefault(address, {})
         crowd[connection] = end
@@ -27,7 +27,7 @@ class Newcomers:
             self._end_oldest(crowd)
 
     def leave(self, connection: Hashable) -> None:
-        """It is known, or over. Calling it again is fine."""
+        """Takes out a connection whose peer is known, or that is over. Calling it again is fine."""
         address = self._addresses.pop(connection, None)
         if address is not None:
             crowd = self._ends[address]
@@ -36,7 +36,7 @@ class Newcomers:
                 del self._ends[address]
 
     def make_room(self) -> bool:
-        """End the oldest of the address that has most; False if there is nobody. O(addresses)."""
+        """Ends the oldest connection of the address that has most; returns False if there is none. O(addresses)."""
         if not self._ends:
             return False
         self._end_oldest(max(self._ends.values(), key=len))

@@ -12,21 +12,21 @@ from pinyon.runtime.http2.wire import ConnectionFailed
 
 TICK_S = 0.25
 PING_TICKS = 1
-"""After so long a silence the peer is asked whether it is there."""
+"""The ticks of silence after which the peer is pinged."""
 DEAD_TICKS = 5
-"""After so long a silence it is gone: 1.25 to 1.5 s, as gRPC's connections between services have it."""
+"""The ticks of silence after which the peer is gone: 1.25 to 1.5 s, as in gRPC's connections between services."""
 EXCUSED = 2
-"""Times in a row that it may have been us who were away: what the peer said meanwhile is about to be read."""
+"""The late looks in a row that do not count as silence: this process may have stalled, with the peer's data unread."""
 PIECE_BYTES = 64 << 10
-"""So much of what was read is dealt with in one turn of the loop: it may be thousands of messages."""
+"""The bytes that are handled in one turn of the loop, as they may be thousands of messages."""
 UNREAD_BYTES = 8 << 20
-"""A peer that lets so much lie is gone, too: it takes messages of 4 MiB, and all but one wait for their turn."""
+"""The unread bytes with which a peer counts as gone: messages have at most 4 MiB, and all but one wait their turn."""
 
 _log = logging.getLogger("pinyon.http2")
 
 
 class Http2Protocol(asyncio.Protocol):
-    """``make`` gives the connection for what writes to the peer; ``lost`` is told of the end, once."""
+    """The protocol of one socket; ``make`` makes its connection, given the function that writes to the peer."""
 
     connection: Connection
 
@@ -36,27 +36,27 @@ class Http2Protocol(asyncio.Protocol):
         changed: Callable[[], None] = lambda: None,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """``changed`` is called after whatever came has been dealt with, ``lost`` when the connection is gone."""
+        """Calls ``changed`` after received data has been handled, and ``lost`` once, when the connection is gone."""
         self._make = make
         self._changed = changed
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._silent = 0
-        """Ticks since something came."""
+        """The ticks since data last came."""
         self._asked = False
-        """Since then."""
+        """True if the peer has been pinged since then."""
         self._excused = 0
         self._next_s = 0.0
         self._tick: asyncio.TimerHandle | None = None
         self._gone = ""
         self.made = False
-        """There is, or was, a connection."""
+        """True once there is, or was, a connection."""
         self.paused = False
-        """The peer reads more slowly than is written."""
+        """True while the peer reads more slowly than this process writes."""
         self.writers: set[asyncio.Future[None]] = set()
-        """Who waits for it."""
+        """The futures of writers that wait for the peer."""
 
-    # -- what asyncio calls
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -82,7 +82,7 @@ class Http2Protocol(asyncio.Protocol):
             self._loop.call_soon(self._go_on, data[PIECE_BYTES:])
 
     def _go_on(self, data: bytes) -> None:
-        """With the rest of what was read."""
+        """Goes on with the rest of the data."""
         if not self._gone and not self.transport.is_closing():
             self.transport.resume_reading()
             self.data_received(data)
@@ -108,13 +108,13 @@ class Http2Protocol(asyncio.Protocol):
     # -- its end
 
     def close(self, reason: str = "closed") -> None:
-        """After what was written, which a peer that reads nothing does not keep for long."""
+        """Closes the connection after all was written, for which a peer that reads nothing does not get long."""
         self._over(reason)
-        if not self.transport.is_closing():  # closed twice, asyncio's TLS forgets what it would have to abort
+        if not self.transport.is_closing():  # if closed twice, asyncio's TLS forgets the connection to abort
             self.transport.close()
 
     def heard_by_nobody(self) -> None:
-        """Whoever was told of what happens here is not told any more."""
+        """Stops calling ``changed`` and ``lost``."""
         self._changed = self._lost = _nothing
 
     def abort(self, reason: str) -> None:
@@ -131,7 +131,7 @@ class Http2Protocol(asyncio.Protocol):
 
     @property
     def dead_ticks(self) -> int:
-        """Ticks of silence after which the peer is gone."""
+        """The ticks of silence after which the peer is gone."""
         return DEAD_TICKS
 
     def _set_tick(self) -> None:
@@ -161,4 +161,4 @@ def _nothing() -> None:
 
 
 def _nowhere(_: bytes) -> None:
-    """What is written after the end."""
+    """Drops bytes that are written after the end."""

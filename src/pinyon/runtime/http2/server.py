@@ -1,4 +1,4 @@
-"""The side that accepts: a server in place of grpcio's. Its handlers read their messages themselves."""
+"""The server side: a server in place of grpcio's, whose handlers read their messages themselves."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
 from pinyon.runtime.http2.wire import Code
 
 IDLE_S = 10.0
-"""A connection on which no call has come is ended after this long."""
+"""Seconds after which a connection without any call is ended."""
 IDLE_DEAD_TICKS = 40
-"""A peer that has no call here may be silent for 10 s: nobody waits for it."""
+"""The ticks, 10 s in all, for which a peer without calls may be silent, as nobody waits for it."""
 FAREWELL_S = 1.0
-"""For calls that were cancelled to end."""
+"""Seconds for cancelled calls to end."""
 LINGER_S = 5.0
-"""So long a peer may take to read what was said before the end of a call."""
+"""Seconds that a peer may take to read the data before the end of a call."""
 
 _log = logging.getLogger("pinyon.http2")
 
 
 class SessionContext(MessageStream):
-    """What of grpcio's servicer context a handler may use."""
+    """The part of grpcio's servicer context that a handler may use."""
 
     def __init__(self, protocol: ServerProtocol, stream: Stream, head: RequestHead) -> None:
         super().__init__(protocol, bytes, bytes)
@@ -42,17 +42,18 @@ class SessionContext(MessageStream):
         self._ended: tuple[str, str, Metadata] | None = None
         self.task: asyncio.Task[None] | None = None
         self.broken = False
-        """It was not served to its end."""
+        """True if the call was not served to its end."""
         self.served = False
-        """Its handler has ended it well, or has read a message. A method that is not there, and a refusal before that,
-        cost a peer what they cost us."""
+        """True once the handler has ended the call well or has read a message.
+
+        A peer gets no credit for a call of an unknown method, or one refused before its message was read."""
 
     def peer(self) -> str:
-        """``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio has it."""
+        """Returns ``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio does."""
         return self._server_side.peer
 
     def peer_identities(self) -> Sequence[bytes] | None:
-        """The DNS names of the caller's certificate; None without one."""
+        """Returns the DNS names of the caller's certificate; None without one."""
         return self._server_side.identities
 
     def invocation_metadata(self) -> Metadata:
@@ -62,7 +63,7 @@ class SessionContext(MessageStream):
         return self._head.path
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Of none: nobody here has any."""
+        """Sends the initial headers, without metadata, as no method here has any."""
         if not self._answered:
             self._begin()
 
@@ -84,16 +85,16 @@ class SessionContext(MessageStream):
         return super().push(message)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
-        """End the call with this status: raises what the handler must let pass."""
+        """Ends the call with this status: raises an error that the handler must let pass."""
         self._ended = (code.name, details, trailing_metadata)
         raise grpc.aio.AbortError("aborted by the handler")
 
     def codecs(self, decode: Callable[[bytes], Any] | None, encode: Callable[[Any], bytes] | None) -> None:
-        """Of the method that was found."""
+        """Sets the codecs of the called method."""
         self._decode, self._encode = decode or bytes, encode or bytes
 
     def finish(self, code: str = "OK", message: str = "", metadata: Metadata = ()) -> None:
-        """The last word; what was written goes before it."""
+        """Sends the status as trailers, after all that was written."""
         stream = cast("Stream", self._stream)
         code, message, metadata = self._ended or (code, message, metadata)
         if stream.closed or stream.local_closed:
@@ -139,7 +140,7 @@ class _Requests:
 
 
 class ServerProtocol(Http2Protocol):
-    """One client's connection."""
+    """The protocol of one client's connection."""
 
     def __init__(self, server: Http2Server, done: Callable[[], None], met: Callable[[], None]) -> None:
         super().__init__(self._made, self._close_if_done, self._gone_)
@@ -148,9 +149,9 @@ class ServerProtocol(Http2Protocol):
         self._done = done
         self._made_s = self._loop.time()
         self._called = False
-        """A call has come, and it is served, or none was refused yet."""
+        """True once a call has come, unless all calls so far were refused."""
         self._served = False
-        """A call was served."""
+        """True once a call was served."""
         self.contexts: set[SessionContext] = set()
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self.peer = ""
@@ -199,14 +200,14 @@ class ServerProtocol(Http2Protocol):
     def _ended(self, context: SessionContext) -> None:
         self.contexts.discard(context)
         self._served = self._served or context.served
-        self._called = self._served or bool(self.contexts)  # who is only refused goes as who says nothing
+        self._called = self._served or bool(self.contexts)  # a peer that is only refused counts as one without calls
         if context.served and not context.broken:
             self.connection.served()
         context.task = None
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """In a drain, when all was said and sent."""
+        """Closes the connection in a drain, once all calls have ended and all data is sent."""
         if self._server.draining and not self.contexts and not self.connection.streams:
             self.close("the server has ended")
 
@@ -217,7 +218,7 @@ class ServerProtocol(Http2Protocol):
 
 
 class Http2Server:
-    """As a server of grpcio: handlers are added, then ``bind`` → ``start`` → ``stop``."""
+    """A server that is used as one of grpcio: ``add`` handlers, then ``bind`` → ``start`` → ``stop``."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class Http2Server:
         handshake_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """The limits and ``tls`` are those of :class:`Listener`."""
+        """Takes the limits and ``tls`` of :class:`Listener`."""
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self.listener = Listener(
             lambda done, met: ServerProtocol(self, done, met),
@@ -238,18 +239,18 @@ class Http2Server:
         self.draining = False
 
     def add(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """By methods' names."""
+        """Adds a service's handlers, by their methods' names."""
         self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def bind(self, listen: str) -> int:
-        """Returns the port. Raises :class:`OSError`."""
+        """Binds the address and returns the port. Raises :class:`OSError`."""
         return self.listener.bind(listen)
 
     async def start(self) -> None:
         self.listener.start()
 
     async def stop(self, seconds: float) -> None:
-        """Take no more connections and calls, let the calls there are end for ``seconds``, then end them."""
+        """Accepts no more connections and calls, lets present calls end for ``seconds``, then ends them."""
         self.listener.stop()
         self.draining = True
         until_s = asyncio.get_running_loop().time() + seconds
@@ -264,20 +265,20 @@ class Http2Server:
             task.cancel()
         if tasks and (await asyncio.wait(tasks, timeout=FAREWELL_S))[1]:
             _log.warning("calls go on although they were cancelled; their connections are closed")
-        await asyncio.sleep(0)  # their last words are written
+        await asyncio.sleep(0)  # so that the calls' last data is written
         gone = [each.gone for each in self.protocols]
         left_s = min(LINGER_S, until_s - asyncio.get_running_loop().time())
-        if gone and left_s > 0:  # peers that have not read all yet
+        if gone and left_s > 0:  # some peers have not read all data yet
             await asyncio.wait(gone, timeout=left_s)
         for each in list(self.protocols):
             each.close("the server has ended")
         if gone := [each.gone for each in self.protocols]:
-            # What was written goes out, and TLS says goodbye, if the peer still listens.
+            # Written data goes out, and TLS is closed properly, if the peer still listens.
             await asyncio.wait(gone, timeout=FAREWELL_S if seconds > 0 else 0)
             left = list(self.protocols)
             for each in left:
                 each.abort("the server has ended")
-            if left:  # sockets are closed in the loop's next turn
+            if left:  # sockets are closed in the next turn of the loop
                 await asyncio.wait([each.gone for each in left], timeout=FAREWELL_S)
         await self.listener.close()
 
@@ -285,7 +286,7 @@ class Http2Server:
         return [context.task for each in self.protocols for context in each.contexts if context.task is not None]
 
     async def serve(self, context: SessionContext, head: RequestHead) -> None:
-        """One call, to its end. Raises nothing."""
+        """Serves one call to its end. Raises nothing."""
         try:
             async with asyncio.timeout(head.timeout_s):
                 handler: Any = self._handlers.get(head.path)
@@ -311,12 +312,12 @@ class Http2Server:
         except asyncio.CancelledError:
             context.finish("UNAVAILABLE", "the server is shutting down")
         except Exception as error:
-            if not isinstance(error, asyncio.InvalidStateError):  # a write to who has left
+            if not isinstance(error, asyncio.InvalidStateError):  # the peer of the write has left
                 _log.error("uncaught error in %s", head.path, exc_info=error)
             context.finish("UNKNOWN", "internal error")
 
 
 def _names(certificate: Any) -> Sequence[bytes] | None:
-    """The DNS names that it has."""
+    """Returns the DNS names of a certificate; None if it has none."""
     names = [name.encode() for kind, name in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
     return names or None

@@ -20,26 +20,27 @@ from pinyon.runtime.http2.wire import (
 )
 
 Field = tuple[bytes, bytes]
-"""Name and value of a header."""
+"""The name and value of a header."""
 
 PREFIX_BYTES: Final = 5
 KEPT_BYTES: Final = 64
-"""What a message that is kept takes beside its own bytes: empty ones count, too."""
+"""The bytes that a kept message counts for besides its own, so that empty messages count, too."""
 _PREFIX: Final = struct.Struct(">BI")
-"""Before each message of gRPC: whether it is compressed, and its length."""
+"""The prefix of each gRPC message: whether it is compressed, and its length."""
 _HEADS: Final = struct.Struct(">HBBBIBI")
-"""A frame's head and a message's prefix in one."""
+"""A frame's head and a message's prefix together."""
 
 
 UNFINISHED_MAX: Final = 4
-"""Messages of the largest size that may be on their way over a connection at once: what is there of one that is not
-whole takes no room of the stream's window, so that it can be larger than that."""
+"""The number of largest messages that may be incomplete on a connection at once.
+
+The bytes of an incomplete message take no room of the stream's window, so that a message can be larger than that."""
 
 
 class StreamFailed(Exception):
-    """The stream is over, and not by what its peer said about it in gRPC's words.
+    """An end of a stream other than by a gRPC status of its peer.
 
-    ``code`` is HTTP/2's; ``status`` is the name of gRPC's that stands for it, where one does.
+    ``code`` is HTTP/2's; ``status`` is the name of the gRPC status that stands for it, if any.
     """
 
     def __init__(self, code: Code, reason: str, status: str = "") -> None:
@@ -50,51 +51,51 @@ class StreamFailed(Exception):
 
 
 class Link:
-    """What a connection's streams share of it: room, limits, and the way to the peer."""
+    """The part of a connection that its streams share: room, limits, and the way to the peer."""
 
     def __init__(self, write: Callable[[bytes], None], message_bytes: int, stream_window: int) -> None:
         self.write = write
-        """Sends bytes to the peer."""
+        """A function that sends bytes to the peer."""
         self.message_bytes = message_bytes
-        """Of a message that is taken, at most."""
+        """The size limit of a received message, in bytes."""
         self.stream_window = stream_window
-        """Bytes of a stream that may be under way to us."""
+        """The bytes of a stream that may be under way to this side."""
         self.unfinished = 0
-        """Bytes of messages that are not whole yet, of all streams together."""
+        """The bytes of incomplete messages, of all streams together."""
         self.send_window = DEFAULT_WINDOW
-        """Bytes that the peer has room for, of all streams together."""
+        """The bytes that the peer has room for, of all streams together."""
         self.send_frame = DEFAULT_FRAME
-        """Bytes of a frame that it takes."""
+        """The largest payload of a frame that the peer takes, in bytes."""
 
     def forget(self, stream: Stream) -> None:
-        """It is over."""
+        """Removes a stream that is over."""
         raise NotImplementedError
 
 
 class Receiver(Protocol):
-    """Whoever a stream's messages are for. Nothing of it may raise, and nothing may end the connection at once."""
+    """The receiver of a stream's messages. Its methods may not raise, nor end the connection directly."""
 
     def headed(self, fields: Sequence[Field], end: bool) -> None:
-        """Headers came: the first ones, or the trailers, which are the end."""
+        """Takes headers: the first ones, or, if ``end``, the trailers."""
 
     def message(self, message: bytes) -> None:
-        """One came. Say ``Stream.taken`` with its length when it is done with."""
+        """Takes a message. Call ``Stream.taken`` with its length once it is processed."""
 
     def half_closed(self) -> None:
-        """The peer sends nothing more, without trailers."""
+        """Notes that the peer sends nothing more, after trailers or without."""
 
     def refused(self, error: StreamFailed) -> None:
-        """What came is not taken. A server may end the stream with that as its status; else it fails for that."""
+        """Notes that received data is refused; a server may end the stream with that status, else it fails for it."""
 
     def failed(self, error: StreamFailed) -> None:
-        """It is over for both sides. The last that is called."""
+        """Notes that the stream is over for both sides; the last call."""
 
     def writable(self) -> None:
-        """All that was sent has gone to the connection."""
+        """Notes that all data sent so far has gone to the connection."""
 
 
 class Nobody:
-    """Receives nothing."""
+    """A receiver that ignores everything."""
 
     def headed(self, fields: Sequence[Field], end: bool) -> None: ...
 
@@ -113,7 +114,7 @@ NOBODY: Final[Receiver] = Nobody()
 
 
 class Stream:
-    """Made by its connection. What is sent while the peer has no room is kept: one message, if ``blocked`` is asked."""
+    """A stream, made by its connection; it keeps messages without room, at most one if senders check ``blocked``."""
 
     __slots__ = (
         "_connection",
@@ -137,18 +138,18 @@ class Stream:
         self.receiver: Receiver = NOBODY
         self.stream_id = stream_id
         self.send_window = send_window
-        """Bytes that the peer has room for; may be negative for a while (section 6.9.2)."""
+        """The bytes that the peer has room for; may be negative for a while (section 6.9.2)."""
         self._window = window
-        """Bytes that we have room for."""
+        """The bytes that this side has room for."""
         self._held = 0
-        """Bytes of messages that the receiver has and did not take yet."""
+        """The bytes of messages that the receiver holds and has not processed yet."""
         self._partial = bytearray()
         self._partial_told = 0
-        """Of that, what the connection has counted."""
+        """The part of it that the connection has counted, in bytes."""
         self._pending: deque[memoryview] = deque()
         self._trailers: Callable[[], bytes] | None = None
         self._ended = False
-        """No more is to be sent: ``local_closed`` when it is so on the wire."""
+        """True once no more is to be sent; ``local_closed`` follows when the end is on the wire."""
         self.local_closed = False
         self.remote_closed = False
         self.closed = False
@@ -157,11 +158,11 @@ class Stream:
 
     @property
     def blocked(self) -> bool:
-        """Something sent before waits for the peer's room."""
+        """True while sent data waits for room at the peer."""
         return bool(self._pending)
 
     def send(self, message: bytes) -> None:
-        """One gRPC message, uncompressed. Nothing is sent on a stream that is over."""
+        """Sends one gRPC message, uncompressed; does nothing on a stream that is over."""
         if self._ended or self.closed:
             return
         connection = self._connection
@@ -181,7 +182,7 @@ class Stream:
         self.pump()
 
     def end(self, trailers: Callable[[], bytes] | None = None) -> None:
-        """Nothing more comes: ``trailers`` makes the last frames of a server's side, when all before has gone."""
+        """Ends this side once all data is sent; on a server's side, ``trailers`` then makes the last frames."""
         if self._ended or self.closed:
             return
         self._ended = True
@@ -190,7 +191,7 @@ class Stream:
             self._finish()
 
     def pump(self) -> None:
-        """Send of what waits as much as there is room for."""
+        """Sends as much waiting data as there is room for."""
         connection = self._connection
         while self._pending:
             first = self._pending[0]
@@ -218,23 +219,23 @@ class Stream:
             connection.write(frame(DATA, END_STREAM, self.stream_id, b""))
         else:
             connection.write(self._trailers())
-            if not self.remote_closed:  # section 8.1: the rest of the request is not wanted
+            if not self.remote_closed:  # section 8.1: tells that the rest of the request is not needed
                 connection.write(reset(self.stream_id, Code.NO_ERROR))
                 self.remote_closed = True
         self._close_if_done()
 
     def reset(self, code: Code) -> None:
-        """End it now, for both sides; the receiver is told nothing."""
+        """Ends the stream now, for both sides, without telling the receiver."""
         if not self.closed:
             self._connection.write(reset(self.stream_id, code))
             self._close()
 
-    # -- what comes
+    # -- receiving
 
     def data(self, payload: bytes, at: int, end: int, counted: int, last: bool) -> bool:
-        """``payload[at:end]`` came in a frame that counts for ``counted`` bytes. Whether a message is whole by that.
+        """Takes ``payload[at:end]`` of a frame that counts as ``counted`` bytes; returns whether it ends a message.
 
-        Raises :class:`StreamFailed` for what breaks gRPC's or this stream's rules.
+        Raises :class:`StreamFailed` for data that breaks gRPC's or this stream's rules.
         """
         if self.remote_closed:
             raise StreamFailed(Code.STREAM_CLOSED, "data after the end of the stream")
@@ -269,7 +270,7 @@ class Stream:
         self._partial_told = len(self._partial)
 
     def _whole(self, partial: bytearray) -> bool:
-        """Whether at least one message is all here. Raises :class:`StreamFailed`."""
+        """Returns whether at least one message is complete. Raises :class:`StreamFailed` for a bad prefix."""
         if len(partial) < PREFIX_BYTES:
             return False
         return len(partial) - PREFIX_BYTES >= self._size(_PREFIX.unpack_from(partial))
@@ -287,7 +288,7 @@ class Stream:
         return size
 
     def _messages(self, data: bytes, at: int, end: int = -1) -> int:
-        """Hand on the whole messages there; where the rest begins."""
+        """Passes complete messages to the receiver, and returns where the rest begins."""
         end = len(data) if end < 0 else end
         while end - at >= PREFIX_BYTES:
             size = self._size(_PREFIX.unpack_from(data, at))
@@ -307,14 +308,14 @@ class Stream:
         self._close_if_done()
 
     def taken(self, nbytes: int) -> None:
-        """A message of so many bytes is done with: its room is free."""
+        """Frees the room of a processed message of ``nbytes``."""
         self._held -= nbytes + KEPT_BYTES
         self._grant()
 
     def _grant(self) -> None:
-        """Tell the peer of room, when half of the window or more is free."""
+        """Tells the peer of room when at least half of the window is free."""
         connection = self._connection
-        # What is there of a message that is not whole is not in it: the rest of one larger than the window comes, too.
+        # An incomplete message does not count, so that the rest of a message larger than the window can come.
         free = connection.stream_window - self._window - self._held
         if free * 2 >= connection.stream_window and not self.remote_closed and not self.closed:
             self._window += free
@@ -323,7 +324,7 @@ class Stream:
     # -- its end
 
     def fail(self, error: StreamFailed) -> None:
-        """Over for both sides: tell the receiver. The connection says it to the peer, if it must be said."""
+        """Ends the stream for both sides and tells the receiver; the connection tells the peer if need be."""
         if not self.closed:
             self._close()
             self.receiver.failed(error)

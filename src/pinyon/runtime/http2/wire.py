@@ -10,7 +10,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 HEAD_BYTES: Final = 9
 FRAME_HEAD: Final = struct.Struct(">HBBBI")
-"""Length (16 bits, then 8), type, flags, stream."""
+"""A frame's head: length (16 bits, then 8), type, flags, stream."""
 
 DATA: Final = 0x0
 HEADERS: Final = 0x1
@@ -60,7 +60,7 @@ class Code(IntEnum):
 
 
 class ConnectionFailed(Exception):
-    """What the peer sent breaks the protocol, or a limit: the connection ends with this code."""
+    """An error: the peer broke the protocol or a limit, and the connection ends with this code."""
 
     def __init__(self, code: Code, reason: str) -> None:
         super().__init__(reason)
@@ -78,7 +78,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def ping(payload: bytes, *, ack: bool) -> bytes:
-    """``payload`` has 8 bytes."""
+    """Returns a ping, whose ``payload`` must have 8 bytes."""
     return frame(PING, ACK if ack else 0, 0, payload)
 
 

@@ -1,1 +1,1 @@
-"""From requests to chains: what one path moves at a time, and how it ends."""
+"""Chains: what one path moves at a time, how requests become chains, and how these end."""

@@ -11,14 +11,14 @@ from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 class BatchState:
     """Statuses of requests that were submitted together, each moved in one or more slices.
 
-    A request is final when its last slice is: until then its local memory may still be touched, so no status says
-    otherwise. Of several unsuccessful slices the first decides the status.
+    A request is final when its last slice is: until then its local memory may still be touched. Of several unsuccessful
+    slices the first decides the status.
     """
 
     __slots__ = ("_failures", "_left", "_moved")
 
     def __init__(self, lengths: list[int]) -> None:
-        """``lengths``: of the requests; kept."""
+        """Keeps the requests' ``lengths`` in bytes, and changes this list."""
         self._left = lengths
         self._moved = [0] * len(lengths)
         self._failures: dict[int, tuple[TransferStatus, Reason]] = {}
@@ -26,7 +26,7 @@ class BatchState:
     def slices_done(
         self, slices: Sequence[Slice], status: TransferStatus, reason: Reason, refusals: bytes | None = None
     ) -> tuple[dict[tuple[TransferStatus, Reason], int], int]:
-        """Account for slices that ended alike, except those with a code in ``refusals`` (one per slice, 0 = none).
+        """Accounts for slices that ended alike, except those with a code in ``refusals`` (one per slice, 0 = none).
 
         Returns how many requests became final and how, and the bytes moved.
         """
@@ -55,9 +55,9 @@ class BatchState:
         return finals, moved_bytes
 
     def results(self) -> list[TransferResult]:
-        """The present state of every request."""
+        """Returns the present state of every request."""
         if not self._failures and not any(self._left):
-            # The usual end of a batch of thousands of like requests: results are immutable, so equal ones are shared.
+            # Batches of thousands of like requests usually end so: results are immutable, so equal ones are shared.
             shared = {length: TransferResult(TransferStatus.COMPLETED, length) for length in set(self._moved)}
             return [shared[length] for length in self._moved]
         return [self._result(index) for index in range(len(self._left))]

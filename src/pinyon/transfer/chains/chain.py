@@ -1,4 +1,4 @@
-"""What a transport runs: a chain of slices with one peer, one direction, one completion; and how it can end."""
+"""A chain, the unit that a transport runs: slices with one peer, one direction, one completion; and how it can end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_TRANSPORT: frozenset[str] = frozenset()
 
 
 class Outcome(NamedTuple):
-    """How a chain ended, for all its slices alike, except those with a code in ``refusals``."""
+    """The end of a chain, for all its slices alike, except those with a code in ``refusals``."""
 
     status: TransferStatus
     reason: Reason = Reason.NONE
@@ -26,29 +26,30 @@ class Outcome(NamedTuple):
 
 
 DONE = Outcome(TransferStatus.COMPLETED)
-"""All of it, nothing refused. Whoever moved a small request says it with this very object."""
+"""All slices completed, none refused. Code that moves a small request says so with this very object."""
 UNDER_WAY = Outcome(TransferStatus.PENDING)
-"""Of what was begun and goes on when its answer comes (``Endpoint.begin``)."""
+"""The move was begun, and goes on when its answer comes (``Endpoint.begin``)."""
 SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
 """The engine closes, or the local region is unregistered."""
 GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
-"""The chain ended before it was claimed; changes nothing."""
+"""The chain ended before it was claimed. This outcome changes nothing."""
 LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
 NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
 LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 NO_ROOM = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-"""As many endpoints as may be were in use until the deadline, or for longer than a chain waits that may go elsewhere.
+"""All endpoints were in use until the deadline, or for as long as a chain that may go elsewhere waits.
+
 Unlike ``LATE``, from which it is told by identity, this says nothing about the path."""
 
 
 class Chain:
     """A chain's run state: waiting → running → waiting (another path) → … → done, exactly once.
 
-    A transport claims the chain *after* it has an endpoint and before it touches memory: a chain that still waits for a
-    thread, a name lookup or a handshake can therefore be ended at once by anybody, while a running one ends only when
-    its runner has let go of the memory. That is why a late byte never lands after the final status.
+    A transport claims the chain *after* it has an endpoint and before it touches memory. So a chain that still waits
+    for a thread, a name lookup or a handshake can be ended at once by any thread. A running chain ends only when its
+    runner has let go of the memory, so a late byte never lands after the final status.
     """
 
     __slots__ = (
@@ -69,19 +70,20 @@ class Chain:
         self.regions = regions
         """Local regions by key, pinned until the end."""
         self.deadline = deadline
-        """By the engine's clock."""
+        """The deadline by the engine's clock."""
         self.fence = 0
-        """Id of the link on which an attempt failed after it may have sent payload of a WRITE: the next attempt's link
-        must replace it (``dial(replaces=...)``), so that nothing of the first one lands after the second. 0 = none."""
+        """Id of the link on which an attempt failed after it may have sent payload of a WRITE; 0 if none.
+
+        The next attempt's link must replace it (``dial(replaces=...)``): no byte of the first may land later."""
         self.attempts = 0
         self.tried: frozenset[Path] = _NONE
         """Paths that failed under this chain."""
         self.full = _NO_TRANSPORT
-        """Transports that had no endpoint for it in good time."""
+        """Transports that had no endpoint for the chain in good time."""
         self.elsewhere = False
-        """A transport that was not full may serve it too: it need not wait for an endpoint until its deadline."""
+        """True if a transport that was not full may serve the chain too: then it does not wait until its deadline."""
         self.failure: Outcome | None = None
-        """How the last attempt failed."""
+        """The outcome of the last failed attempt."""
         self.done = False
         self._running = False
         self._stop: Outcome | None = None
@@ -90,11 +92,10 @@ class Chain:
         self._lock = threading.Lock()
 
     def claim(self, abort: Callable[[], None]) -> bool:
-        """Start to touch memory. False: the chain has ended meanwhile, leave it alone.
+        """Claims the chain before its memory is touched. False means that it has ended and is to be left alone.
 
         ``abort`` may be called from any thread until ``unclaim`` or ``finish``; it makes the runner stop soon and must
-        not block.
-        """
+        not block."""
         with self._lock:
             if self.done:
                 return False
@@ -103,7 +104,7 @@ class Chain:
             return True
 
     def unclaim(self) -> bool:
-        """Memory is let go; ``abort`` will not be called any more. False: the chain was stopped, so it was called."""
+        """Ends the claim: memory is let go, ``abort`` is not called any more. False means that ``stop`` called it."""
         with self._lock:
             self._abort = None
             if self._stop is not None:
@@ -112,7 +113,7 @@ class Chain:
             return True
 
     def stop(self, outcome: Outcome) -> None:
-        """Cancel or expire. A waiting chain ends here; a running one is aborted and ends in its runner's ``finish``."""
+        """Cancels or expires the chain. A waiting chain ends here; a running one is aborted and ends in ``finish``."""
         with self._lock:
             if self.done or self._stop is not None:
                 return
@@ -125,27 +126,27 @@ class Chain:
         self._on_done(self, outcome)
 
     def shut(self) -> None:
-        """Stop it as the engine's close and a region's end do."""
+        """Stops the chain as the engine's close and a region's end do."""
         self.stop(SHUTDOWN)
 
     @property
     def expired(self) -> bool:
-        """It was stopped because its deadline passed."""
+        """True if the chain was stopped because its deadline passed."""
         return self._stop is not None and self._stop.reason is Reason.DEADLINE
 
     @property
     def stopped(self) -> bool:
-        """Somebody called ``stop``: no further attempt."""
+        """True if ``stop`` was called while the chain ran: no further attempt is made."""
         return self._stop is not None
 
     def interrupt(self) -> None:
-        """The path it runs on is gone: make the runner stop now instead of at the stall limit, to go on elsewhere."""
+        """Aborts a running chain whose path is gone: it stops now, not at the stall limit, to go on elsewhere."""
         with self._lock:
             if self._running and self._abort is not None:
                 self._abort()
 
     def finish(self, outcome: Outcome) -> None:
-        """End the chain; nothing happens if it has ended. Memory must have been let go."""
+        """Ends the chain, or does nothing if it has ended. Memory must have been let go."""
         with self._lock:
             if self.done:
                 return

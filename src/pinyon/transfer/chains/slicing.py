@@ -1,9 +1,9 @@
-"""From requests to chains: which slices travel together, and where a large request is cut. Pure.
+"""Slicing, from requests to chains: which slices travel together, and where a large request is cut. Pure.
 
 A chain is a run of slices with one peer, one direction and one pair of memory locations: one path, one completion. The
-paper cuts at 16 KB (Mooncake §3.2.3); here a slice costs tens of microseconds of interpreter, so the size adapts:
-small requests travel together, a large one is cut into as many pieces as keep all paths busy, but not smaller than what
-a path moves in a fraction of a millisecond.
+paper cuts at 16 KB (Mooncake §3.2.3). Here a slice costs tens of microseconds of interpreter, so the size adapts. Small
+requests travel together. A large one is cut into as many pieces as keep all paths busy, but not smaller than what a
+path moves in a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Slice(NamedTuple):
 
 
 _tuple: Final = tuple.__new__
-"""``_tuple(Slice, fields)``: what ``Slice(*fields)`` does in Python takes longer than all else that a slice costs."""
+"""A short cut, ``_tuple(Slice, fields)``: ``Slice(*fields)`` costs more time in Python than all else of a slice."""
 
 
 class ChainPlan(NamedTuple):
@@ -54,10 +54,10 @@ def plan_chains(
     locations: Mapping[bytes, str],
     streams: Callable[[SegmentDescriptor], int],
 ) -> list[ChainPlan]:
-    """Group by peer, direction and locations, keep the order inside a group, cut at the bounds.
+    """Groups requests by peer, direction and locations, keeps the order inside a group, and cuts at the bounds.
 
-    The slices of a request cover it exactly once. Requests are assumed valid (see ``TransferEngine``). ``locations``:
-    of the local regions, by key. ``streams``: how many NICs a peer's chains are spread over."""
+    The slices of a request cover it exactly once. Requests are assumed valid (see ``TransferEngine``). ``locations``
+    are those of the local regions, by key. ``streams`` returns how many NICs a peer's chains are spread over."""
     groups: dict[Where, tuple[SegmentDescriptor, list[Slice]]] = {}
     whole: list[Slice] = []
     last_remote: SegmentDescriptor | None = None
@@ -83,10 +83,9 @@ def plan_chains(
 
 
 def chain_bytes(total: int, streams: int, limits: TransferLimits) -> int:
-    """Most bytes of a chain, when ``total`` bytes go to one peer over ``streams`` NICs.
+    """Returns the most bytes of a chain when ``total`` bytes go to one peer over ``streams`` NICs.
 
-    With one NIC a chain per connection is enough. With several, each gets a few, so that the faster ones can take more.
-    """
+    With one NIC a chain per connection is enough. With several each gets a few, so that faster ones take more."""
     if streams <= 1:
         wanted, least = -(-total // limits.connections_per_peer), limits.stripe_min_bytes
     else:
@@ -95,10 +94,10 @@ def chain_bytes(total: int, streams: int, limits: TransferLimits) -> int:
 
 
 def _cut(group: list[Slice], head: ChainPlan, streams: int, limits: TransferLimits, plans: list[ChainPlan]) -> None:
-    """``group``: whole requests, one after another."""
+    """Cuts a group of whole requests, one after another, into chains that are appended to ``plans``."""
     total = sum([part[5] for part in group])
     most_bytes, most_slices = chain_bytes(total, streams, limits), limits.max_frame_requests
-    if total <= most_bytes and len(group) <= most_slices:  # what follows would leave it whole
+    if total <= most_bytes and len(group) <= most_slices:  # the code below would leave it whole
         plans.append(head._replace(slices=group, nbytes=total))
         return
     slices: list[Slice] = []
@@ -106,7 +105,7 @@ def _cut(group: list[Slice], head: ChainPlan, streams: int, limits: TransferLimi
     for whole in group:
         request, local, local_offset, region, remote_offset, length = whole
         while True:
-            # Small requests stay whole: the next chain takes one that does not fit. Only a larger one is cut.
+            # A request no larger than a chain stays whole: if it does not fit, the next chain takes it.
             taken = length if length < most_bytes else most_bytes
             if slices and (nbytes + taken > most_bytes or len(slices) == most_slices):
                 plans.append(head._replace(slices=slices, nbytes=nbytes))

@@ -1,1 +1,1 @@
-"""What the host has: its name, its NICs, its topology, and what the kernel says of them."""
+"""The host: its name, its NICs, its topology, and what the kernel says of them."""

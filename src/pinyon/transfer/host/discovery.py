@@ -1,6 +1,6 @@
-"""Read what this host has from sysfs: NUMA nodes, GPUs, network interfaces, RDMA devices (Mooncake §3.2.3).
+"""Discovery of what a host has, from sysfs: NUMA nodes, GPUs, network interfaces, RDMA devices (Mooncake §3.2.3).
 
-Files are described in the kernel's ``Documentation/ABI`` (``sysfs-class-net``, ``sysfs-class-infiniband``,
+The kernel's ``Documentation/ABI`` describes the files (``sysfs-class-net``, ``sysfs-class-infiniband``,
 ``sysfs-bus-pci``). A file that is missing, cannot be read or holds nonsense means "not known"; nothing raises for it.
 """
 
@@ -23,14 +23,14 @@ from pinyon.transfer.types.nic import Nic
 from pinyon.transfer.types.topology import MAX_JSON_CHARS, Topology
 
 TOPOLOGY_ENV = "PINYON_TRANSFER_TOPOLOGY"
-"""A topology matrix as JSON text, or the path of a JSON file: used instead of what discovery finds."""
+"""A topology matrix as JSON text, or a JSON file's path, that is used instead of what discovery finds."""
 
 _MAX_CPUS = 1 << 16
 _MAX_SPEED_MBIT = 10_000_000
-"""Above it the driver means "unknown": some write -1 as an unsigned number."""
+"""The largest speed that is believed: above it the driver means "unknown" (some write -1 as an unsigned number)."""
 _MAX_GIDS = 256
 _MAX_STACKED = 8
-"""Bonds on VLANs on bridges: the kernel allows 8."""
+"""Levels of interfaces, such as bonds on VLANs on bridges: the kernel allows 8."""
 _LOOPBACK = "772"
 """ARPHRD_LOOPBACK."""
 _NVIDIA = "0x10de"
@@ -45,9 +45,11 @@ _TUNNEL = re.compile(r"^DEVTYPE=(vxlan|geneve)$", re.MULTILINE)
 def discover(
     root: Path = Path("/"), interfaces: Mapping[str, Interface] | None = None, visible_gpus: str | None = None
 ) -> Inventory:
-    """The inventory of the host whose ``/sys`` is below ``root``. ``interfaces``: the interfaces with their addresses,
-    by name; by default this namespace's where ``root`` is ``/``, else addresses are not known. ``visible_gpus``: like
-    ``CUDA_VISIBLE_DEVICES``, which is the default where ``root`` is ``/``; else all."""
+    """Returns the inventory of the host whose ``/sys`` is below ``root``.
+
+    The ``interfaces`` have addresses, by name; the default is this namespace's if ``root`` is ``/``, else addresses are
+    not known. GPUs are selected by ``visible_gpus``, written like ``CUDA_VISIBLE_DEVICES``, which is the default if
+    ``root`` is ``/``; else all are visible."""
     if root == Path("/"):
         if interfaces is None:
             with contextlib.suppress(OSError):
@@ -60,12 +62,13 @@ def discover(
     return Inventory(_nodes(sysfs / "devices/system"), (*rdma, *nics), _gpus(root, visible_gpus))
 
 
-# ---------------------------------------------------------------- what becomes of an inventory
+# ---------------------------------------------------------------- from an inventory to NICs and topology
 
 
 def tcp_nics(inventory: Inventory, port: int = 0, names: Iterable[str] = ()) -> tuple[Nic, ...]:
-    """What to publish of the interfaces that tcp may use (see ``usable_nics``): one address each, IPv4 before IPv6.
-    ``port``: where this process listens. ``names``: only these, virtual ones and loopback too."""
+    """Returns what to publish of the interfaces that tcp may use (``usable_nics``): one address each, IPv4 before IPv6.
+
+    This process listens on ``port``. With ``names`` only these are published, even virtual ones and loopback."""
     found = []
     for info in usable_nics(inventory, "tcp", tuple(names)):
         if info.addresses:
@@ -75,7 +78,7 @@ def tcp_nics(inventory: Inventory, port: int = 0, names: Iterable[str] = ()) -> 
 
 
 def rdma_nics(inventory: Inventory, names: Iterable[str] = ()) -> tuple[Nic, ...]:
-    """What to publish of the RDMA devices that have a GID: the chosen one (see ``choose_gid``)."""
+    """Returns what to publish of the RDMA devices that have a GID: the chosen one (see ``choose_gid``)."""
     found = []
     for info in usable_nics(inventory, "rdma", tuple(names)):
         gid = choose_gid(info.gids)
@@ -85,7 +88,7 @@ def rdma_nics(inventory: Inventory, names: Iterable[str] = ()) -> tuple[Nic, ...
 
 
 def _network(address: str) -> str:
-    """Empty for a single host's prefix, as clouds give out: it says nothing of who is near."""
+    """Returns the network; empty for a single host's prefix, as clouds give out: it says nothing of nearness."""
     network = ip_interface(address).network
     return "" if network.prefixlen == network.max_prefixlen else str(network)
 
@@ -101,8 +104,9 @@ def _gid_network(gid: Gid, inventory: Inventory) -> str:
 
 
 def load_topology(value: str) -> Topology:
-    """A topology given by hand: JSON text, or the path of a file with it. Raises InvalidTransfer: no such file, or not
-    a topology."""
+    """Loads a topology from JSON text or from the file of that path.
+
+    Raises InvalidTransfer if there is no such file, or the text is not a topology."""
     if value.lstrip().startswith(("{", "[")):
         return Topology.from_json(value)
     try:
@@ -117,7 +121,7 @@ def load_topology(value: str) -> Topology:
 
 
 def configured_topology(environ: Mapping[str, str] = os.environ) -> Topology | None:
-    """The topology that the environment gives, or None. Raises InvalidTransfer: it is given and wrong."""
+    """Returns the topology that the environment gives, or None. Raises InvalidTransfer if it is wrong."""
     value = environ.get(TOPOLOGY_ENV, "")
     if not value.strip():
         return None
@@ -131,7 +135,7 @@ def configured_topology(environ: Mapping[str, str] = os.environ) -> Topology | N
 
 
 def _read(path: Path) -> str:
-    """The stripped text, empty when there is none; drivers answer some reads with EINVAL."""
+    """Returns the stripped text, empty when there is none; drivers answer some reads with EINVAL."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -144,7 +148,7 @@ def _number(path: Path) -> int | None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Sub-folders (also linked ones) in natural order: ``mlx5_2`` before ``mlx5_10``."""
+    """Returns the sub-folders (also linked ones) in natural order: ``mlx5_2`` before ``mlx5_10``."""
     try:
         return sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: _natural(path.name))
     except OSError:
@@ -161,7 +165,7 @@ class _Place(NamedTuple):
 
 
 def _place(device: Path) -> _Place:
-    """Where a device is, from its real path: sysfs nests a device in the folder of the bridge it hangs on."""
+    """Returns where a device is, from its real path: sysfs nests a device in the folder of the bridge it hangs on."""
     real = Path(os.path.realpath(device))
     pci = tuple(part for part in real.parts if _BRIDGE.fullmatch(part) or _FUNCTION.fullmatch(part))
     for folder in (real, *real.parents):  # a virtio device has no node, the PCI function around it does
@@ -187,7 +191,7 @@ def _nodes(system: Path) -> tuple[NumaNode, ...]:
 
 
 def _cpus(path: Path) -> tuple[int, ...]:
-    """``"0-3,8"`` → 0, 1, 2, 3, 8; what does not parse is left out."""
+    """Returns the CPUs of a list: 0, 1, 2, 3, 8 for ``"0-3,8"``. Parts that do not parse are left out."""
     cpus: list[int] = []
     for part in _read(path).split(","):
         bounds = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
@@ -198,7 +202,7 @@ def _cpus(path: Path) -> tuple[int, ...]:
 
 
 def _gpus(root: Path, visible: str | None) -> tuple[GpuInfo, ...]:
-    """In the numbering of this process: what its container and ``visible`` leave, by PCI address."""
+    """Returns the GPUs that the container and ``visible`` leave, numbered as in this process: by PCI address."""
     found = [
         path
         for path in _entries(root / "sys/bus/pci/devices")
@@ -215,7 +219,7 @@ def _gpus(root: Path, visible: str | None) -> tuple[GpuInfo, ...]:
 
 
 def _visible(gpus: list[Path], selection: str, driver: Path) -> Iterator[Path]:
-    """By number or (start of a) UUID; like CUDA, stop at the first that does not exist."""
+    """Yields the GPUs selected by number or (start of a) UUID; like CUDA, stops at the first that does not exist."""
     for item in selection.split(","):
         item = item.strip()
         if item.startswith("GPU-"):
@@ -270,7 +274,7 @@ def _is_up(path: Path) -> bool:
 
 
 def _hardware(path: Path, paths: Mapping[str, Path], depth: int = _MAX_STACKED) -> _Place | None:
-    """Where the interface's hardware is, None when it has none. Bonds, VLANs and bridges have that of what is below."""
+    """Returns where the interface's hardware is, or None. For bonds, VLANs and bridges it is that of what is below."""
     if (path / "device").exists():
         return _place(path / "device")
     if depth == 0 or _TUNNEL.search(_read(path / "uevent")):
@@ -292,7 +296,7 @@ def _hardware(path: Path, paths: Mapping[str, Path], depth: int = _MAX_STACKED) 
 
 
 def _rdma_nic(path: Path, interfaces: Mapping[str, NicInfo]) -> NicInfo:
-    """One device with its first active port; the devices of two ports that are still sold show as two devices."""
+    """Returns a device with its first active port; two-port devices that are still sold show as two devices."""
     ports = [entry for entry in _entries(path / "ports") if entry.name.isdecimal()]
     port = next((entry for entry in ports if _active(entry)), ports[0] if ports else path / "ports/1")
     gids = _gids(port)
@@ -321,13 +325,13 @@ def _active(port: Path) -> bool:
 
 
 def _rate_mbit(port: Path) -> int | None:
-    """``"200 Gb/sec (4X HDR)"``, ``"2.5 Gb/sec (1X SDR)"``."""
+    """Returns the rate written as ``"200 Gb/sec (4X HDR)"`` or ``"2.5 Gb/sec (1X SDR)"``."""
     rate = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", _read(port / "rate"))
     return round(float(rate[1]) * 1000) or None if rate else None
 
 
 def _gids(port: Path) -> tuple[Gid, ...]:
-    """The used entries of the port's table."""
+    """Returns the used entries of the port's GID table."""
     found = []
     for index in range(_MAX_GIDS):
         text = _read(port / f"gids/{index}")
@@ -347,5 +351,5 @@ def _is_gid(text: str) -> bool:
 
 
 def _netdev(path: Path) -> str:
-    """Of a device without GIDs: soft-RoCE names its interface, a PCI function lists its own."""
+    """Returns the interface of a device without GIDs: soft-RoCE names it, a PCI function lists its own."""
     return _read(path / "parent") or next((entry.name for entry in _entries(path / "device/net")), "")

@@ -1,6 +1,6 @@
-"""Tells when a network interface loses or gains its link, as the kernel says it (rtnetlink), not at the next stall.
+"""A monitor that learns from the kernel (rtnetlink), not from the next stall, when an interface's link changes.
 
-Only the own host's interfaces can be seen; what fails farther away is found by stalls and broken connections.
+Only the host's own interfaces can be seen; failures farther away are found by stalls and broken connections.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ _RTMGRP_LINK = 1
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _POLL_S = 1.0
-"""Also without an event the states are read this often: events can be lost when the socket's buffer overflows."""
+"""Interval at which states are read even without an event: events can be lost when the socket's buffer overflows."""
 
 
 class LinkMonitor:
-    """Calls ``changed(name, up)`` from its thread for each of these interfaces that changes; they count as up at first.
-    Names that are no interfaces are not watched."""
+    """A thread that calls ``changed(name, up)`` for each of these interfaces that changes; all count as up at first.
+
+    Names that are no interfaces are not watched.
+    """
 
     def __init__(self, names: Iterable[str], changed: Callable[[str, bool], None]) -> None:
         self._changed = changed
@@ -35,7 +37,7 @@ class LinkMonitor:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """No interfaces, or no rtnetlink here: nothing is watched."""
+        """Starts the thread, if there are interfaces. Without rtnetlink it only polls them."""
         if not self._up:
             return
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -71,7 +73,7 @@ class LinkMonitor:
             self._drain()
 
     def _drain(self) -> None:
-        """What the events say is not parsed: the states are read anyway."""
+        """Discards the events, which are not parsed: the states are read anyway."""
         if self._socket is not None:
             try:
                 self._socket.recv(65536)
@@ -102,8 +104,9 @@ def _exists(name: str) -> bool:
 
 
 def link_is_up(name: str) -> bool:
-    """Administratively up and with a carrier; an interface that is gone is down. Asked by ioctl and not read from
-    sysfs, which may be mounted from another network namespace. Raises OSError: out of file descriptors."""
+    """Returns whether the interface is administratively up and has a carrier; one that is gone is down.
+
+    Asks by ioctl because sysfs may be of another network namespace. Raises OSError if out of file descriptors."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode()[:15], 0))

@@ -1,6 +1,6 @@
 """The network interfaces of this network namespace and their addresses, by rtnetlink (``man 7 rtnetlink``).
 
-Sysfs has no addresses, and in a namespace it may still show the interfaces of another one.
+Sysfs has no addresses, and in a namespace it may still show the interfaces of another namespace.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 _WAIT_S = 2.0
-"""The kernel answers at once; this only bounds what must not happen."""
+"""Bound on a wait that should not happen, because the kernel answers at once."""
 _RECEIVE_BYTES = 1 << 16
-"""Above the largest part of a dump that a kernel sends in one message (32 KiB)."""
+"""Size of the buffer: more than the largest part of a dump that a kernel sends in one message (32 KiB)."""
 
 _DONE, _ERROR, _NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 3, 2, 16, 18, 20, 22
 _REQUEST_DUMP = 0x1 | 0x300
@@ -28,15 +28,15 @@ _IFA_DUPLICATE_OR_TENTATIVE = 0x08 | 0x40
 class Interface:
     index: int
     up: bool
-    """Switched on and with a carrier."""
+    """True if switched on and with a carrier."""
     mtu: int | None
     """Bytes."""
     addresses: tuple[str, ...]
-    """With prefix, IPv4 first; without link-local IPv6, which means nothing without an interface of the reader."""
+    """Addresses with prefix, IPv4 first; no link-local IPv6, which means nothing without an interface of the reader."""
 
 
 def interfaces() -> dict[str, Interface]:
-    """By name. Raises OSError: netlink cannot be had (some sandboxes)."""
+    """Returns the interfaces by name. Raises OSError if netlink cannot be had (some sandboxes)."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         route.settimeout(_WAIT_S)
         links = list(_links(route))
@@ -75,7 +75,7 @@ def _addresses(route: socket.socket) -> Iterator[tuple[int, str]]:
 
 
 def _dump(route: socket.socket, request: int, answer: int) -> Iterator[bytes]:
-    """Bodies of the answers to one dump request."""
+    """Yields the bodies of the answers to one dump request."""
     # struct nlmsghdr, then struct rtgenmsg padded to the size of the longer family headers
     route.send(struct.pack("=IHHII", 32, request, _REQUEST_DUMP, 1, 0) + bytes(16))
     while True:

@@ -1,4 +1,4 @@
-"""The front door: listens, authenticates, and hands each accepted link to the service it asks for."""
+"""The front door, which listens, authenticates, and hands each accepted link to the service it asks for."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ from pinyon.transfer.types.errors import WireError
 
 _log = logging.getLogger(__name__)
 _TLS_RECORD = b"\x16\x03"
-"""How a TLS handshake begins (RFC 8446, section 5.1: type handshake, version 3.x)."""
+"""The beginning of a TLS handshake (RFC 8446, section 5.1: type handshake, version 3.x)."""
 REST_S = 4.0
-"""A link that was silent for this long is not in use, where peers say that they use it (``receive_request``)."""
+"""Silence after which a link counts as unused, where peers say that they use it (``receive_request``)."""
 _OTHER = object()
 _ROOM_S = 0.05
-"""How long one more link waits for another to come to rest (it polls for a moment after each request) before BUSY."""
+"""Time that a new link waits, before BUSY, for another to rest; links poll for a moment after each request."""
 _STRANGERS_MIN = 64
-"""Links whose handshake is not through: as many as links, but at least so many."""
+"""Links whose handshake is not complete: ``max_inbound`` at a time, but at least so many."""
 
 
 class LinkService(Protocol):
-    """Serves the links of one :class:`pinyon.transfer.links.handshake.Service`."""
+    """A server of the links of one :class:`pinyon.transfer.links.handshake.Service`."""
 
     def serve(self, inbound: Inbound) -> None:
-        """Run in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
+        """Runs in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
 
-        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. Between two requests the link must
-        be ``rest``-ed, and ``work`` asked before the next: a resting link may be evicted.
-        """
+        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. Between two requests it must
+        call the link's ``rest``, and ``work`` before the next: a resting link may be evicted."""
         ...
 
 
@@ -55,20 +54,21 @@ class Inbound:
         limits = self._limits = context.limits
         self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
         self.identity: tuple[bytes, int] | None = None
-        """Client boot id and link id, once the handshake is through."""
+        """Client boot id and link id, once the handshake is complete."""
         self.marks = handshake.NO_MARKS
         self.thread = threading.Thread(target=self._work, name="pinyon-transfer-in", daemon=True)
         self.on_end: list[Callable[[], None]] = []
-        """What the service must undo when the link ends (destroy a queue pair, stop a copy); run in the link's thread
-        before anybody who waits for the link's end goes on."""
+        """Calls that undo, at the link's end, what the service did for it (destroy a queue pair, stop a copy).
+
+        They run in the link's thread before anybody who waits for the link's end goes on."""
 
     def abort(self) -> None:
-        """Make the thread end soon; from any thread."""
+        """Makes the thread end soon; from any thread."""
         self._aborted = True
         self.stream.abort()
 
     def work(self) -> bool:
-        """Before serving a request: from now on the link is in use and not evicted. False: it has been, end."""
+        """Puts the link in use before a request is served, so that it is not evicted. Returns False if it was."""
         if self._resting:
             if not self._acceptor.take(self):
                 return False
@@ -76,14 +76,15 @@ class Inbound:
         return True
 
     def rest(self) -> None:
-        """After serving a request: until the next ``work`` the link may be evicted to make room for another."""
+        """Lets the link rest after a request: until the next ``work`` it may be evicted to make room for another."""
         if not self._resting:
             self._resting = True
             self._acceptor.release(self)
 
     def receive_request(self, head: memoryview) -> bool:
-        """The next request's header, of a peer that says every second or so that it uses what lives with the link.
-        False: the link is closed, was evicted or has been silent for too long."""
+        """Receives the next request's header. The peer says every second or so that it uses what lives with the link.
+
+        Returns False if the link is closed, was evicted or has been silent for too long."""
         clock, resting = self._context.clock, False
         give_up = clock() + max(self._limits.idle_s, REST_S)
         while True:
@@ -120,7 +121,7 @@ class Inbound:
             self._acceptor.ended(self)
 
     def _secure(self, deadline: float) -> bool:
-        """Wrap a tcp stream in TLS if we have it. False: the peer is not to get in; it was told."""
+        """Wraps a tcp stream in TLS if this process has it. Returns False if the peer was refused."""
         tls = self._context.tls
         if self._sock.family == socket.AF_UNIX:
             return True
@@ -138,7 +139,7 @@ class Inbound:
             limits, clock = self._limits, self._context.clock
             secured = TlsStream(self._sock, tls.server, limits.stall_s, limits.socket_buffer_bytes, clock)
             self.stream = secured
-            if self._aborted:  # before the line above, when it hit the socket that is no more
+            if self._aborted:  # ``abort`` came before the line above and hit the old stream
                 return False
             try:
                 secured.shake_hands(deadline)
@@ -151,7 +152,7 @@ class Inbound:
         return True
 
     def _refuse(self, deadline: float) -> None:
-        """Answer the hello that is to come with a no: this peer has no business here."""
+        """Refuses the HELLO that is to come: this peer has no business here."""
         self._acceptor.count("auth_failures")
         self.stream.receive_bytes(handshake.HELLO_BYTES, deadline)
         boot = bytes(len(self._context.boot_id))
@@ -200,11 +201,11 @@ class Inbound:
 
 
 class Acceptor:
-    """Accepts up to ``max_inbound`` links on all addresses of the engine, and can cut off a peer.
+    """A listener for up to ``max_inbound`` links on all addresses of the engine, which can also cut off a peer.
 
-    One more link evicts the one that has rested for longest; when all are in use it is answered BUSY. A link takes its
-    place when its handshake is through. Before that it is a stranger: when there are too many, the oldest of the
-    address with most of them goes, so one address cannot keep the others out.
+    A further link evicts the one that has rested longest, or is answered BUSY when all are in use. A link takes its
+    place when its handshake is complete. Before that it is a stranger. When there are too many strangers, the oldest of
+    the network with most of them goes, so one network cannot keep the others out.
     """
 
     def __init__(self, context: EngineContext, services: Mapping[int, LinkService]) -> None:
@@ -215,31 +216,32 @@ class Acceptor:
         self._lock = threading.Lock()
         self._rested = threading.Condition(self._lock)
         self._waiting = 0
-        """Links that wait for room."""
+        """Number of links that wait for room."""
         self._strangers: dict[Inbound, str] = {}
-        """Links whose handshake is not through, the oldest first, and the network each comes from."""
+        """Links whose handshake is not complete, the oldest first, with the network that each comes from."""
         self._inbound: set[Inbound] = set()
-        """With those that were evicted and whose threads have not ended yet."""
+        """All links, including evicted ones whose threads have not ended yet."""
         self._places: set[Inbound] = set()
-        """Those whose handshake is through, but for what was evicted."""
+        """Links whose handshake is complete, without evicted ones."""
         self._resting: dict[Inbound, None] = {}
-        """Those that rest between two requests, the longest rest first. Put and taken out without a lock: ``pop`` is
-        atomic, and gives a link to its thread, which uses it, or to who evicts it."""
+        """Links at rest between two requests, the longest rest first; put and taken out without a lock.
+
+        An atomic ``pop`` gives a link to its thread, which uses it, or to the thread that evicts it."""
         self._by_identity: dict[tuple[bytes, int], Inbound] = {}
         self._closing = threading.Event()
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
     def listen(self, host: str, port: int) -> int:
-        """Bind a tcp address and start accepting; the port that was bound. Raises OSError: the address cannot be
-        had."""
+        """Binds a tcp address, starts accepting and returns the port. Raises OSError if the address cannot be had."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self._start_accepting(listener)
         return int(listener.getsockname()[1])
 
     def listen_unix(self, name: str) -> None:
-        """Bind an abstract Unix socket (``@...``: gone with the process, nothing to remove) and start accepting. Raises
-        OSError: the name cannot be had."""
+        """Binds an abstract Unix socket (``@...``) and starts accepting. Raises OSError if the name cannot be had.
+
+        The socket is gone with the process, so nothing is to be removed."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind("\0" + name[1:])
@@ -285,14 +287,14 @@ class Acceptor:
             oldest.abort()
 
     def _oldest_stranger(self) -> Inbound:
-        """Lock held. The one of the network that has most of them."""
+        """Returns the oldest stranger of the network that has most of them. Lock held."""
         most = Counter(self._strangers.values()).most_common(1)[0][0]
         return next(each for each, network in self._strangers.items() if network == most)
 
     def _make_room(self) -> bool:
-        """Lock held. False: all are in use, even after a moment in which one may come to rest."""
+        """Makes room for a link, within a moment in which one may rest; False if all stay in use. Lock held."""
         end = self._clock() + _ROOM_S
-        self._waiting += 1  # before the look at who rests: who comes to rest meanwhile is seen here, or sees who waits
+        self._waiting += 1  # before ``_resting`` is read: a link that comes to rest is seen here, or sees the waiter
         try:
             while len(self._places) >= self._limits.max_inbound:
                 victim = next((each for each in list(self._resting) if self.take(each)), None)
@@ -309,7 +311,7 @@ class Acceptor:
             self._waiting -= 1
 
     def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
-        """Enter a link whose handshake is through, after the one it replaces has ended."""
+        """Admits a link whose handshake is complete, after the link that it replaces has ended."""
         if hello.replaces:
             with self._lock:
                 replaced = self._by_identity.get((hello.client_boot, hello.replaces))
@@ -328,11 +330,11 @@ class Acceptor:
         return handshake.HelloCode.OK
 
     def take(self, inbound: Inbound) -> bool:
-        """It rested, and from now on is not evicted. False: it has been."""
+        """Takes a link out of its rest, to use or to evict it. Returns False if another thread has done so."""
         return self._resting.pop(inbound, _OTHER) is None
 
     def release(self, inbound: Inbound) -> None:
-        """From now on the link may be evicted."""
+        """Lets the link be evicted from now on."""
         self._resting[inbound] = None
         if self._waiting:
             with self._lock:
@@ -350,13 +352,13 @@ class Acceptor:
                 self._by_identity.pop(inbound.identity, None)
 
     def drop(self, client_boot: bytes) -> bool:
-        """End all links of that peer. True: nothing it sent before can reach memory any more."""
+        """Ends all links of that peer. True: nothing it sent before can reach memory any more."""
         with self._lock:
             victims = [one for identity, one in self._by_identity.items() if identity[0] == client_boot]
         return _end(victims, max(self._limits.stall_s, 5.0), self._clock)
 
     def count(self, name: str) -> None:
-        """One more protocol error or refused identity (a counter of ``TransferStats``)."""
+        """Counts one more protocol error or refused identity, by the name of its counter in ``TransferStats``."""
         meter = self.context.meter
         with meter.lock:
             setattr(meter.stats, name, getattr(meter.stats, name) + 1)
@@ -368,7 +370,7 @@ class Acceptor:
     def close(self) -> None:
         self._closing.set()
         for listener, _ in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in ``accept``
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in ``accept``
         for listener, thread in self._listeners:
             thread.join(10.0)
             listener.close()
@@ -379,7 +381,7 @@ class Acceptor:
 
 
 def _end(links: list[Inbound], timeout_s: float, clock: Clock) -> bool:
-    """Abort links and wait for their threads; True when all are gone."""
+    """Aborts links and waits for their threads; returns whether all are gone."""
     deadline = clock() + timeout_s
     for link in links:
         link.abort()
@@ -389,5 +391,5 @@ def _end(links: list[Inbound], timeout_s: float, clock: Clock) -> bool:
 
 
 def _network(sock: socket.socket) -> str:
-    """Where a link comes from; empty for one of this machine by a Unix socket. Raises ``OSError`` if it has left."""
+    """Returns the network a link comes from; empty for a Unix socket of this machine. Raises OSError if it has left."""
     return "" if sock.family == socket.AF_UNIX else network_of(sock.getpeername()[0])

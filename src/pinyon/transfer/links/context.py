@@ -1,4 +1,4 @@
-"""What all parts of one engine share."""
+"""The values that all parts of one engine share."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """One process life, with what it proves itself by, its memory, its bounds and its counters."""
+    """One process life: how it proves itself, its memory, its bounds and its counters."""
 
     boot_id: bytes
     memory: MemoryTable
     limits: TransferLimits
     secret: bytes | None = field(default=None, repr=False)
-    """Cluster secret: both sides of every link prove that they know it."""
+    """The cluster secret: both sides of every link prove that they know it."""
     tls: TlsContexts | None = None
-    """When given, tcp links are encrypted; the whole cluster has it or nobody."""
+    """TLS for tcp links, if they are encrypted; either the whole cluster uses it or no process does."""
     meter: Meter = field(default_factory=Meter)
     clock: Clock = time.monotonic
-    """Monotonic seconds, which deadlines, pauses and measured rates go by."""
+    """Monotonic seconds, by which deadlines, pauses and measured rates go."""

@@ -1,4 +1,4 @@
-"""The initiator's side of a link's set-up: connect, prove who we are, name the service."""
+"""The initiator's side of a link's set-up: connect, authenticate, name the service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LinkAddress = tuple[str, int] | str
 
 
 class DialRefused(Exception):
-    """The peer answered the set-up with a no, or could not prove that it knows the secret."""
+    """The peer refused the set-up, or could not prove that it knows the secret."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.name)
@@ -47,7 +47,7 @@ _FINAL = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
 
 
 def dial_failure(error: BaseException, deadline: float, now_s: float) -> Outcome | None:
-    """How a chain with this deadline ends that got no link; None for a defect."""
+    """Returns the outcome of a chain with this deadline for which dialling failed; None if the error is a defect."""
     if isinstance(error, DialRefused):
         return Outcome(TransferStatus.REFUSED if error.reason in _FINAL else TransferStatus.FAILED, error.reason)
     if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
@@ -59,11 +59,11 @@ def dial_failure(error: BaseException, deadline: float, now_s: float) -> Outcome
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """An authenticated stream to a peer's service. Owned by whoever dialled, who closes it."""
+    """An authenticated stream to a peer's service, owned and closed by its dialler."""
 
     stream: Stream
     id: int
-    """Unique in this process life; what a later link's ``replaces`` names."""
+    """An id that is unique in this process life, for a later link's ``replaces``."""
     marks: handshake.Marks = handshake.NO_MARKS
 
 
@@ -78,13 +78,14 @@ def dial(
     interface: str = "",
     replaces: int = 0,
 ) -> Link:
-    """Connect and shake hands before ``deadline`` (the clock's seconds) or the connect limit, whichever is first.
+    """Connects and shakes hands before ``deadline`` (the clock's seconds) or the connect limit, whichever is first.
 
-    ``expected_boot``: the peer's boot id; a process with another one refuses. ``source``: local IP address to connect
-    from, which chooses the local NIC; "" leaves it to the routing table. ``interface``: network interface to bind to
-    where that is possible, for hosts with several NICs on one network. ``replaces``: id of a link of ours that the peer
-    must have ended before it answers; 0 for none. Raises DialRefused, WireError, OSError (``TimeoutError`` when nobody
-    answers), Stalled, DeadlineReached."""
+    The peer refuses unless its boot id is ``expected_boot``. The connection comes from the local IP address ``source``,
+    which chooses the local NIC; "" leaves it to the routing table. It is bound to the network ``interface`` where that
+    is possible, for hosts with several NICs on one network. Before the peer answers it must have ended our link with
+    the id ``replaces``; 0 names none.
+
+    Raises DialRefused, WireError, OSError (``TimeoutError`` when nobody answers), Stalled or DeadlineReached."""
     limits, clock = context.limits, context.clock
     now = clock()
     limit = min(deadline, now + limits.connect_s)
@@ -118,14 +119,14 @@ def dial(
 
 
 def _connect_tcp(address: tuple[str, int], deadline: float, source: str, interface: str, clock: Clock) -> socket.socket:
-    """Like ``socket.create_connection``, bound to the interface first: each address of the name until one answers."""
+    """Connects like ``socket.create_connection``, but bound to the interface first; tries each address of the name."""
     last: OSError | None = None
     for family, kind, proto, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, proto)
         try:
             sock.settimeout(max(deadline - clock(), 0.001))
             if interface and hasattr(socket, "SO_BINDTODEVICE"):
-                with contextlib.suppress(OSError):  # no such interface or not allowed: the source address has to do
+                with contextlib.suppress(OSError):  # no such interface, or not allowed: the source address must do
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
             if source:
                 sock.bind((source, 0))
@@ -140,7 +141,7 @@ def _connect_tcp(address: tuple[str, int], deadline: float, source: str, interfa
     try:
         raise last or OSError(f"no address for {address[0]}")
     finally:
-        del last  # else the error holds this frame and the frame the error, and both the chain's memory
+        del last  # else the error and this frame hold each other, and both hold the chain's memory
 
 
 def _connect_unix(path: str, timeout_s: float) -> socket.socket:

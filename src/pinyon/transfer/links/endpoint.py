@@ -1,4 +1,4 @@
-"""A link to a peer and what goes with it: the unit that transports keep, lease to one chain at a time, and replace."""
+"""Endpoints: links to peers and what goes with them, kept by transports, leased to one chain at a time, replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pinyon.transfer.types.request import Opcode
 from pinyon.transfer.types.segment import PeerId
 
 EndpointKey = tuple[PeerId, Path]
-"""Whose an endpoint is, and over which path."""
+"""The peer that an endpoint belongs to, and the path that it uses."""
 
 
 class TryAgain(Exception):
@@ -23,72 +23,70 @@ class TryAgain(Exception):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoint(ABC):
-    """A link to a peer and what goes with it. One chain at a time uses it; only ``abort`` may be called from
-    others."""
+    """A link to a peer and what goes with it. One chain at a time uses it; other threads may only call ``abort``."""
 
     __slots__ = ("aborted", "answered", "key", "leaving", "link", "reused")
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.aborted = False
-        """It is of no use any more."""
+        """True once the endpoint is of no use any more."""
         self.answered = False
-        """Did any byte of an answer arrive for the present chain?"""
+        """True if any byte of an answer has arrived for the present chain."""
         self.reused = False
-        """It has been idle, so the peer may have closed it meanwhile."""
+        """True if the endpoint has been idle, so that the peer may have closed it meanwhile."""
         self.key: EndpointKey | None = None
-        """Whose it is, from the time that it is kept."""
+        """The endpoint's peer and path, from the time that it is kept."""
         self.leaving = False
-        """Its path failed while it was in use: the release closes it."""
+        """True if the path failed while the endpoint was in use: the release closes it."""
 
     def is_open(self) -> bool:
-        """After it sat idle, as far as can be known without asking the peer."""
+        """Returns whether an idle endpoint is still open, as far as can be known without asking the peer."""
         return not self.aborted and not self.leaving
 
     def prepare(self, chain: Chain) -> None:
-        """What is to be done before the chain's memory is touched. Raises like ``exchange``."""
+        """Prepares for a chain before its memory is touched. Raises like ``exchange``."""
         return
 
     @abstractmethod
     def exchange(self, chain: Chain) -> Outcome:
-        """Move the chain, which is claimed. An exception or a failure leaves the endpoint unusable. Raises TryAgain,
-        WireError, OSError (the link broke), Stalled, DeadlineReached."""
+        """Moves the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
+
+        Raises TryAgain, WireError, OSError (the link broke), Stalled or DeadlineReached."""
 
     def move(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
-        """Move one range between a local region, of host memory, and what ``key`` opens, without a chain.
+        """Moves one range between a local region of host memory and what ``key`` opens, without a chain.
 
-        Local memory of up to 64 KiB is touched only while the memory table's lock says that the region is registered;
-        so nobody waits for this and nobody stops it but by ``abort``. The outcome ``SHUTDOWN``: it is not registered
-        (any more). Of more bytes the caller holds a pin. None: nothing was done, a chain must ask first. An exception
-        or a failure leaves the endpoint unusable.
-
-        Raises: like ``exchange``.
-        """
+        Local memory of up to 64 KiB is touched only while the memory table's lock says that the region is registered.
+        So nobody waits for this move, and only ``abort`` stops it. For more bytes the caller holds a pin. Returns
+        ``SHUTDOWN`` if the region is not registered (any more), None if nothing was done and a chain must ask first.
+        Raises like ``exchange``. An exception or a failure leaves the endpoint unusable."""
         outcome = self.begin(opcode, region, offset, key, remote_offset, nbytes, deadline)
         return self.wait(deadline) if outcome is UNDER_WAY else outcome
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
-        """:meth:`move` without the wait for an answer: what it says, or ``UNDER_WAY``: ``wait``, or of up to 64 KiB
-        ``proceed`` when the link's socket can be read."""
+        """Begins :meth:`move`; returns what that returns, or ``UNDER_WAY`` if there is an answer to wait for.
+
+        After ``UNDER_WAY`` call ``wait``, or for up to 64 KiB ``proceed`` when the link's socket can be read."""
         return None
 
     def wait(self, deadline: float) -> Outcome:
-        """How what was begun has ended. Raises like ``move``."""
+        """Waits for the answer to what :meth:`begin` began and returns the outcome. Raises like ``move``."""
         raise NotImplementedError
 
     def proceed(self) -> Outcome | None:
-        """The same, if its answer is here; None: not yet. Does not block. Raises like ``move``."""
+        """Returns that outcome if the answer is here, else None. Does not block. Raises like ``move``."""
         raise NotImplementedError
 
     def abort(self) -> None:
-        """Make its user stop soon; from any thread, any number of times."""
+        """Makes the endpoint's user stop soon; from any thread, any number of times."""
         self.aborted = True
         self.link.stream.abort()
 
     def close(self, *, hard: bool) -> None:
-        """On return it touches no memory. ``hard``: after a failure, so that nothing trickles on to the peer."""
+        """Closes the endpoint, which then touches no memory; after a failure ``hard``, so nothing trickles on."""
         self.link.stream.close(hard=hard)

@@ -1,8 +1,8 @@
-"""Which endpoints (connections, queue pairs) there are, who uses them, and which go. Pure.
+"""The books of endpoints (connections, queue pairs): which exist, which are in use, and which must go. Pure.
 
 Mooncake §3.2.3, endpoint management: made on demand, pooled, their number capped, evicted by SIEVE. The pool only keeps
-the books. Its caller serialises the calls, passes the clock, opens what :meth:`EndpointPool.reserve` made room for, and
-closes what a method hands back.
+the books. Its caller serialises the calls, passes the clock, opens endpoints for which :meth:`EndpointPool.reserve`
+made room, and closes those that a method hands back.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ E = TypeVar("E", bound=Hashable)
 
 
 class EndpointPool(Generic[K, E]):
-    """At most ``cap`` endpoints over all keys and ``cap_per_key`` of one key, reservations included.
+    """A pool of at most ``cap`` endpoints over all keys and ``cap_per_key`` of one key, reservations included.
 
-    An endpoint has one holder at a time, is never evicted or expired while in use, and leaves exactly once: the call
+    An endpoint has one holder at a time, and is never evicted or expired while in use. It leaves exactly once: the call
     that takes it out hands it (or False, or True from ``discard``) to the one caller who closes it.
     """
 
@@ -31,21 +31,21 @@ class EndpointPool(Generic[K, E]):
         self.cap_per_key = cap_per_key
         self.closed = False
         self.reserved = 0
-        """Endpoints being made."""
+        """Number of endpoints being made."""
         self._keys: dict[E, K] = {}
         self._counts: Counter[K] = Counter()
-        """With those being made."""
+        """Number of endpoints per key, with those being made."""
         self._idle: dict[K, dict[E, float]] = {}
-        """With the time of release, in that order; no key without one."""
+        """Idle endpoints with the time of their release, in that order; every key has at least one."""
         self._sieve: Sieve[E] = Sieve()
 
     @property
     def open(self) -> int:
-        """Endpoints in the pool, in use or idle."""
+        """Number of endpoints in the pool, in use or idle."""
         return len(self._keys)
 
     def lease(self, key: K) -> E | None:
-        """An idle endpoint of this key, the most recently used one; in use by the caller until it is released."""
+        """Returns the key's most recently used idle endpoint, or None; the caller uses it until it is released."""
         idle = self._idle.get(key)
         if idle is None:
             return None
@@ -65,13 +65,14 @@ class EndpointPool(Generic[K, E]):
             del self._idle[key]
 
     def touch(self, endpoint: E) -> None:
-        """It was used again without a lease of its own."""
+        """Notes that the endpoint was used again without a lease of its own."""
         self._sieve.touch(endpoint)
 
     def reserve(self, key: K) -> list[E] | None:
-        """Room for one new endpoint of this key, to be followed by ``add`` or ``cancel``. Returns the idle endpoints
-        that made room, to be closed first: none, or one that SIEVE chose. Of the same key when that key is at its cap.
-        ``None`` when all that could go is in use, or the pool is closed."""
+        """Reserves room for one new endpoint of this key, to be followed by ``add`` or ``cancel``.
+
+        Returns the idle endpoints to close first: none, or one that SIEVE chose, of the same key when that key is at
+        its cap. Returns None when all that could go is in use, or the pool is closed."""
         if self.closed:
             return None
         evicted: list[E] = []
@@ -93,18 +94,18 @@ class EndpointPool(Generic[K, E]):
         return evicted
 
     def add(self, key: K, endpoint: E) -> None:
-        """The reservation's endpoint is there, in use by the caller."""
+        """Adds the reserved endpoint, which is in use by the caller."""
         self.reserved -= 1
         self._keys[endpoint] = key
         self._sieve.insert(endpoint)
 
     def cancel(self, key: K) -> None:
-        """The reserved endpoint could not be made."""
+        """Cancels a reservation whose endpoint could not be made."""
         self.reserved -= 1
         self._uncount(key)
 
     def release(self, endpoint: E, now: float) -> bool:
-        """The holder is done with it. False: it has left the pool, close it. Raises ValueError: it is not in use."""
+        """Takes an endpoint back; False: it left the pool and must be closed. Raises ValueError if it is not in use."""
         key = self._keys.get(endpoint)
         if key is None or self._is_idle(endpoint):
             raise ValueError(f"{endpoint!r} is not in use")
@@ -115,27 +116,27 @@ class EndpointPool(Generic[K, E]):
         return True
 
     def discard(self, endpoint: E) -> bool:
-        """It broke, in use or idle. True: it has left the pool by this call, close it; False: it had left before."""
+        """Takes out an endpoint that broke. True: it left by this call and must be closed. False: it had left."""
         if endpoint not in self._keys:
             return False
         self._leave(endpoint)
         return True
 
     def drop(self, failed: Callable[[K], bool]) -> tuple[list[E], list[E]]:
-        """Paths failed: all idle endpoints of these keys leave. Returns them, and those in use."""
+        """Takes out all idle endpoints of keys that failed; returns them, and those in use."""
         used = [endpoint for endpoint, key in self._keys.items() if failed(key) and not self._is_idle(endpoint)]
         idle = [endpoint for key, shelf in self._idle.items() if failed(key) for endpoint in shelf]
         return self._leave_all(idle), used
 
     def expire(self, now: float, idle_s: float) -> list[E]:
-        """Those not used for ``idle_s`` seconds leave."""
+        """Takes out and returns the endpoints that were not used for ``idle_s`` seconds."""
         latest = now - idle_s
         return self._leave_all(
             [endpoint for idle in self._idle.values() for endpoint, released in idle.items() if released <= latest]
         )
 
     def close(self) -> list[E]:
-        """All idle endpoints leave, those in use when they are released; nothing is leased or reserved any more."""
+        """Takes out all idle endpoints; those in use leave when released. Nothing is leased or reserved any more."""
         self.closed = True
         return self._leave_all([endpoint for idle in self._idle.values() for endpoint in idle])
 

@@ -1,6 +1,6 @@
-"""What transports do alike whose chains run over endpoints: keep them, wait for one, replace what broke.
+"""The common part of transports whose chains run over endpoints: keep them, wait for one, replace what broke.
 
-Mooncake §3.2.3, endpoint management. The books are :class:`EndpointPool`'s; here are the lock, the waits and the ends.
+Mooncake §3.2.3, endpoint management. :class:`EndpointPool` keeps the books; here are the lock, the waits and the ends.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
 _TRIES = 3
-"""Endpoints that one run may use up: one that the peer had closed, and when what it granted has changed."""
+"""Endpoints that one run may use up: one that the peer had closed, and more when what it granted has changed."""
 _WAIT_S = 0.25
-"""A chain that waits for an endpoint notices within this time that it was ended."""
+"""Time within which a chain that waits for an endpoint notices that it was ended."""
 _PATIENCE_S = 0.05
-"""So long a chain waits for an endpoint that may go over another transport."""
+"""Time that a chain waits for an endpoint if it may go over another transport."""
 
 E = TypeVar("E", bound=Endpoint)
 
 EXPECTED = (TryAgain, Stalled, DeadlineReached, WireError, OSError)
-"""What ``Endpoint.exchange`` and ``Endpoint.move`` raise."""
+"""Errors that ``Endpoint.exchange`` and ``Endpoint.move`` raise."""
 
 
 def failure_of(error: Exception, endpoint: Endpoint) -> tuple[Outcome, bool]:
-    """How what ran on the endpoint ended (``EXPECTED``), and whether a fresh endpoint may do: the peer may have closed
-    one that sat idle."""
+    """Returns the outcome of a run that raised one of ``EXPECTED``, and whether a fresh endpoint may do.
+
+    It may, for instance, if the peer can have closed this one while it was idle."""
     if isinstance(error, TryAgain):
         return LOST, True
     if isinstance(error, Stalled):
@@ -72,20 +73,21 @@ class _Waiter(Generic[E]):
         self.key = key
         self.fresh = fresh
         self.found: E | list[E] | None = None
-        """What was handed to it, as ``Endpoints._take`` gives it."""
+        """The endpoint or the room that was handed to the waiter, as ``Endpoints._take`` gives it."""
         self.wake = threading.Condition(lock)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Endpoints(ABC, Generic[E]):
-    """The ``Transport`` methods of those transports. One with as many endpoints as it may have lets chains wait.
+    """The ``Transport`` methods of transports with endpoints. Chains wait while all endpoints are in use.
 
-    What comes free is handed at once to whoever has waited longest of those it can serve. So whatever a newcomer finds
-    free is of no use to anybody who waits, and nobody starves beside a busy path. All methods are thread-safe.
+    A freed endpoint goes at once to the chain that has waited longest of those that it can serve. So an endpoint that a
+    newcomer finds free is of no use to any waiting chain, and none starves beside a busy path. All methods are
+    thread-safe.
     """
 
     def __init__(self, context: EngineContext, cap_per_path: int) -> None:
-        """``cap_per_path`` endpoints to one peer over one path, ``limits.max_endpoints`` in all."""
+        """Allows ``cap_per_path`` endpoints to one peer over one path, ``limits.max_endpoints`` in all."""
         self._context = context
         self._limits = context.limits
         self._meter = context.meter
@@ -93,26 +95,26 @@ class Endpoints(ABC, Generic[E]):
         self._lock = threading.Lock()
         self._pool: EndpointPool[EndpointKey, E] = EndpointPool(context.limits.max_endpoints, cap_per_path)
         self._waiters: deque[_Waiter[E]] = deque()
-        """Longest wait first."""
+        """Waiters, the longest wait first."""
         self._handy: dict[EndpointKey, E] = {}
-        """Per path one endpoint that nobody uses but that the pool takes for used, so that one chain after another
-        needs neither the lock nor the books (docs/transfer.md: what that saves). Taken by ``pop`` and put by
-        ``setdefault``, which are atomic. Whoever wants the books right calls ``_shelve``."""
+        """One endpoint per path that nobody uses but that the pool counts as used (docs/transfer.md: what that saves).
+
+        So one chain after another needs neither the lock nor the books. Only ``pop`` takes an endpoint out and
+        ``setdefault`` puts it in: both are atomic. Code that needs the books right calls ``_shelve``."""
 
     moves_bytes = 0
-    """Most bytes that its endpoints' ``move`` takes; 0: it does nothing."""
+    """Largest number of bytes that the endpoints' ``move`` takes; 0 if it does nothing."""
 
     @abstractmethod
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> E:
-        """A new endpoint. ``replaces``: id of an earlier one's link that the peer must have ended before; 0 for none.
+        """Makes a new endpoint. The peer must first have ended the link with the id ``replaces``; 0 names none.
 
-        Raises: like :func:`dial`; any other ``ConnectionError`` too means that there is no connection.
-        """
+        Raises like :func:`dial`; any other ``ConnectionError`` too means that there is no connection."""
 
     # --- running chains ---
 
     def run(self, chain: Chain, path: Path) -> Outcome:
-        """See ``Transport.run``."""
+        """Runs a chain as ``Transport.run`` says."""
         replaces = chain.fence
         outcome = LOST
         midway = False
@@ -120,7 +122,7 @@ class Endpoints(ABC, Generic[E]):
             endpoint = self.lease(chain, path, replaces)
             if isinstance(endpoint, Outcome):
                 return LOST if midway and endpoint is NO_CONNECTION else endpoint
-            chain.fence = 0  # what it named has ended before this endpoint came to be
+            chain.fence = 0  # the link that it named has ended before this endpoint was made
             claimed = again = False
             try:
                 endpoint.answered = False
@@ -155,11 +157,10 @@ class Endpoints(ABC, Generic[E]):
         return outcome
 
     def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | Outcome:
-        """An endpoint that nobody else uses, a new one if it is to replace another; or why there is none.
+        """Returns an endpoint that nobody else uses, a new one if it is to replace another; or why there is none.
 
-        When all that there may be are in use, it waits until it is handed one, the chain ends, or its deadline passes;
-        not that long if the chain may go elsewhere. That there is no room is not the path's fault.
-        """
+        If all are in use, the chain waits until it is handed one, it ends, or its deadline passes; less long if it
+        may go elsewhere. Lack of room is not the path's fault."""
         key = (chain.remote.peer, path)
         fresh = replaces != 0
         endpoint = None if fresh or self._waiters else self._handy.pop(key, None)
@@ -176,13 +177,13 @@ class Endpoints(ABC, Generic[E]):
             endpoint.reused = True
             return endpoint
         endpoint.close(hard=not endpoint.leaving)
-        with self._lock:  # its place is kept: who has waited does not wait again
+        with self._lock:  # its place is kept, so that a chain that has waited does not wait again
             self._pool.discard(endpoint)
             room = self._pool.reserve(key)
         return SHUTDOWN if room is None else self._make(chain, path, replaces, room)
 
     def lend(self, key: EndpointKey) -> E | None:
-        """An endpoint that lies ready, for one small request: to be given back by ``release`` or ``discard``."""
+        """Returns a ready endpoint for one small request, or None; ``release`` or ``discard`` takes it back."""
         endpoint = None if self._waiters else self._handy.pop(key, None)
         if endpoint is None:
             return None
@@ -193,16 +194,16 @@ class Endpoints(ABC, Generic[E]):
         return endpoint
 
     def _take(self, key: EndpointKey, fresh: bool) -> E | list[E] | None:
-        """Lock held. An idle endpoint; or those that made room for a new one, to be closed; or neither is to be had."""
+        """Returns an idle endpoint, or those to close to make room for a new one, or None for neither. Lock held."""
         endpoint = None if fresh else self._pool.lease(key)
         return endpoint if endpoint is not None else self._pool.reserve(key)
 
     def _wait(self, chain: Chain, key: EndpointKey, fresh: bool) -> E | list[E] | Outcome:
-        """Lock held. What is handed to this chain, as ``_take`` gives it; or why nothing is."""
+        """Waits for what ``_take`` returns, and returns it; or returns why this chain gets nothing. Lock held."""
         waiter: _Waiter[E] = _Waiter(key, fresh, self._lock)
         until = min(chain.deadline, self._clock() + _PATIENCE_S) if chain.elsewhere else chain.deadline
         self._waiters.append(waiter)
-        self._shelve()  # after that, so that what becomes handy meanwhile is either seen here or sees the waiter
+        self._shelve()  # only now: an endpoint that becomes handy meanwhile is seen here, or its user sees the waiter
         try:
             while waiter.found is None:
                 if self._pool.closed:
@@ -222,7 +223,7 @@ class Endpoints(ABC, Generic[E]):
                 self._waiters.remove(waiter)
 
     def _give_back(self, waiter: _Waiter[E]) -> None:
-        """Lock held. Its thread does not live to use what it may have been handed."""
+        """Gives back what was handed to a waiter whose thread was interrupted. Lock held."""
         if waiter.found is None:
             return
         if isinstance(waiter.found, list):
@@ -235,7 +236,7 @@ class Endpoints(ABC, Generic[E]):
         _close(unused)
 
     def _hand_over(self) -> None:
-        """Lock held. One endpoint, or the room for one, may have come free."""
+        """Hands an endpoint that has come free, or the room for one, to the first waiter it serves. Lock held."""
         for waiter in self._waiters:
             waiter.found = self._take(waiter.key, waiter.fresh)
             if waiter.found is not None:
@@ -244,7 +245,7 @@ class Endpoints(ABC, Generic[E]):
                 return
 
     def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | Outcome:
-        """A new endpoint, in use by the caller, for which there is room; or why there is none."""
+        """Makes a new endpoint for which there is room, in use by the caller; or returns why there is none."""
         key = (chain.remote.peer, path)
         try:
             _close(evicted)
@@ -262,17 +263,17 @@ class Endpoints(ABC, Generic[E]):
         return endpoint
 
     def _add(self, key: EndpointKey, endpoint: E) -> None:
-        """Lock held. It is kept from now on, in use by the caller."""
+        """Adds an endpoint, in use by the caller, to those that are kept. Lock held."""
         self._pool.add(key, endpoint)
         endpoint.key, endpoint.leaving = key, self._pool.closed
 
     def release(self, endpoint: E) -> None:
-        """Its user is done with it: it is kept for the next one, unless it was aborted or its path was forgotten."""
+        """Takes back an endpoint and keeps it for the next user, unless it was aborted or its path was forgotten."""
         key = endpoint.key
         assert key is not None
         may_keep = not self._waiters and not endpoint.leaving and not endpoint.aborted
         if may_keep and self._handy.setdefault(key, endpoint) is endpoint:
-            # Looked at again: who changed these meanwhile has either seen what is handy, or is seen here.
+            # Checked again: a thread that changed these meanwhile has seen what is handy, or its change is seen here.
             if not self._waiters and not endpoint.leaving:
                 return
             handy = self._handy.pop(key, None)
@@ -291,7 +292,7 @@ class Endpoints(ABC, Generic[E]):
             endpoint.close(hard=endpoint.aborted)
 
     def _shelve(self) -> None:
-        """Lock held. What is handy becomes idle in the pool's books, or that of who waits for it."""
+        """Makes the handy endpoints idle in the pool's books, or gives them to chains that wait. Lock held."""
         for key in list(self._handy):
             endpoint = self._handy.pop(key, None)
             if endpoint is None:
@@ -302,13 +303,15 @@ class Endpoints(ABC, Generic[E]):
             self._hand_over()
 
     def discard(self, endpoint: E) -> None:
-        """It broke in its user's hands."""
+        """Closes and strikes off an endpoint that broke in its user's hands."""
         endpoint.close(hard=True)
         self._strike(endpoint)
 
     def disown(self, endpoint: E) -> None:
-        """Its user is not heard of: the link ends and its place comes free. The user, if he ever goes on, closes it:
-        until then his event loop would take the next file of that number for it."""
+        """Ends the link of an endpoint whose user does not respond, and frees its place.
+
+        The user closes the endpoint if it ever goes on. Until then the descriptor stays taken: the user's event loop
+        would mistake the next file of that number for it."""
         endpoint.abort()
         self._strike(endpoint)
 
@@ -320,7 +323,7 @@ class Endpoints(ABC, Generic[E]):
     # --- keeping house ---
 
     def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
-        """See ``Transport.probe``."""
+        """Probes a path as ``Transport.probe`` says."""
         key = (remote.peer, path)
         try:
             endpoint = self.connect(remote, path, deadline, 0)
@@ -340,20 +343,20 @@ class Endpoints(ABC, Generic[E]):
         return True
 
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:
-        """See ``Transport.forget``."""
+        """Forgets a path as ``Transport.forget`` says."""
         self.forget_if(lambda key: key == (remote.peer, path))
 
     def forget_if(self, failed: Callable[[EndpointKey], bool]) -> None:
-        """Like ``forget`` for all paths of which that is true."""
+        """Forgets, like ``forget``, all paths for which ``failed`` is true."""
         with self._lock:
             left = self._drop(failed)
             self._hand_over()
         _close(left)
 
     def _drop(self, failed: Callable[[EndpointKey], bool]) -> list[E]:
-        """Lock held. Those to be closed; those in use leave when they are released."""
+        """Takes out and returns the endpoints to close; those in use leave when they are released. Lock held."""
         left, used = self._pool.drop(failed)
-        for endpoint in used:  # among them what is handy: told before that is taken away, see ``release``
+        for endpoint in used:  # also the handy ones, which must be told before they are taken away: see ``release``
             endpoint.leaving = True
         for key in list(self._handy):
             handy = self._handy.pop(key, None) if failed(key) else None
@@ -363,7 +366,7 @@ class Endpoints(ABC, Generic[E]):
         return left
 
     def maintain(self, now: float) -> None:
-        """See ``Transport.maintain``. What was used since the last time counts as idle from now on."""
+        """Maintains as ``Transport.maintain`` says; what was used since the last time counts as idle from now on."""
         with self._lock:
             self._shelve()
             expired = self._pool.expire(now, self._limits.idle_s)
@@ -371,16 +374,16 @@ class Endpoints(ABC, Generic[E]):
 
     @property
     def endpoints(self) -> int:
-        """Open towards peers."""
+        """Number of endpoints open towards peers."""
         return self._pool.open
 
     @property
     def waiting(self) -> int:
-        """Chains that wait for an endpoint now."""
+        """Number of chains that wait for an endpoint now."""
         return len(self._waiters)
 
     def close(self) -> None:
-        """See ``Transport.close``."""
+        """Closes all endpoints as ``Transport.close`` says."""
         with self._lock:
             left = self._drop(lambda _: True)
             self._pool.close()

@@ -1,15 +1,16 @@
-"""Connection set-up, without the I/O: who is there, does it know the cluster secret, what does it want. Pure.
+"""Connection set-up, without the I/O: who the peer is, whether it knows the cluster secret, what it wants. Pure.
 
 Every link between two processes (tcp data, shm, rdma control) begins with it (all integers big-endian)::
 
-    initiator → HELLO   magic version flags service connection_id replaces client_boot expected_boot nonce
-    server    → REPLY   magic version code server_boot nonce mac        mac covers HELLO and REPLY, label "server"
-    initiator → PROOF   mac                                             only with a secret; label "client"
-    server    → ACCEPT  magic version code                              only with a secret
+    1. initiator → HELLO   magic version flags service connection_id replaces client_boot expected_boot nonce
+    2. server    → REPLY   magic version code server_boot nonce mac       mac covers HELLO and REPLY, label "server"
+    3. initiator → PROOF   mac                                            only with a secret; label "client"
+    4. server    → ACCEPT  magic version code                             only with a secret
 
-``replaces`` is the fence of a retry: before the server answers OK it has ended the link with that id and all that
-belongs to it, so nothing of the first attempt can follow the second. From HELLO and REPLY, which have a fresh nonce of
-each end, both work out the link's two *marks*, by which either can later show that it is an end of this very link.
+The id ``replaces`` is the fence of a retry. Before the server answers OK it has ended the link with that id and all
+that belongs to it, so nothing of the first attempt can follow the second. HELLO and REPLY have a fresh nonce of each
+end. From both messages both ends work out the link's two *marks*, by which either can later show that it is an end of
+this very link.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ACCEPT_BYTES = _ACCEPT.size
 
 
 class Service(IntEnum):
-    """What the initiator wants to speak after the set-up."""
+    """The protocol that the initiator wants to speak after the set-up."""
 
     TCP = 1
     """Frames with the payload inside (:mod:`pinyon.transfer.transports.tcp.wire`)."""
@@ -65,7 +66,7 @@ class HelloCode(IntEnum):
 
 class Hello(NamedTuple):
     connection_id: int
-    """Unique per initiator process; 0 is not used."""
+    """An id that is unique per initiator process; 0 is not used."""
     replaces: int
     """A connection the server must have fully stopped before it answers (the fence of a retry); 0 for none."""
     client_boot: bytes
@@ -83,18 +84,18 @@ class HelloReply(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What the ends of one link, and no other link, can know; no secret to those who saw the set-up pass."""
+    """Values known to the ends of one link and of no other; no secret to those who saw the set-up pass."""
 
     initiator: bytes
     server: bytes
 
 
 NO_MARKS = Marks(b"", b"")
-"""Before hands are shaken."""
+"""The marks before the handshake."""
 
 
 def marks(hello: bytes, reply: bytes) -> Marks:
-    """Of the link that was set up by these two messages."""
+    """Returns the marks of the link that was set up by these two messages."""
     whole = hashlib.sha256(b"pinyon-transfer marks" + hello + reply).digest()
     return Marks(whole[:MARK_BYTES], whole[MARK_BYTES:])
 
@@ -105,8 +106,9 @@ def pack_hello(hello: Hello) -> bytes:
 
 
 def parse_hello(data: bytes) -> tuple[int, Hello]:
-    """``(version, hello)``; the caller answers an unknown version, so only the magic and the flags are checked. Raises
-    WireError: not a HELLO."""
+    """Parses a HELLO; returns ``(version, hello)``. Raises WireError if it is none.
+
+    The caller answers an unknown version, so only the magic, the flags and the connection id are checked."""
     if len(data) != HELLO_BYTES:
         raise WireError(f"a HELLO has {HELLO_BYTES} bytes")
     magic, version, flags, service, connection_id, replaces, client, expected, nonce = _HELLO.unpack(data)
@@ -120,13 +122,13 @@ def parse_hello(data: bytes) -> tuple[int, Hello]:
 
 
 def pack_hello_reply(code: HelloCode, server_boot: bytes, nonce: bytes, hello: bytes, secret: bytes | None) -> bytes:
-    """``hello`` is the HELLO as received. Without ``secret`` the mac is zero."""
+    """Packs the reply to ``hello``, the HELLO as received. Without ``secret`` the mac is zero."""
     body = _REPLY_BODY.pack(MAGIC, VERSION, code, server_boot, nonce)
     return body + (server_mac(secret, hello, body) if secret is not None else bytes(MAC_BYTES))
 
 
 def parse_hello_reply(data: bytes) -> HelloReply:
-    """Raises WireError: not a HELLO reply, or an unknown code."""
+    """Parses a HELLO reply; raises WireError if it is none, or has an unknown code."""
     if len(data) != HELLO_REPLY_BYTES:
         raise WireError(f"a HELLO reply has {HELLO_REPLY_BYTES} bytes")
     magic, version, code, boot, nonce = _REPLY_BODY.unpack_from(data)
@@ -138,7 +140,7 @@ def pack_accept(code: HelloCode) -> bytes:
 
 
 def parse_accept(data: bytes) -> HelloCode:
-    """Raises WireError: not an ACCEPT."""
+    """Parses an ACCEPT; raises WireError if it is none."""
     if len(data) != ACCEPT_BYTES:
         raise WireError(f"an ACCEPT has {ACCEPT_BYTES} bytes")
     return _hello_code(*_ACCEPT.unpack(data))
@@ -156,12 +158,12 @@ def _hello_code(magic: bytes, version: int, code: int) -> HelloCode:
 
 
 def server_mac(secret: bytes, hello: bytes, reply_body: bytes) -> bytes:
-    """Proves that the server knows the secret, for these two nonces only."""
+    """Returns the mac that proves that the server knows the secret, for these two nonces only."""
     return hmac.new(secret, b"pinyon-transfer server" + hello + reply_body, hashlib.sha256).digest()
 
 
 def client_mac(secret: bytes, hello: bytes, reply: bytes) -> bytes:
-    """Proves that the initiator knows the secret. Its own label, so a server's mac cannot be played back."""
+    """Returns the initiator's proof of the secret, with its own label: a server's mac cannot be played back."""
     return hmac.new(secret, b"pinyon-transfer client" + hello + reply, hashlib.sha256).digest()
 
 

@@ -1,10 +1,10 @@
-"""Polling a socket for a moment before sleeping on it.
+"""Polling of a socket for a moment before sleeping on it.
 
-A core that sleeps takes longer to wake than a small transfer takes, 100 µs on some virtual machines, and who wakes it
-pays as well. So after a request the next bytes are polled for, for a bounded time. The gain is large only if both ends
-of a link do so (docs/benchmarks.md), so neither can find out by comparing its own waits: a link polls unless it is
-idle, or cores are short. Where they are, a sleeper that is woken gets its core sooner than one that polls and yields;
-that shows in a single look at the socket that takes longer than all the polling may.
+A core that sleeps takes longer to wake than a small transfer takes, 100 µs on some virtual machines, and the thread
+that wakes it pays as well. So after a request the next bytes are polled for, for a bounded time. The gain is large only
+if both ends of a link do so (docs/benchmarks.md), so neither can find out by comparing its own waits. A link polls
+unless it is idle, or cores are short. Where they are, a sleeper that is woken gets its core sooner than one that polls
+and yields. That shows in a single look at the socket that takes longer than all the polling may.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.host.process import available_cores
 
 _IDLE_MOST: Final = 6
-"""After n waits in a row that were longer than the polling, 2^n waits sleep at once, for n up to this: a pause among
-many requests costs next to nothing, and an idle link polls at one wait of 65. Of waits that alternate it polls for each
-kind in turn, since what it polls for is 2^n + 1 waits apart."""
+"""Bound of n: after n waits in a row that were longer than the polling, the next 2^n waits sleep at once.
+
+A pause among many requests costs next to nothing, and an idle link polls at one wait of 65. Of waits that alternate it
+polls for each kind in turn, since its polls are 2^n + 1 waits apart."""
 _REST_EVERY: Final = 128
-"""Of so many waits that polling ended the next one sleeps: a link at rest can be closed to make room for another."""
+"""Number of waits ended by polling after which one sleeps: a link at rest can be closed to make room for another."""
 _LOST_SHARE: Final = 0.05
-"""Of the time that passes, polling loses at most so much to others that want the core."""
+"""The largest share of time that polling may lose to others that want the core."""
 _LOST_MOST_S: Final = 0.05
-"""What is lost at once counts no more than this: the process may have been stopped, or its machine."""
+"""Largest time that one loss counts: the process may have been stopped, or its machine."""
 _FOREVER: Final = 1 << 62
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
 _seats: deque[None] = deque([None] * (available_cores() // 2))
-"""One per thread of the process that may poll at a time (none on a single core). ``pop`` and ``append`` are atomic."""
+"""Seats, one per thread that may poll at a time (none on a single core). ``pop`` and ``append`` are atomic."""
 
 # Not os.sched_yield, which keeps the GIL. The yield matters: a peer that waits for this very core gets it at once, and
 # while it runs the kernel moves one of the two to an idle core.
@@ -43,27 +44,27 @@ _yield: Final[Callable[[], int]] = _libc.sched_yield if hasattr(_libc, "sched_yi
 
 
 class Spinner:
-    """One link's."""
+    """The polling of one link."""
 
     __slots__ = ("_asleep", "_clock", "_idle", "_limit_s", "_receive", "_resting_until_s", "_seats", "_succeeded")
 
     def __init__(
         self, sock: socket.socket, limit_s: float, clock: Clock = time.monotonic, seats: deque[None] = _seats
     ) -> None:
-        """``limit_s``: polls take no longer than this; 0 never polls. ``seats``: one per thread that may poll."""
+        """Polls for no longer than ``limit_s``; 0 never polls. ``seats`` has one entry per thread that may poll."""
         self._receive = sock.recv_into
         self._clock = clock
         self._seats = seats
         self._limit_s = limit_s
         self._asleep = 0 if limit_s > 0 else _FOREVER
-        """Waits that sleep at once from here on."""
+        """Number of coming waits that sleep at once."""
         self._idle = 0
         self._resting_until_s = 0.0
-        """A core was lost; until then waits sleep."""
+        """The time until which waits sleep, because a core was lost."""
         self._succeeded = 0
 
     def poll(self, buffer: memoryview) -> int | None:
-        """Bytes received into ``buffer`` (0: the peer closed); None: sleep for them. Raises OSError."""
+        """Returns the number of bytes received into ``buffer`` (0: the peer closed); None to sleep. Raises OSError."""
         if self._asleep:
             self._asleep -= 1
             return None

@@ -1,7 +1,7 @@
 """A blocking stream socket (TCP or Unix) whose every wait has an end.
 
 Blocking calls with the kernel's own timeouts (SO_RCVTIMEO, SO_SNDTIMEO) and MSG_WAITALL move megabytes per system call
-without the GIL; ``socket.settimeout`` would add a poll and a trip through the interpreter per fragment.
+without the GIL. A timeout by ``socket.settimeout`` would add a poll and a trip through the interpreter per fragment.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.links.spinner import Spinner
 
 _TICKS_PER_STALL: Final = 4
-"""The kernel's timeout is this fraction of the stall limit: a stall is found between 1 and 1.25 limits after the last
-byte, because the call during which the peer froze returns first with what it had moved."""
+"""The kernel's timeout is this fraction of the stall limit. A stall is found 1 to 1.25 limits after the last byte.
+
+The call during which the peer froze returns first with what it had moved."""
 _IOV_MAX: Final = 1024
 _LITTLE_BYTES: Final = 256 << 10
 _MIN_TIMEOUT_S: Final = 0.001
@@ -30,7 +31,7 @@ _Buffer = TypeVar("_Buffer", bytes | memoryview, memoryview)
 
 
 class Stalled(Exception):
-    """No byte moved for the stall limit."""
+    """The stream moved no byte for the stall limit."""
 
 
 class DeadlineReached(Exception):
@@ -38,14 +39,14 @@ class DeadlineReached(Exception):
 
 
 class Stream:
-    """One thread uses a stream at a time; only ``abort`` and ``close`` may be called from another."""
+    """A blocking socket. One thread uses a stream at a time; only ``abort`` and ``close`` may come from another."""
 
     def __init__(
         self, sock: socket.socket, stall_s: float, buffer_bytes: int, spin_s: float = 0.0, clock: Clock = time.monotonic
     ) -> None:
         self._sock = sock
         self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
-        """What a call raises when its tick ends without a byte."""
+        """The errors that a call raises when its tick ends without a byte."""
         self._clock = clock
         self._buffer_bytes = buffer_bytes
         self._little = False
@@ -53,15 +54,17 @@ class Stream:
         self._armed_s = 0.0
         self._quiet = 0
         self.poll = Spinner(sock, spin_s, clock).poll
-        """``poll(buffer)``: bytes that came within the polling time (0: the peer closed); None when none did."""
+        """A function: ``poll(buffer)`` returns the bytes that came within the polling time, like ``Spinner.poll``."""
         sock.settimeout(None)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._set_buffers(buffer_bytes)
 
     def _arm(self, deadline: float) -> None:
-        """Before a call that may block: it returns at the next tick, or at the deadline if that is sooner. Far from the
-        deadline it is always the tick, so the callers look themselves whether there is anything to do."""
+        """Makes a call that may block return at the next tick, or at the deadline if that is sooner.
+
+        Far from the deadline it is always the tick, so callers first check themselves whether there is anything to do.
+        Raises DeadlineReached."""
         remaining = deadline - self._clock()
         if remaining <= 0:
             raise DeadlineReached
@@ -83,11 +86,11 @@ class Stream:
             raise Stalled
 
     def send(self, buffers: Sequence[bytes | memoryview], deadline: float) -> None:
-        """Send all bytes of all buffers. Raises Stalled, DeadlineReached, OSError."""
+        """Sends all bytes of all buffers. Raises Stalled, DeadlineReached, OSError."""
         self._send_all(buffers, deadline, 0)
 
     def _send_all(self, buffers: Sequence[bytes | memoryview], deadline: float, quiet: int) -> None:
-        """``quiet``: ticks without a byte so far."""
+        """Sends all buffers; ``quiet`` is the number of ticks without a byte so far."""
         rest = buffers
         left = sum(map(len, buffers))
         self._quiet = quiet
@@ -108,7 +111,7 @@ class Stream:
         return self._sock.sendmsg(rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX])
 
     def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
-        """:meth:`send` for what usually goes in one call."""
+        """Sends like :meth:`send`, for a buffer that usually goes in one call."""
         if deadline - self._clock() < self._tick_s or self._armed_s != self._tick_s:
             self._arm(deadline)
         try:
@@ -120,8 +123,9 @@ class Stream:
             self._send_all((memoryview(buffer)[moved:],), deadline, 0)
 
     def receive(self, buffers: Sequence[memoryview], deadline: float) -> None:
-        """Fill all buffers, straight from the socket. Raises Stalled, DeadlineReached, OSError
-        (``ConnectionResetError`` when the peer closed)."""
+        """Fills all buffers, straight from the socket.
+
+        Raises Stalled, DeadlineReached, OSError (``ConnectionResetError`` when the peer closed)."""
         rest = buffers
         left = sum(map(len, buffers))
         self._quiet = 0
@@ -141,7 +145,7 @@ class Stream:
                 rest = _after(rest, moved)
 
     def receive_bytes(self, count: int, deadline: float) -> bytes:
-        """Exactly so many. Raises like :meth:`receive`."""
+        """Returns exactly ``count`` bytes. Raises like :meth:`receive`."""
         data = bytearray(count)
         self.receive([memoryview(data)], deadline)
         return bytes(data)
@@ -153,11 +157,11 @@ class Stream:
         return self._sock.recvmsg_into(window, 0, _WAIT_ALL)[0]
 
     def keep_little(self) -> None:
-        """If both ends are on this host, have small buffers from now on: nothing is on its way for long there, and what
-        waits in large ones has left the core's cache before it is taken out (docs/benchmarks.md). Not where the ends do
-        more with the bytes than to move them: then large ones keep both busy.
+        """Keeps socket buffers small from now on if both ends are on this host.
 
-        Only while nothing is on its way to us, which might find no room any more and have to be sent again."""
+        There nothing is on its way for long, and bytes that wait in large buffers have left the core's cache before
+        they are taken out (docs/benchmarks.md). Not for ends that do more with the bytes than move them: large buffers
+        keep both busy then. Only while nothing is on its way to us: it might find no room and have to be sent again."""
         if self._little:
             return
         self._little = True
@@ -169,19 +173,18 @@ class Stream:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
 
     def waits_itself(self) -> None:
-        """After an event loop has watched it: some (uvloop's) leave a socket whose calls do not wait."""
+        """Makes calls wait again after an event loop has watched the socket; some (uvloop) leave it non-blocking."""
         os.set_blocking(self._sock.fileno(), True)
 
     def receive_now(self, buffer: memoryview) -> int | None:
-        """What is here, as far as it fits, 0 when the peer closed; None: nothing. Does not wait. Raises OSError."""
+        """Receives without waiting; returns the byte count, 0 if the peer closed, None for nothing. Raises OSError."""
         try:
             return self._sock.recv_into(buffer, 0, _DONT_WAIT)
         except BlockingIOError:
             return None
 
     def peek(self, count: int, deadline: float) -> bytes:
-        """The first ``count`` bytes (fewer: the peer closed), which stay there. Raises Stalled, DeadlineReached,
-        OSError."""
+        """Returns ``count`` bytes, fewer if the peer closed, and leaves them. Raises like :meth:`send`."""
         self._quiet = 0
         while True:
             self._arm(deadline)
@@ -191,11 +194,9 @@ class Stream:
                 self._no_progress()
 
     def receive_some(self, buffer: memoryview, least: int, deadline: float) -> int:
-        """What has come of an answer that is expected any moment, so it is polled for first: ``least`` bytes or more,
-        as far as they fit.
+        """Receives ``least`` bytes or more of an answer that is expected any moment, so it is polled for first.
 
-        Raises: like :meth:`receive`.
-        """
+        Returns their number. Raises like :meth:`receive`."""
         moved = self.poll(buffer)
         if moved is None:
             moved = self._sleep(buffer, deadline, stall=True)
@@ -207,22 +208,23 @@ class Stream:
         return moved
 
     def receive_or_idle(self, buffer: memoryview, deadline: float) -> bool:
-        """Fill ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error. Returns False when
-        the peer closed in good order or the deadline passed before the first byte."""
+        """Fills ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error.
+
+        Returns False if the peer closed in good order, or the deadline passed before the first byte."""
         moved = self.await_some(buffer, deadline)
         if 0 < moved < len(buffer):
             self.receive([buffer[moved:]], deadline)
         return moved > 0
 
     def await_some(self, buffer: memoryview, deadline: float) -> int:
-        """What comes next, as far as it fits; 0 when the peer closed or nothing came until ``deadline``."""
+        """Receives what comes next; returns the number of bytes, 0 if the peer closed or the deadline passed."""
         try:
             return self._sleep(buffer, deadline, stall=False)
         except DeadlineReached:
             return 0
 
     def _sleep(self, buffer: memoryview, deadline: float, *, stall: bool) -> int:
-        """What comes first; 0: the peer closed."""
+        """Receives what comes first; returns the number of bytes, 0 if the peer closed."""
         self._quiet = 0
         while True:
             self._arm(deadline)
@@ -236,16 +238,16 @@ class Stream:
 
     @property
     def sock(self) -> socket.socket:
-        """For what only the socket knows: its peer, its descriptor. Not for moving bytes."""
+        """The socket, for what only it knows (its peer, its descriptor). Not for moving bytes."""
         return self._sock
 
     def abort(self) -> None:
-        """Wake whoever is blocked on this stream; it gets an ``OSError``. From any thread, any number of times."""
+        """Wakes the thread blocked on this stream, which gets an ``OSError``. From any thread, any number of times."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self, *, hard: bool) -> None:
-        """``hard``: drop what is in our send buffer, so that a failed WRITE does not trickle on after its status."""
+        """Closes it; ``hard`` drops our send buffer, so that a failed WRITE does not trickle on after its status."""
         if hard:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -253,7 +255,7 @@ class Stream:
 
 
 def _stays_here(sock: socket.socket) -> bool:
-    """Whether both ends are on this host: they have the same address then, of the loopback interface or another."""
+    """Returns whether both ends are on this host: they have the same address then, of loopback or another interface."""
     try:
         return bool(sock.getsockname()[0] == sock.getpeername()[0])
     except OSError:  # the peer is gone already
@@ -261,7 +263,7 @@ def _stays_here(sock: socket.socket) -> bool:
 
 
 def _after(buffers: Sequence[_Buffer], moved: int) -> list[_Buffer]:
-    """What is left of ``buffers`` after their first ``moved`` bytes."""
+    """Returns what is left of ``buffers`` after their first ``moved`` bytes."""
     for position, buffer in enumerate(buffers):
         size = len(buffer)
         if moved < size:

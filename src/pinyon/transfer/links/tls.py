@@ -1,4 +1,4 @@
-"""TLS for tcp links: mutual, 1.3, one cluster CA. The certificate says "of this cluster" and what for, not which host.
+"""TLS for tcp links: mutual, 1.3, one cluster CA. A certificate says which cluster and which role, not which host.
 
 Set-up (:mod:`pinyon.transfer.links.handshake`) and frames run inside it unchanged. Payload no longer goes straight
 between the socket and registered memory: OpenSSL moves it in records of at most 16 KiB, which costs speed.
@@ -18,9 +18,9 @@ from pinyon.transfer.links.stream import DeadlineReached, Stream
 from pinyon.transfer.types.errors import InvalidTransfer
 
 _JOIN_BYTES = 16 << 10
-"""Small buffers are joined into one record."""
+"""Buffers smaller than this are joined into one record."""
 _WRITE_BYTES = 64 << 10
-"""One write: all or nothing as far as we see, so it is small against what a stalled link moves in a tick."""
+"""Size of one write, which is all or nothing to us: small against what a stalled link moves in a tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +28,34 @@ class TlsFiles:
     """PEM files of this process."""
 
     certificate: Path
-    """Its certificate, with intermediate ones if any; usable as server and as client."""
+    """The process's certificate, with intermediate ones if any; usable as server and as client."""
     key: Path
     ca: Path
-    """Who signs the certificates of the cluster; peers with another signature are refused."""
+    """The authority that signs the certificates of the cluster; peers with another signature are refused."""
     peer_name: str = ""
     """A DNS name that peers' certificates must have; empty: any certificate of the cluster will do."""
 
 
 class TlsContexts:
-    """What links are made with. ``renew`` after the files have changed: links made later use the new ones."""
+    """The contexts that links are made with. After the files have changed, ``renew``: later links use the new ones."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises InvalidTransfer: a file cannot be read or does not fit."""
+        """Raises InvalidTransfer if a file cannot be read or does not fit."""
         self._files = files
         self.peer_name = files.peer_name
         self.server, self.client = _contexts(files)
 
     def renew(self) -> None:
-        """Raises InvalidTransfer: as above; the old ones stay."""
+        """Reads the files again. Raises InvalidTransfer as above; the old contexts stay then."""
         self.server, self.client = _contexts(self._files)
 
 
 def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """``(server, client)``. Both demand a certificate of the peer; the name is compared once hands are shaken."""
+    """Returns ``(server, client)``, which demand a peer's certificate; its name is compared after the handshake."""
     try:
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = False
-        server.num_tickets = 0  # links live long: nothing is resumed
+        server.num_tickets = 0  # links live long, so nothing is resumed
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_REQUIRED
@@ -67,7 +67,7 @@ def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class TlsStream(Stream):
-    """The same waits and bounds over an ``SSLSocket``, whose timeouts take the place of the kernel's."""
+    """A stream with the same waits and bounds over an ``SSLSocket``, whose timeouts take the place of the kernel's."""
 
     _sock: ssl.SSLSocket
 
@@ -79,24 +79,24 @@ class TlsStream(Stream):
         buffer_bytes: int,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Takes over ``sock``, connected; its side of TLS is the context's. ``shake_hands`` comes next."""
+        """Takes over ``sock``, which is connected; its side of TLS is the context's. Next comes ``shake_hands``."""
         server_side = context.protocol == ssl.PROTOCOL_TLS_SERVER
         wrapped = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
-        # No polling: a record's bytes are no bytes of ours yet.
+        # No polling: bytes of a record are not bytes of the payload yet.
         super().__init__(wrapped, stall_s, buffer_bytes, clock=clock)
         self._timeouts = (TimeoutError, BlockingIOError)
 
     def shake_hands(self, deadline: float) -> None:
-        """Raises DeadlineReached, OSError (``ssl.SSLError`` when the peer or its certificate is not right)."""
+        """Runs the handshake. Raises DeadlineReached, OSError (``ssl.SSLError`` for a wrong peer or certificate)."""
         remaining = deadline - self._clock()
         if remaining <= 0:
             raise DeadlineReached
-        self._sock.settimeout(remaining)  # of the handshake as a whole
+        self._sock.settimeout(remaining)  # for the handshake as a whole
         self._sock.do_handshake()
         self._armed_s = 0.0
 
     def peer_has(self, name: str) -> bool:
-        """Whether the peer's certificate has this DNS name, once hands are shaken; "" is any."""
+        """Returns whether the peer's certificate has this DNS name, after the handshake; "" is any."""
         names = (self._sock.getpeercert() or {}).get("subjectAltName", ())
         return not name or (isinstance(names, tuple) and ("DNS", name) in names)
 
@@ -104,7 +104,7 @@ class TlsStream(Stream):
         self._sock.settimeout(timeout)
 
     def waits_itself(self) -> None:
-        """Its waits are Python's, of a socket whose calls return at once."""
+        """Does nothing: Python does the waits, on a socket whose calls return at once."""
 
     def receive_now(self, buffer: memoryview) -> int | None:
         self._sock.settimeout(0)
@@ -115,7 +115,7 @@ class TlsStream(Stream):
             return None
 
     def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
-        self.send((buffer,), deadline)  # cut into records
+        self.send((buffer,), deadline)  # which cuts the buffer into records
 
     def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
         first = rest[0]

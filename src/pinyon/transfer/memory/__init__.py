@@ -1,1 +1,1 @@
-"""Registered memory: of the host, of devices, and of those who exchange it."""
+"""Registered memory, of the host and of devices, and the grants that open it to peers."""

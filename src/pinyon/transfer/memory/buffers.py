@@ -1,4 +1,4 @@
-"""What can be registered: objects with the buffer protocol, and tensors by DLPack, on the CPU or on a device."""
+"""Buffers that can be registered: objects with the buffer protocol, and DLPack tensors on the CPU or a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pinyon.transfer.types.errors import InvalidTransfer
 
 DEFAULT_LOCATION = "cpu:0"
 HOST_PREFIX = "cpu:"
-"""Locations that begin so are host memory, always; others may be of a device."""
+"""Prefix of locations that are always host memory; others may be of a device."""
 DRIVERS: dict[int, DeviceDriver] = {}
-"""Of devices that this process can use, by DLPack's ``DLDeviceType``. CUDA's is made when it is first needed."""
+"""Drivers of devices that this process can use, by DLPack's ``DLDeviceType``. CUDA's is made when first needed."""
 _CUDA = 2
 _lock = threading.Lock()
 
@@ -28,14 +28,16 @@ class Opened(NamedTuple):
     device: DeviceMemory | None = None
     driver: DeviceDriver | None = None
     owner: object = None
-    """Keeps the device's memory as long as it is referenced; a view does that itself."""
+    """The owner whose reference keeps the device's memory; a view does that itself."""
     location: str = DEFAULT_LOCATION
-    """Where it is, as far as is known."""
+    """The location of the memory, as far as is known."""
 
 
 def open_buffer(buffer: object) -> Opened:
-    """Flat, writable bytes, which keep the buffer alive. Raises InvalidTransfer: neither a buffer nor DLPack;
-    read-only, not C-contiguous or empty; on a device that cannot be used here."""
+    """Returns the buffer as flat, writable bytes, which keep it alive.
+
+    Raises InvalidTransfer if it is neither a buffer nor DLPack, read-only, not C-contiguous, empty, or on a device that
+    cannot be used here."""
     try:
         view = memoryview(buffer)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as error:
@@ -48,7 +50,7 @@ def open_buffer(buffer: object) -> Opened:
         raise InvalidTransfer("the buffer must be C-contiguous and not empty", field="buffer")
     with contextlib.suppress(TypeError, ValueError):
         return Opened(view.cast("B"))
-    return Opened(np.frombuffer(view, np.uint8).data)  # of a format that memoryview cannot cast
+    return Opened(np.frombuffer(view, np.uint8).data)  # its format is one that memoryview cannot cast
 
 
 def _open_tensor(tensor: DlpackTensor) -> Opened:
@@ -63,7 +65,7 @@ def _open_tensor(tensor: DlpackTensor) -> Opened:
 
 
 def _driver_of(device_type: int) -> DeviceDriver:
-    """Raises DeviceError: no driver for this kind, or it does not work here."""
+    """Returns the driver. Raises DeviceError if there is none for this kind, or it does not work here."""
     with _lock:
         driver = DRIVERS.get(device_type)
         if driver is None and device_type == _CUDA:

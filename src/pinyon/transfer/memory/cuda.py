@@ -1,7 +1,7 @@
 """NVIDIA GPUs by the CUDA driver API alone (``libcuda.so.1``, CUDA 11.7 or newer for dmabuf).
 
 Copies run on streams of our own that wait for nobody else's work, so a transfer never waits for a kernel. As with RDMA,
-it is the caller who must have waited for what it computed before it submits.
+the caller must have waited for what it computed before it submits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOST_REGISTER_PORTABLE = 1
 _RANGE_HANDLE_DMA_BUF_FD = 1
 
 _PAGE = 4096
-"""Of the host: what an exported range begins and ends at."""
+"""Page size of the host: an exported range begins and ends at one."""
 
 _int, _uint, _size, _pointer = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p
 _address = ctypes.c_uint64
@@ -52,15 +52,15 @@ _CALLS: dict[str, tuple[object, ...]] = {
     "cuMemHostUnregister": (_pointer,),
 }
 _EXPORT = "cuMemGetHandleForAddressRange"
-"""Not in drivers older than CUDA 11.7; all others are in every driver that is still in use."""
+"""A function that drivers older than CUDA 11.7 lack; all others are in every driver that is still in use."""
 _EXPORT_ARGUMENTS = (_pointer, _address, _size, _int, ctypes.c_ulonglong)
 
 
 class _Library:
-    """The driver's functions, each checked."""
+    """The driver's functions, with a check of each call."""
 
     def __init__(self) -> None:
-        """Raises DeviceError: there is no driver, or it does not start."""
+        """Loads the driver. Raises DeviceError if there is none, or it does not start."""
         try:
             library = ctypes.CDLL(_LIBRARY)
             self._functions = {name: getattr(library, name) for name in _CALLS}
@@ -75,7 +75,7 @@ class _Library:
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Raises DeviceError: it returned anything but CUDA_SUCCESS."""
+        """Calls a function. Raises DeviceError if it returns anything but CUDA_SUCCESS."""
         code = self._functions[name](*arguments)
         if code:
             raise DeviceError(f"{name}: {self._text('cuGetErrorName', code)}: {self._text('cuGetErrorString', code)}")
@@ -88,11 +88,13 @@ class _Library:
 
 
 class _Gpu:
-    """One device: its primary context, which every library in the process shares, and our streams. Kept until the
-    process ends, as the context's other users keep it."""
+    """One device: its primary context, which every library in the process shares, and our streams.
+
+    It is kept until the process ends, as the context's other users keep it.
+    """
 
     def __init__(self, library: _Library, ordinal: int) -> None:
-        """Raises DeviceError: no such device, or no room on it."""
+        """Raises DeviceError if there is no such device, or no room on it."""
         self.library = library
         self.ordinal = ordinal
         device, self._context = ctypes.c_int(), ctypes.c_void_p()
@@ -110,7 +112,7 @@ class _Gpu:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """The calling thread uses this device meanwhile, and afterwards whichever it used before."""
+        """Makes the calling thread use this device meanwhile, and afterwards whichever it used before."""
         self.library.call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -161,7 +163,7 @@ class _CudaMemory:
 
 
 class CudaDriver:
-    """See ``DeviceDriver``. The library is loaded when the first memory is opened."""
+    """A ``DeviceDriver`` for CUDA, whose library is loaded when the first memory is opened."""
 
     name = "cuda"
 
@@ -198,7 +200,7 @@ class CudaDriver:
 
 
 def _check_pointer(gpu: _Gpu, address: int) -> None:
-    """Raises DeviceError: not this device's memory."""
+    """Raises DeviceError if the address is not plain memory of this device."""
     values = {}
     with gpu.current():
         for attribute in (_POINTER_MEMORY_TYPE, _POINTER_DEVICE_ORDINAL):

@@ -1,4 +1,4 @@
-"""Memory that the processor cannot address, and who knows how to copy it: the port behind which GPUs are."""
+"""Memory that the processor cannot address, and its drivers, which can copy it: the port behind which GPUs are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class DeviceError(Exception):
-    """A device or its driver said no, or there is none; the text is for people."""
+    """A device or its driver refused, or there is none; the text is for people."""
 
 
 class DeviceMemory(Protocol):
@@ -15,37 +15,37 @@ class DeviceMemory(Protocol):
 
     @property
     def address(self) -> int:
-        """Of the first byte, in the device's address space."""
+        """Address of the first byte, in the device's address space."""
         ...
 
     @property
     def length(self) -> int:
-        """Bytes."""
+        """Length in bytes."""
         ...
 
     @property
     def exportable(self) -> bool:
-        """Will :meth:`dmabuf` answer, as far as the driver knows? Costs nothing to ask."""
+        """True if :meth:`dmabuf` will answer, as far as the driver knows. Costs nothing to ask."""
         ...
 
     def copy_out(self, offset: int, host: memoryview) -> None:
-        """Fill ``host`` from the device, ``offset`` bytes into the range. On return the bytes are there. Raises
-        DeviceError."""
+        """Fills ``host`` from ``offset`` bytes into the range. On return the bytes are there. Raises DeviceError."""
         ...
 
     def copy_in(self, offset: int, host: memoryview) -> None:
-        """The other way round. On return whoever uses the device next sees the bytes. Raises DeviceError."""
+        """Copies ``host`` into the range. On return the device's next user sees the bytes. Raises DeviceError."""
         ...
 
     def dmabuf(self) -> tuple[int, int] | None:
-        """A file descriptor by which a NIC's driver can map the range, and where in it the range begins; None when the
-        device does not offer this. The caller closes the descriptor (a registration made of it outlives it). Raises
-        DeviceError."""
+        """Returns a file descriptor by which a NIC's driver can map the range, and the range's place in it.
+
+        None means that the device does not offer this. The caller closes the descriptor; a registration made of it
+        outlives it. Raises DeviceError."""
         ...
 
 
 class DeviceDriver(Protocol):
-    """All devices of one kind."""
+    """The driver of all devices of one kind."""
 
     @property
     def name(self) -> str:
@@ -53,12 +53,13 @@ class DeviceDriver(Protocol):
         ...
 
     def open(self, device_id: int, address: int, length: int) -> DeviceMemory:
-        """Memory that somebody else has allocated, and keeps as long as this is used. Raises DeviceError: no such
-        device, or not its memory."""
+        """Returns memory that somebody else has allocated, and keeps as long as this is used.
+
+        Raises DeviceError if there is no such device, or it is not its memory."""
         ...
 
     def pin(self, host: memoryview) -> Callable[[], None]:
-        """Lock host memory so that all devices of the kind copy it at full speed; returns what undoes it.
+        """Locks host memory so that all devices of the kind copy it at full speed; returns the call that undoes it.
 
-        Called after the first ``open``. Raises DeviceError: it stays as it was, and works more slowly."""
+        Called after the first ``open``. Raises DeviceError; the memory then stays as it was, and works more slowly."""
         ...

@@ -1,7 +1,7 @@
 """DLPack: the memory behind a tensor of any array library, without copying it and without importing the library.
 
-Layouts and rules of the DLPack C API 1.x (``dlpack.h``) and of its Python specification. ``numpy.from_dlpack`` does not
-do: what it makes of a capsule without version is read-only, and it knows no device but the CPU.
+Layouts and rules are those of the DLPack C API 1.x (``dlpack.h``) and its Python specification. Here
+``numpy.from_dlpack`` does not do: what it makes of a capsule without version is read-only, and it knows only the CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pinyon.transfer.types.segment import MAX_LENGTH
 
 CPU = 1
 HOST_TYPES = (CPU, 3, 11)
-"""``kDLCPU``, ``kDLCUDAHost``, ``kDLROCMHost``: the processor may read and write it."""
+"""Types of memory that the processor may read and write: ``kDLCPU``, ``kDLCUDAHost``, ``kDLROCMHost``."""
 
 _VERSION = (1, 0)
 _READ_ONLY = 1
@@ -56,7 +56,7 @@ class _ManagedVersioned(ctypes.Structure):
 
 
 _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-"""Called with the GIL held: some libraries' deleters touch Python objects and take it for granted."""
+"""The deleter's type. It is called with the GIL held, as some libraries' deleters touch Python objects."""
 _UNVERSIONED, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED = {name: ctypes.create_string_buffer(b"used_" + name) for name in (_UNVERSIONED, _VERSIONED)}
 """A capsule keeps the pointer to its name, so these live as long as the process."""
@@ -74,14 +74,15 @@ def is_dlpack(value: object) -> bool:
 
 
 class DlpackTensor:
-    """A consumed capsule: holds the producer's memory until it is collected itself.
+    """A consumed capsule, which holds the producer's memory until it is collected itself.
 
     For numpy it is an object with the array interface, so that an array made of it keeps it alive.
     """
 
     def __init__(self, producer: Any) -> None:
-        """Raises InvalidTransfer: it cannot be exported, is read-only, a copy, empty, not C-contiguous, or makes no
-        sense."""
+        """Takes the producer's capsule over.
+
+        Raises InvalidTransfer if it cannot be exported, is read-only, a copy, empty, not C-contiguous or senseless."""
         capsule = _export(producer)
         name = next((name for name in _USED if _is_valid(capsule, name)), None)
         if name is None:
@@ -90,7 +91,7 @@ class DlpackTensor:
         managed: _Managed | _ManagedVersioned
         if name is _VERSIONED:
             managed = _ManagedVersioned.from_address(at)
-            # The version comes first in all layouts; the rest may be another one.
+            # The version comes first in all layouts; the rest may differ.
             if managed.major != _VERSION[0]:
                 raise _invalid(f"DLPack version {managed.major} is not supported")
             if managed.flags & _READ_ONLY:
@@ -106,7 +107,7 @@ class DlpackTensor:
         self.address = int(tensor.data or 0) + int(tensor.byte_offset)
         if not tensor.data or self.address + self.nbytes > 1 << 64:
             raise _invalid("the tensor's data pointer makes no sense")
-        # Up to here an error left the capsule alone, and its own destructor frees the tensor. From here we do.
+        # Up to here an error leaves the capsule alone, and its own destructor frees the tensor. From here on we do.
         if _rename(capsule, ctypes.addressof(_USED[name])):
             raise _invalid("the DLPack capsule cannot be taken over")
         if managed.deleter:
@@ -118,20 +119,19 @@ class DlpackTensor:
 
 
 def _export(producer: Any) -> object:
-    """The producer's capsule."""
     try:
         device_type = int(producer.__dlpack_device__()[0])
         stream = {} if device_type in HOST_TYPES else {"stream": _ANY_STREAM}
         try:
             return producer.__dlpack__(**stream, max_version=_VERSION, copy=False)
-        except TypeError:  # from before version 1.0
+        except TypeError:  # a producer from before version 1.0
             return producer.__dlpack__(**stream)
     except Exception as error:
         raise _invalid(f"the tensor cannot be exported: {error}") from None
 
 
 def _nbytes(tensor: _Tensor) -> int:
-    """Bytes of a tensor without gaps, in row-major order."""
+    """Returns the bytes of a tensor; raises InvalidTransfer unless it is without gaps, in row-major order."""
     item_bits = tensor.bits * tensor.lanes
     if not item_bits or item_bits % 8:
         raise _invalid(f"elements of {item_bits} bits")

@@ -1,4 +1,4 @@
-"""Registered memory: a buffer, its key, and what that opens to peers."""
+"""Regions of registered memory: a buffer, its key, and what the key opens to peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon.transfer.types.segment import KEY_BYTES, RegionDescriptor
 
 
 class Access(IntEnum):
-    """What peers that know a key may do with what it opens. The numbers are bits, and on the wire."""
+    """The rights of peers that know a key. The numbers are bits, and on the wire."""
 
     NONE = 0
     READ = 1
@@ -37,11 +37,11 @@ class Region:
     def __init__(
         self, view: memoryview | None, location: str, access: Access, device: DeviceMemory | None = None
     ) -> None:
-        """Host memory (``view``) or a device's."""
+        """Wraps host memory (``view``) or a device's memory."""
         self.device = device
-        """None: host memory. Else ``view`` and ``array`` raise: its bytes are copied by the device's driver."""
+        """The device's memory; None for host memory. If set, ``view`` and ``array`` raise, and its driver copies."""
         self.direct = device is not None and device.exportable
-        """A device's memory that NICs may be able to map; False as soon as one could not."""
+        """True for a device's memory that NICs may be able to map; False as soon as one could not."""
         self._owner: object = None
         if device is not None:
             self.address, self.length = device.address, device.length
@@ -49,19 +49,19 @@ class Region:
             self.view = view
             """The buffer as flat bytes."""
             self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(view, np.uint8)
-            """The same memory for numpy, whose copies release the GIL."""
+            """An array over the buffer, for numpy, whose copies release the GIL."""
             self.address = int(self.array.ctypes.data)
-            """Of the first byte, in this process or on the device."""
+            """Address of the first byte, in this process or on the device."""
             self.length = len(view)
         self.key = secrets.token_bytes(KEY_BYTES)
-        """Names the region here, and opens all of it to peers as far as ``access`` says."""
+        """Names the region here. As a key it opens all of the region to peers, as far as ``access`` says."""
         self.location = location
         self.access = access
         self.alive = True
         self._holders: dict[object, Callable[[], None]] = {}
 
     def release(self) -> None:
-        """Let go of the buffer. Once, when nobody uses it any more."""
+        """Lets go of the buffer. Must be called once, when nobody uses it any more."""
         self._owner = None
         if self.device is None:
             del self.view, self.array
@@ -70,18 +70,18 @@ class Region:
         return RegionDescriptor(self.key, self.location, self.length)
 
     def __repr__(self) -> str:
-        # The key is a capability: never in a log.
+        # The key is a capability: it must never be in a log.
         return f"Region({self.location!r}, {self.length} bytes, access={self.access.name}, alive={self.alive})"
 
 
 class DeviceRegion(Region):
-    """Not in host memory. A class of its own, because ``__getattr__`` makes every attribute of its class slower."""
+    """A region not in host memory; a class of its own, as ``__getattr__`` makes every attribute of a class slower."""
 
     __slots__ = ()
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:  # only for what is not set
+        def __getattr__(self, name: str) -> Any:  # called only for attributes that are not set
             if name in ("view", "array"):
                 raise TransferError(f"the region is on {self.location}, not in host memory")
             raise AttributeError(name)

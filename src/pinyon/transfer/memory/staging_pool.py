@@ -15,12 +15,12 @@ from pinyon.transfer.memory.region import Access, Region
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
-"""Most of a chain that is staged at a time: a whole one, with the usual limits."""
+"""Largest part of a chain that is staged at a time: a whole chain, with the usual limits."""
 _PIECES = 4
-"""A pool has room for at least so many pieces."""
+"""Number of pieces for which a pool has room at least."""
 _PAGE = 4096
 _LOOK_S = 0.25
-"""Who waits for room notices within this time that it need not any more."""
+"""Time within which a thread that waits for room notices that it need not any more."""
 
 
 class StagingBuffer:
@@ -28,17 +28,17 @@ class StagingBuffer:
 
     def __init__(self, pool: StagingPool, region: Region, start: int, size: int) -> None:
         self.region = region
-        """All of the pool, as registered host memory that no peer can reach."""
+        """The whole pool, as registered host memory that no peer can reach."""
         self.start = start
         self._size = size
         self._pool: StagingPool | None = pool
 
     def view(self, offset: int, length: int) -> memoryview:
-        """Bytes of the pool, ``offset`` counted from its beginning."""
+        """Returns bytes of the pool; ``offset`` is counted from its beginning."""
         return self.region.view[offset : offset + length]
 
     def release(self) -> None:
-        """Idempotent."""
+        """Gives the part back to the pool. Idempotent."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool._put_back(self.start, self._size)
@@ -53,21 +53,21 @@ class StagingBuffer:
 class StagingPool:
     """Host memory of a fixed size, pinned for the devices, lent in contiguous parts, first come first served.
 
-    In use as long as memory of a device is registered: allocated when it is first needed, freed when it is closed and
-    everything is back. ``use`` opens it again.
+    It is in use as long as memory of a device is registered: allocated when first needed, freed when it is closed
+    and all parts are back. A call of ``use`` opens it again.
     """
 
     def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
-        """``forget``: called before the memory is freed, so that NICs let go of it."""
+        """Creates a pool that calls ``forget`` before its memory is freed, so that NICs let go of it."""
         self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
         self.clock = clock
         self.regions = 0
-        """On devices, that are registered now."""
+        """Number of regions on devices that are registered now."""
         self._forget = forget
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
         self._pages = bytearray(self.total_bytes // _PAGE)
-        """1: lent."""
+        """State of each page: 1 if it is lent."""
         self._lent = 0
         self._closed = False
         self._region: Region | None = None
@@ -79,7 +79,7 @@ class StagingPool:
         return min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
 
     def use(self, driver: DeviceDriver) -> None:
-        """A region on a device of this driver is registered: pin the memory for its devices too."""
+        """Pins the memory for a driver's devices too, because a region on one of them is registered."""
         with self._changed:
             self.regions += 1
             self._closed = False
@@ -89,15 +89,16 @@ class StagingPool:
                     self._pin(self._region, driver)
 
     def leave(self) -> None:
-        """One of them is unregistered."""
+        """Notes that such a region is unregistered, and closes the pool after the last one."""
         with self._changed:
             self.regions -= 1
             if not self.regions:
                 self.close()
 
     def acquire(self, nbytes: int, deadline: float, given_up: Callable[[], bool]) -> StagingBuffer | None:
-        """Wait for room; None when there is none by ``deadline``, the pool is closed, or ``given_up()`` says so. Raises
-        DeviceError: so much never fits, or the host has no memory."""
+        """Waits for room; returns None if there is none by ``deadline``, the pool is closed, or ``given_up()`` says so.
+
+        Raises DeviceError if so much never fits, or the host has no memory."""
         size = -(-nbytes // _PAGE) * _PAGE
         if size > self.total_bytes:
             raise DeviceError(f"{nbytes} bytes do not fit into a staging pool of {self.total_bytes}")
@@ -138,7 +139,7 @@ class StagingPool:
             _log.warning("staging memory is not pinned, copies are slower: %s", error)
 
     def _take(self, size: int) -> int | None:
-        """First fit."""
+        """Takes the first run of free pages that fits; returns its start in bytes, or None."""
         count = size // _PAGE
         first = self._pages.find(bytes(count))
         if first < 0:
@@ -154,7 +155,7 @@ class StagingPool:
             self._free_if_done()
 
     def close(self) -> None:
-        """Lend nothing more."""
+        """Stops lending; the memory is freed when all parts are back."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -178,9 +179,9 @@ class StagingPool:
 
 
 class Staging(NamedTuple):
-    """An engine's pools."""
+    """The staging pools of an engine."""
 
     outbound: StagingPool
-    """For chains of ours."""
+    """The pool for chains that this engine starts."""
     inbound: StagingPool
-    """For what peers ask for."""
+    """The pool for what peers ask for."""

@@ -1,8 +1,8 @@
 """Registered memory, shared by all transports: who may touch which bytes, and who is touching them right now.
 
-Whoever moves bytes holds a *pin* meanwhile: on the region, if it is our own transfer, on the grant, if it is a peer's.
+Code that moves bytes holds a *pin* meanwhile: on the region for our own transfer, on the grant for a peer's. Both
 ``unregister`` and ``revoke`` refuse new pins at once, wait for the present ones, and after a grace period abort their
-holders; so when they have returned, nothing touches the memory any more for that reason.
+holders. So when they have returned, nothing touches the memory any more for that reason.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pinyon.transfer.types.segment import Range
 from pinyon.transfer.types.spans import Spans, merge_ranges
 
 SMALL_BYTES = 64 << 10
-"""Of a request that needs no pin: its bytes are copied while the table is locked."""
+"""Largest request that needs no pin: its bytes are copied while the table is locked."""
 STAGING_BYTES = 64 << 20
-"""As much as the largest frame has."""
+"""Size of a staging pool: as much as the largest frame has."""
 _READ, _WRITE = int(Access.READ), int(Access.WRITE)
 
 
 class MemoryTable:
-    """Key → region and key → grant, with pins. All methods are thread-safe."""
+    """The registered regions and the grants by key, with pins. All methods are thread-safe."""
 
     def __init__(
         self,
@@ -42,32 +42,35 @@ class MemoryTable:
         clock: Clock = time.monotonic,
         staging_bytes: int = STAGING_BYTES,
     ) -> None:
-        """``staging_bytes``: of pinned host memory per direction, once memory of a device is registered."""
+        """Creates a table; pinned host memory is ``staging_bytes`` per direction once device memory is registered."""
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # entered by its lock, which costs a fifth
+        self._changed = threading.Condition(self._lock)  # entered by its lock, at a fifth of the cost
         self._regions: dict[bytes, Region] = {}
         self._open: dict[bytes, Grant] = {}
-        """What peers may use, by the key they name."""
+        """Grants that peers may use, by the key that they name."""
         self._grants_of: dict[Region, set[Grant]] = {}
         self._grants = 0
         self._ranges = 0
-        """Of the grants among them that are not a region's own."""
+        """Number of ranges, and above of grants, that are open; without the regions' own."""
         self._deadlines: list[tuple[float, int, Grant]] = []
         self._numbers = itertools.count()
         pools = (StagingPool(staging_bytes, self._take_back, clock) for _ in range(2))
         self.staging = Staging(*pools)
         self.on_unregister: list[Callable[[Region], None]] = []
-        """Called when nothing here uses the region any more and before ``unregister`` returns: a transport takes back
-        what it made of it for our own use (a memory registration). Must not raise."""
+        """Callbacks for when nothing here uses a region any more, before ``unregister`` returns; they must not raise.
+
+        A transport then takes back what it made of the region for our own use (a memory registration)."""
         self.on_revoke: list[Callable[[Grant], None]] = []
-        """Called when the key opens nothing any more and before ``revoke`` returns: a transport takes back what it told
-        peers for it (an adapter's key, an address). Perhaps more than once for a grant. Must not raise."""
+        """Callbacks for when a key opens nothing any more, before ``revoke`` returns; they must not raise.
+
+        A transport then takes back what it told peers for the key (an adapter's key, an address), perhaps twice."""
 
     def register(self, buffer: object, location: str | None, access: Access) -> Region:
-        """Raises InvalidTransfer: not a writable, contiguous, non-empty buffer, or a bad location;
-        TransferLimitReached: too many regions."""
+        """Registers a writable, contiguous, non-empty buffer.
+
+        Raises InvalidTransfer for another buffer or a bad location, TransferLimitReached for too many regions."""
         opened = open_buffer(buffer)
         kind = Region if opened.device is None else DeviceRegion
         region = kind(opened.view, opened.location if location is None else location, Access(access), opened.device)
@@ -91,14 +94,16 @@ class MemoryTable:
 
     @property
     def grants(self) -> int:
-        """Given and not taken back."""
+        """Number of grants given and not taken back."""
         return self._grants
 
     def grant(
         self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, lifetime_s: float | None = None
     ) -> Grant:
-        """Raises InvalidTransfer: ranges outside the region or none, no right, no time, or the region is not
-        registered; TransferLimitReached: too many grants, or ranges of all grants."""
+        """Opens ranges of a region to the holders of a new key, for ``lifetime_s`` seconds.
+
+        Raises InvalidTransfer for ranges outside the region or none, no right, no time, or an unregistered region, and
+        TransferLimitReached for too many grants, or ranges of all grants."""
         spans = merge_ranges(ranges, region.length)
         if access is Access.NONE:
             raise InvalidTransfer("a grant without a right", field="access")
@@ -123,14 +128,14 @@ class MemoryTable:
         return grant
 
     def _expires(self, grant: Grant) -> None:
-        """Lock held."""
+        """Notes when the grant expires. Lock held."""
         if len(self._deadlines) > 2 * self._grants + 64:  # mostly grants that were revoked before their time
             self._deadlines = [each for each in self._deadlines if each[2].alive]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (grant.expires_s, next(self._numbers), grant))
 
     def _shut(self, grant: Grant) -> None:
-        """Lock held. From now on its key opens nothing."""
+        """Shuts the grant: from now on its key opens nothing. Lock held."""
         if grant.alive:
             grant.alive = False
             self._open.pop(grant.key, None)
@@ -140,12 +145,12 @@ class MemoryTable:
                 self._ranges -= len(grant.spans.starts)
 
     def _forget_if_idle(self, grant: Grant) -> None:
-        """Lock held. A grant that is shut is kept as long as somebody uses it: ``unregister`` waits for that."""
+        """Forgets a shut grant once nobody uses it: ``unregister`` waits for that. Lock held."""
         if grant.region.alive and not grant._holders:
             self._grants_of[grant.region].discard(grant)
 
     def revoke_now(self, grant: Grant) -> bool:
-        """Refuse the key from now on. True: and nothing uses it any more. False: ``revoke`` sees to that. Quick."""
+        """Refuses the key from now on, quickly. True: nothing uses it any more. False: ``revoke`` sees to that."""
         with self._lock:
             self._shut(grant)
             if grant.lent or grant._holders:
@@ -154,10 +159,10 @@ class MemoryTable:
         return True
 
     def revoke(self, grant: Grant, grace_s: float) -> None:
-        """Refuse the key from now on. On return no peer touches anything by it any more. Idempotent.
+        """Refuses the key from now on. On return no peer touches anything by it any more. Idempotent.
 
-        Operations in flight may finish within ``grace_s`` seconds, then their links are cut, which takes no longer than
-        that again. Raises TransferError: an operation could not be stopped (a defect): the memory must not be
+        Operations in flight may finish within ``grace_s`` seconds. Then their links are cut, which takes as long again
+        at most, or 5 s. Raises TransferError if an operation could not be stopped (a defect): the memory must not be
         reused."""
         with self._lock:
             self._shut(grant)
@@ -166,8 +171,9 @@ class MemoryTable:
             raise TransferError("operations on the granted ranges do not end; do not reuse their memory")
 
     def expire(self, now_s: float) -> int:
-        """Shut the grants whose time is up; how many. Their keys are refused without that: this frees their places and
-        takes back what transports told peers."""
+        """Shuts the grants whose time is up, and returns their number.
+
+        Their keys are refused without that: this frees their places and takes back what transports told peers."""
         overdue: list[Grant] = []
         with self._lock:
             while self._deadlines and self._deadlines[0][0] <= now_s:
@@ -190,11 +196,11 @@ class MemoryTable:
             take_back(region)
 
     def unregister(self, region: Region, grace_s: float) -> None:
-        """Forget the region. On return nothing of this engine touches its memory any more.
+        """Forgets the region. On return nothing of this engine touches its memory any more. Idempotent.
 
-        Operations in flight may finish within ``grace_s`` seconds, then they are aborted, which takes no longer than
-        that again. Idempotent. Raises TransferError: an operation could not be stopped (a defect): the memory must not
-        be reused."""
+        Operations in flight may finish within ``grace_s`` seconds. Then they are aborted, which takes as long again at
+        most, or 5 s. Raises TransferError if an operation could not be stopped (a defect): the memory must not be
+        reused."""
         with self._lock:
             region.alive = False
             known = self._regions.pop(region.key, None) is not None
@@ -217,7 +223,7 @@ class MemoryTable:
                     pool.leave()
 
     def _settle(self, pinned: Sequence[Region | Grant], grace_s: float) -> bool:
-        """Wait until nobody pins any of these; after the grace, end who does. False: somebody does not end."""
+        """Waits until none of these is pinned, and aborts the holders after the grace; returns whether all ended."""
         with self._lock:
             if self._wait_unpinned(pinned, grace_s):
                 return True
@@ -241,7 +247,7 @@ class MemoryTable:
             return list(self._regions.values())
 
     def users(self, region: Region) -> int:
-        """Operations that touch the region now, ours and those of peers."""
+        """Returns the number of operations that touch the region now, ours and those of peers."""
         with self._lock:
             return sum(len(each._holders) for each in (region, *self._grants_of.get(region, ())))
 
@@ -249,7 +255,7 @@ class MemoryTable:
         return self._regions.get(key)  # a dict read is atomic; a region that dies after it fails to pin
 
     def pin(self, regions: Iterable[Region], holder: object, abort: Callable[[], None]) -> bool:
-        """Hold all of these regions, or none if one is gone. ``abort`` must not block."""
+        """Pins all of these regions, or none if one is gone; returns whether it did. ``abort`` must not block."""
         wanted = tuple(regions)
         with self._lock:
             for region in wanted:
@@ -271,11 +277,10 @@ class MemoryTable:
     def admit(
         self, opcode: int, ranges: list[Range], holder: object, abort: Callable[[], None], *, host_only: bool = False
     ) -> tuple[list[Region | None], bytes | None, set[Grant]]:
-        """Check what a peer asks for, and pin the grants of what is allowed (``host_only``: and in host memory).
+        """Checks what a peer asks for, and pins the grants of what is allowed (``host_only``: and in host memory).
 
-        Returns the region per range (None = refused), the refusal codes (None = nothing refused) and the pinned
-        grants, which the caller unpins. Nothing is touched before this said yes.
-        """
+        Returns the region per range (None = refused), the refusal codes (None = nothing refused) and the pinned grants,
+        which the caller unpins. Nothing may be touched before this has said yes."""
         right = _READ if opcode == Opcode.READ else _WRITE
         found: list[Region | None] = []
         codes = bytearray(len(ranges))
@@ -289,7 +294,7 @@ class MemoryTable:
         refusal = 0
         with self._lock:
             for position, (key, offset, length) in enumerate(ranges):
-                if key != last_key:  # nearly always the same: a frame has hundreds of ranges, and each call shows
+                if key != last_key:  # keys rarely change within a frame, which has hundreds of ranges: each call shows
                     last_key = key
                     grant = self._open.get(key)
                     refusal = self._refusal(grant, right, now_s, host_only)
@@ -312,7 +317,7 @@ class MemoryTable:
         return found, (bytes(codes) if any(codes) else None), pinned
 
     def _refusal(self, grant: Grant | None, right: int, now_s: float, host_only: bool) -> int:
-        """Why nothing may be done by this grant; 0: its ranges decide."""
+        """Returns the reason why nothing may be done by this grant, or 0 if its ranges decide."""
         if grant is None or grant.expires_s <= now_s:
             return Reason.UNKNOWN_REGION
         if not grant.rights & right:
@@ -320,7 +325,7 @@ class MemoryTable:
         return Reason.OTHER_TRANSPORT if host_only and grant.region.device is not None else 0
 
     def opened(self, key: bytes, holder: object, abort: Callable[[], None]) -> Grant | None:
-        """The grant that this key opens now, pinned; None if there is none (any more)."""
+        """Returns the grant that this key opens now, pinned; None if there is none (any more)."""
         now_s = self._clock()
         with self._lock:
             grant = self._open.get(key)
@@ -330,16 +335,16 @@ class MemoryTable:
             return grant
 
     def _permit(self, right: int, key: bytes, start: int, end: int) -> Grant | None:
-        """Lock held. The grant by which a peer may do this with ``[start, end)`` of host memory."""
+        """Returns the grant by which a peer may access ``[start, end)`` of host memory, or None. Lock held."""
         grant = self._open.get(key)
         if grant is None or not grant.permits(right, start, end) or grant.expires_s <= self._clock():
             return None
         return grant if grant.region.device is None else None
 
-    # Short ways for one range. What is small is copied under the lock, so it needs no pin.
+    # Short ways for one range. Small ranges are copied under the lock, so they need no pin.
 
     def put(self, key: bytes, offset: int, data: memoryview) -> bool:
-        """Copy a few KiB from a peer into a region. False: not allowed (``admit`` says why), or not in host memory."""
+        """Copies a few KiB from a peer to a region. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
             end = offset + len(data)
             grant = self._permit(_WRITE, key, offset, end)
@@ -349,7 +354,7 @@ class MemoryTable:
             return True
 
     def take(self, key: bytes, offset: int, into: memoryview) -> bool:
-        """Copy a few KiB of a region for a peer. False: not allowed (``admit`` says why), or not in host memory."""
+        """Copies a few KiB of a region for a peer. False: not allowed (``admit`` says why), or not in host memory."""
         with self._lock:
             end = offset + len(into)
             grant = self._permit(_READ, key, offset, end)
@@ -359,7 +364,7 @@ class MemoryTable:
             return True
 
     def load(self, region: Region, offset: int, into: memoryview) -> bool:
-        """Copy a few KiB of a region of host memory for ourselves. False: it is not registered any more."""
+        """Copies a few KiB of a region of host memory for ourselves. False: it is not registered any more."""
         with self._lock:
             if not region.alive:
                 return False
@@ -367,7 +372,7 @@ class MemoryTable:
             return True
 
     def store(self, region: Region, offset: int, data: memoryview) -> bool:
-        """Copy a few KiB into a region of host memory for ourselves. False: it is not registered any more."""
+        """Copies a few KiB into a region of host memory for ourselves. False: it is not registered any more."""
         with self._lock:
             if not region.alive:
                 return False

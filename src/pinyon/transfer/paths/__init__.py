@@ -1,1 +1,1 @@
-"""Which ways lead to a peer, and which one each piece of a transfer takes."""
+"""The paths to a peer, and the choice of one for each piece of a transfer."""

@@ -1,7 +1,7 @@
-"""What is known of the paths to one peer, and which of them the next chain takes (Mooncake §3.2.3). Pure.
+"""The state of the paths to one peer, and the choice of a path for the next chain (Mooncake §3.2.3). Pure.
 
-Preferred paths first, weighted by measured rate and queue; a failed path is avoided with growing pauses until a probe
-or a transfer succeeds on it. The caller serialises the calls; ``now`` is monotonic seconds.
+Preferred paths come first, weighted by measured rate and queue. A failed path is avoided with growing pauses until a
+probe or a transfer succeeds on it. The caller serialises the calls; ``now`` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from pinyon.transfer.types.path import Path, Tiers
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:
-    """What no operator sets. Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
+    """Bounds that no operator sets. Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
 
     pause_min_s: float = 0.1
     pause_max_s: float = 30.0
     pause_growth: float = 2.0
-    """Each failure in a row makes the pause this much longer."""
+    """Each failure in a row makes the pause longer by this factor."""
     pause_jitter: float = 0.2
-    """A pause is shortened by a random share up to this: what failed together must not come back together."""
+    """Largest random share by which a pause is shortened: paths that failed together must not come back together."""
     prior_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "nixl": 3e9, "rdma": 1e10, "tcp": 2e9})
     )
-    """Per transport, until something is measured; 1e9 for others."""
+    """Assumed rates per transport until something is measured; 1e9 for others."""
     sample_bytes: int = 256 << 10
-    """Smaller chains say more about latency than about the rate: they are not measured."""
+    """The smallest chain that is measured: smaller ones say more about latency than about the rate."""
     rate_weight: float = 0.2
-    """Of a new sample in the moving average."""
+    """The weight of a new sample in the moving average."""
     rate_step: float = 4.0
-    """One sample counts for at most this many times more or less than the average, once that is settled."""
+    """A sample counts for at most this many times more or less than the average, once that is settled."""
     tie: float = 0.1
-    """Estimates this close take turns."""
+    """Paths whose estimates are this close take turns."""
     settled_samples: int = 8
-    """Before this many an average is not settled."""
+    """The number of samples after which an average is settled."""
     max_paths: int = 1024
-    """Remembered; paths that carry chains are never forgotten."""
+    """Paths that are remembered; those that carry chains are never forgotten."""
 
 
 class PathState(NamedTuple):
@@ -50,18 +50,18 @@ class PathState(NamedTuple):
     path: Path
     usable: bool
     queued_bytes: int
-    """Given to the path, not finished."""
+    """Bytes given to the path that are not finished."""
     rate: float
     """Bytes per second; the transport's average while the path itself was not measured."""
     failures: int
-    """In a row."""
+    """Failures in a row."""
     pause_ends: float
-    """When a path that is avoided may be tried; ``-inf`` when it is not avoided."""
+    """The time from which an avoided path may be tried; ``-inf`` if the path is not avoided."""
 
 
 @dataclass(slots=True, eq=False)
 class _Rate:
-    """A moving average that begins at a prior."""
+    """A moving average of a rate that begins at a prior."""
 
     bytes_s: float
     samples: int = 0
@@ -80,28 +80,28 @@ class _Record:
     path: Path
     transport: _Rate
     rate: _Rate
-    """Its own once it is measured."""
+    """The path's own rate once it is measured, until then the transport's."""
     down: bool
     usable: bool
     avoided: bool = False
     queued: int = 0
     chains: int = 0
     turn: int = 0
-    """When it was chosen last."""
+    """The turn in which the path was chosen last."""
     failures: int = 0
     pause_s: float = 0.0
     pause_ends: float = -inf
     failed_at: float = -inf
-    """A chain that began before this says nothing new when it ends."""
+    """The time of the last failure: a chain that began before it says nothing new when it ends."""
     probing: bool = False
     probe_began: float = -inf
     busy_until: float = -inf
     busy_bytes: int = 0
-    """Completed since the last sample,"""
+    """Bytes completed since the last sample."""
     busy_s: float = 0.0
-    """in so much time in which the path carried something,"""
+    """Time since the last sample in which the path carried something."""
     longest_s: float = 0.0
-    """by chains that took at most this long."""
+    """The longest time that a chain took since the last sample."""
 
     def set_state(self, *, avoided: bool, down: bool) -> None:
         self.avoided = avoided
@@ -112,10 +112,7 @@ class _Record:
 
 
 class PathBoard:
-    """The paths to one peer.
-
-    ``started`` gives a chain to a path, exactly one of ``completed``, ``aborted`` and ``failed`` takes it back.
-    """
+    """The paths to one peer. Exactly one of ``completed``, ``aborted`` and ``failed`` follows each ``started``."""
 
     def __init__(self, limits: PathLimits, rng: random.Random) -> None:
         self.limits = limits
@@ -125,12 +122,12 @@ class PathBoard:
         self._down: set[str] = set()
         self._turns = 0
 
-    # ------------------------------------------------------------ which path
+    # ------------------------------------------------------------ choosing a path
 
     def choose(self, tiers: Tiers, nbytes: int) -> Path | None:
-        """The path for a chain of ``nbytes``; ``None`` when none is usable.
+        """Returns the path for a chain of ``nbytes``, or None if none is usable.
 
-        In the first tier that has a usable path the one with the least estimated finish time; ties take turns."""
+        It is the one with the least estimated finish time in the first tier that has a usable path; ties take turns."""
         records = self._records
         usable: list[_Record] = []
         for tier in tiers:
@@ -145,8 +142,9 @@ class PathBoard:
         return chosen.path
 
     def choose_any(self, tiers: Tiers, nbytes: int, now: float) -> Path | None:
-        """As ``choose``; when nothing is usable the avoided path whose pause ends first: a new request is tried, not
-        refused. ``None`` only when there is no path."""
+        """Chooses like ``choose``, but if nothing is usable, takes the avoided path whose pause ends first.
+
+        So a new request is tried, not refused. None means that there is no path."""
         chosen = self.choose(tiers, nbytes)
         if chosen is not None:
             return chosen
@@ -159,23 +157,22 @@ class PathBoard:
         return least.path
 
     def _quickest(self, usable: list[_Record], nbytes: int) -> _Record:
-        """The least estimated finish time, (queued + new bytes) / rate; those that are close take turns."""
+        """Returns the path with the least finish time, (queued + new bytes) / rate; close ones take turns."""
         estimates = [(record.queued + nbytes) / record.rate.bytes_s for record in usable]
         limit = min(estimates) * (1 + self.limits.tie)
         close = (record for record, estimate in zip(usable, estimates, strict=True) if estimate <= limit)
         return min(close, key=lambda record: record.turn)
 
-    # ------------------------------------------------------------ what became of the chains
+    # ------------------------------------------------------------ chains and their outcomes
 
     def started(self, path: Path, nbytes: int) -> None:
-        """A chain was given to the path."""
+        """Notes that a chain was given to the path."""
         record = self._record(path)
         record.queued += nbytes
         record.chains += 1
 
     def completed(self, path: Path, nbytes: int, ran_s: float, now: float) -> None:
-        """The chain is through. ``ran_s``: since its transport began with it, so without its time in the path's
-        queue."""
+        """Takes back a completed chain. ``ran_s`` counts since its transport began, without the path's queue."""
         record = self._ended(path, nbytes)
         if now - ran_s >= record.failed_at:
             record.failures = 0
@@ -186,16 +183,15 @@ class PathBoard:
             self._measure(record, nbytes, ran_s, now)
 
     def _measure(self, record: _Record, nbytes: int, ran_s: float, now: float) -> None:
-        """The path's rate is bytes per time in which it carried something, however many chains shared it.
+        """Measures the path's rate: bytes per time in which it carried something, however many chains shared it.
 
-        One sample spans at least the longest of its chains: several that end together would else count as a burst.
-        """
+        One sample spans at least the longest of its chains: several that end together would else count as a burst."""
         record.busy_bytes += nbytes
         record.longest_s = max(record.longest_s, ran_s)
         if now > record.busy_until:
             record.busy_s += now - max(now - ran_s, record.busy_until)
             record.busy_until = now
-        if record.busy_s <= 0 or record.busy_s < 0.9 * record.longest_s:  # less than 1: they differ by rounding
+        if record.busy_s <= 0 or record.busy_s < 0.9 * record.longest_s:  # 0.9: the two differ by rounding
             return
         sample = record.busy_bytes / record.busy_s
         record.busy_bytes = 0
@@ -206,14 +202,13 @@ class PathBoard:
         record.transport.add(sample, self.limits)
 
     def aborted(self, path: Path, nbytes: int) -> None:
-        """The chain was cancelled, or failed for a reason that is not the path's: no verdict."""
+        """Takes back a chain that was cancelled, or failed for a reason that is not the path's: no verdict."""
         self._ended(path, nbytes)
 
     def failed(self, path: Path, nbytes: int, held_s: float, now: float) -> float:
-        """The path failed the chain and is avoided from now on.
+        """Takes back a chain that the path failed, and avoids the path; returns the seconds until it may be tried.
 
-        Chains that the path held when it failed before count with that failure. ``held_s``: since ``started``. Returns
-        seconds until the path may be tried."""
+        ``held_s`` is the time since ``started``. Chains that the path held when it failed before count with that."""
         record = self._ended(path, nbytes)
         self._fail(record, now - held_s, now)
         return max(0.0, record.pause_ends - now)
@@ -239,12 +234,12 @@ class PathBoard:
     # ------------------------------------------------------------ recovery
 
     def usable(self, path: Path) -> bool:
-        """Neither avoided nor over a NIC that is down."""
+        """Returns whether the path is neither avoided nor over a NIC that is down."""
         record = self._records.get(path)
         return path.local_nic not in self._down if record is None else record.usable
 
     def due_probes(self, now: float) -> list[Path]:
-        """Avoided paths that should be probed: the pause is over, the NIC is up and no probe is under way."""
+        """Returns the avoided paths to probe: the pause is over, the NIC is up and no probe is under way."""
         return [
             record.path
             for record in self._records.values()
@@ -252,7 +247,7 @@ class PathBoard:
         ]
 
     def probe_started(self, path: Path, now: float) -> None:
-        """To be followed by ``probe_failed`` or ``recovered``. Raises ``ValueError`` if one is under way."""
+        """Notes a probe, to be followed by ``probe_failed`` or ``recovered``. Raises ValueError if one is under way."""
         record = self._record(path)
         if record.probing:
             raise ValueError(f"{path} is being probed")
@@ -260,28 +255,29 @@ class PathBoard:
         record.probe_began = now
 
     def probe_failed(self, path: Path, now: float) -> None:
-        """A longer pause, unless a chain has succeeded meanwhile."""
+        """Makes the pause longer, unless a chain has succeeded meanwhile."""
         record = self._record(path)
         record.probing = False
         if record.avoided:
             self._fail(record, record.probe_began, now)
 
     def recovered(self, path: Path) -> None:
-        """A probe succeeded: the path is usable. The next pause still grows until a chain completes, for there are
-        paths that answer small messages only."""
+        """Makes a path usable because a probe succeeded.
+
+        The next pause still grows until a chain completes, because some paths answer small messages only."""
         record = self._record(path)
         record.probing = False
         record.set_state(avoided=False, down=record.down)
 
     def nic_down(self, name: str) -> None:
-        """The link monitor saw it: no path over this local NIC is usable."""
+        """Makes the paths over this local NIC unusable, because the link monitor saw it go down."""
         self._down.add(name)
         for record in self._records.values():
             if record.path.local_nic == name:
                 record.set_state(avoided=record.avoided, down=True)
 
     def nic_up(self, name: str, now: float) -> None:
-        """The NIC is back: its paths are due for a probe at once. Nothing happens if it was not down."""
+        """Makes the paths of a NIC that is back due for a probe at once. Does nothing if the NIC was not down."""
         if name not in self._down:
             return
         self._down.remove(name)
@@ -311,7 +307,7 @@ class PathBoard:
         return record
 
     def _forget_one(self) -> None:
-        """The path not chosen for longest that carries nothing; what is avoided only when there is no other."""
+        """Forgets the path not chosen for longest that carries nothing; an avoided one only if there is no other."""
         quiet = [one for one in self._records.values() if not one.chains and not one.probing]
         if quiet:
             del self._records[min(quiet, key=lambda one: (one.avoided, one.turn)).path]

@@ -12,19 +12,19 @@ from pinyon.transfer.types.path import Path
 
 _log = logging.getLogger(__name__)
 _IDLE_S = 5.0
-"""A thread without work ends after this time."""
+"""Time after which a thread without work ends."""
 
 
 class Lane:
-    """All methods want the peer's lock held."""
+    """The threads of a path and the chains that they run. All methods want the peer's lock held."""
 
     def __init__(self, path: Path, room: int, lock: threading.Lock, run: Callable[[Chain, Path], None]) -> None:
-        """``run``: called in a thread of the lane for each chain, without the lock."""
+        """Creates a lane whose threads call ``run`` for each chain, without the lock."""
         self.path = path
         self.room = room
-        """How many more chains the path takes now."""
+        """Number of further chains that the path takes now."""
         self.chains: deque[Chain] = deque()
-        """No thread has taken them yet."""
+        """Chains that no thread has taken yet."""
         self.threads: set[threading.Thread] = set()
         self._idle = 0
         self._lock = lock
@@ -33,7 +33,7 @@ class Lane:
         self._closed = False
 
     def give(self, chain: Chain) -> bool:
-        """To a thread. False: there is none and none can be had."""
+        """Gives a chain to a thread; returns False if there is none and none can be had."""
         self.chains.append(chain)
         if self._idle >= len(self.chains):
             self._wake.notify()
@@ -52,7 +52,7 @@ class Lane:
         return True
 
     def close(self) -> None:
-        """The threads end when they have run what was given to them."""
+        """Makes the threads end when they have run what was given to them."""
         self._closed = True
         self._wake.notify_all()
 

@@ -1,6 +1,6 @@
-"""One peer: which path each of its chains takes, what runs on it, what waits; and another way for what failed.
+"""One peer: the path of each of its chains, the queue of waiting chains, and other paths for chains that failed.
 
-A chain is given to a path only when the path has room for it. The rest waits in one queue, which so feeds whichever
+A chain is given to a path only when the path has room for it; the rest waits in one queue. So the queue feeds whichever
 path is fast: slices spread over NICs by measured speed, and a slow or dying NIC holds few of them (Mooncake §3.2.3).
 """
 
@@ -31,19 +31,22 @@ _DEFECT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 _NO_THREAD = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 _NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
 _SILENT_S = 0.25
-"""A deadline that passes sooner after a chain's start says nothing of its path."""
+"""Time since a chain's start within which a passed deadline says nothing about its path."""
 _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
 _MAX_LOCATION_PAIRS = 256
 
 
 class Retired(Exception):
-    """Closed for want of use just before a chain came: it needs a new one."""
+    """The peer was closed for want of use just before a chain came. The chain needs a new peer."""
 
 
 class Peer:
-    """Thread-safe. Private methods want the lock held, down to :meth:`_recall`; one that returns *hopeless* chains
-    leaves it to the caller to :meth:`_end` those, without the lock."""
+    """One peer's chains and paths. Thread-safe.
+
+    Private methods down to :meth:`_recall` want the lock held. One that returns *hopeless* chains leaves it to the
+    caller to :meth:`_end` them without the lock.
+    """
 
     def __init__(
         self,
@@ -60,18 +63,19 @@ class Peer:
         self._staging = context.memory.staging.outbound
         self._clock = context.clock
         self.lock = threading.Lock()
-        """Of all that follows."""
+        """The lock of all that follows."""
         self.paths = PeerPaths(reach, remote)
         self.board = PathBoard(PathLimits(), rng)
         self.running: dict[Chain, Path] = {}
-        """Given to a path, whether a thread has taken them or not."""
+        """Chains given to a path, whether a thread has taken them or not."""
         self.lanes: dict[Path, Lane] = {}
         self._last_failure = _NO_PATH
         self._waiting: dict[tuple[str, str, bool], deque[Chain]] = {}
-        """By memory locations and whether NIXL was the better road, none empty: what waits for a busy NIC, or for the
-        one connection of NIXL, does not hold up what wants another one."""
+        """Waiting chains by memory locations and whether NIXL was the better way; no queue is empty.
+
+        Chains that wait for a busy NIC, or for NIXL's one connection, do not hold up chains that want another one."""
         self._short: dict[tuple[str, str, bool], ShortWay] = {}
-        """By memory locations, and whether it is for what goes by NIXL; while nothing is wrong with it."""
+        """Short ways by memory locations and whether they are for NIXL, while nothing is wrong with them."""
         self._failed_at: dict[Path, float] = {}
         self._closed = False
         self.last_used = self._clock()
@@ -81,8 +85,9 @@ class Peer:
     def short_way(
         self, remote: SegmentDescriptor, local_location: str, remote_location: str, opcode: Opcode, nbytes: int
     ) -> ShortWay | None:
-        """None: there is none now, or ``remote`` has news of which paths there are. Needs no lock: who uses it looks at
-        ``open`` when others can see that he does."""
+        """Returns the short way, or None if there is none now or ``remote`` has news about the paths.
+
+        Needs no lock: the user checks ``open`` once others can see that it uses the way."""
         paths = self.paths
         if paths.beyond or (remote is not paths.remote and paths.is_news(remote)):
             return None
@@ -94,8 +99,9 @@ class Peer:
         return self._short.get((local_location, remote_location, by_nixl))
 
     def adopt(self, chain: Chain, way: ShortWay, outcome: Outcome, started: float) -> bool:
-        """A chain for a request that ended so on the short way: goes on as if it had run there. False: this peer is
-        closed, nothing was done."""
+        """Adopts a chain for a request that ended so on the short way, as if the chain had run there.
+
+        Returns False if this peer is closed and nothing was done."""
         with self.lock:
             if self._closed:
                 return False
@@ -105,7 +111,7 @@ class Peer:
         return True
 
     def _learn_short(self, chain: Chain, path: Path) -> None:
-        """Lock held. A chain has completed there."""
+        """Makes the path on which a chain has completed a short way, if it can be one. Lock held."""
         where = (chain.local_location, chain.remote_location, path.transport == "nixl")
         if where in self._short or not self.board.usable(path) or self.tiers(chain)[:1] != ((path,),):
             return
@@ -116,42 +122,42 @@ class Peer:
             self._short[where] = ShortWay((self.paths.remote.peer, path), transport)
 
     def _shut_short_ways(self) -> None:
-        """Lock held. They may be wrong now."""
+        """Shuts the short ways, because they may be wrong now. Lock held."""
         for way in self._short.values():
             way.open = False
         self._short.clear()
 
-    # --- which way ---
+    # --- choosing a path ---
 
     def learn(self, remote: SegmentDescriptor) -> None:
-        """Use what ``remote`` says about the peer's addresses, if it says anything else than what we had."""
+        """Learns what ``remote`` says about the peer's addresses, if that is new."""
         if remote is not self.paths.remote and self.paths.is_news(remote):
             with self.lock:
                 self.paths.learn(remote)
                 self._shut_short_ways()
 
     def tiers(self, chain: Chain) -> Tiers:
-        """Lock held. The paths that the chain may take, best first."""
+        """Returns the paths that the chain may take, best first. Lock held."""
         regions = (part.remote_region for part in chain.slices)
         where = chain.local_location, chain.remote_location
         by_nixl = self.paths.has_nixl and self._by_nixl(*where, chain.opcode, chain.nbytes)
         return self.paths.tiers(*where, regions, by_nixl=by_nixl)
 
     def _by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
-        """Lock held. Is it the better road, and not avoided?"""
+        """Returns whether NIXL is the better way, and not avoided. Lock held."""
         return self.paths.by_nixl(local_location, remote_location, opcode, nbytes) and self.board.usable(NIXL)
 
     def carries(self, tiers: Tiers) -> bool:
-        """Lock held. Does anything run on one of these paths?"""
+        """Returns whether anything runs on one of these paths. Lock held."""
         carrying = set(self.running.values())
         return any(path in carrying for tier in tiers for path in tier)
 
     def waiting(self) -> list[Chain]:
-        """Lock held."""
+        """Returns the waiting chains. Lock held."""
         return [chain for queue in self._waiting.values() for chain in queue]
 
     def _choose(self, chain: Chain, tiers: Tiers) -> Path | None:
-        """A usable path, of a transport that was not full for this chain if there is one."""
+        """Returns a usable path, of a transport that was not full for this chain if there is one, or None."""
         if chain.full:
             others = tuple(tier for tier in tiers if tier[0].transport not in chain.full)
             path = self.board.choose(others, chain.nbytes)
@@ -160,9 +166,10 @@ class Peer:
         return self.board.choose(tiers, chain.nbytes)
 
     def _last_resort(self, chain: Chain, tiers: Tiers, now: float) -> Path | None:
-        """All paths are avoided, but one may be back before its pause has ended: those that this chain did not try and
-        that did not fail just now. And a connection that broke is made anew once, on the path that it broke on. A chain
-        fails only when nothing is left to try."""
+        """Returns a path to try though all are avoided: one may be back before its pause has ended.
+
+        It is a path that this chain did not try and that did not fail just now. A connection that broke is made anew
+        once, on the path that it broke on. None means that nothing is left to try, and the chain fails."""
         for tier in tiers:
             for path in tier:
                 if path not in chain.tried and now - self._failed_at.get(path, 0.0) >= _JUST_NOW_S:
@@ -174,8 +181,9 @@ class Peer:
     # --- giving chains to paths ---
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
-        """Give a fresh chain to a path, or let it wait. ``inline``: if a path has room now, the caller must :meth:`run`
-        the chain there (returned). Raises Retired: nothing was done with the chain."""
+        """Gives a fresh chain to a path, or lets it wait. Raises Retired if the peer is closed and nothing was done.
+
+        With ``inline`` and a path that has room now, returns that path: the caller must :meth:`run` the chain there."""
         now = self._clock()
         with self.lock:
             if self._closed:
@@ -188,7 +196,7 @@ class Peer:
         return given
 
     def _give(self, chain: Chain, now: float, *, inline: bool) -> Path | Outcome | None:
-        """Lock held. An outcome: there is no way."""
+        """Gives a fresh chain to a path as ``submit`` does; returns an outcome if there is no way. Lock held."""
         tiers = self.tiers(chain)
         # A fresh chain tries an avoided path too when there is no other: the peer may be back.
         path = self.board.choose_any(tiers, chain.nbytes, now)
@@ -204,7 +212,7 @@ class Peer:
         return None if self._hand_over(chain, path, lane, tiers) else _NO_THREAD
 
     def _pump(self, now: float) -> list[Chain]:
-        """Lock held. Give waiting chains to paths with room. Returns the hopeless: no path is left for them."""
+        """Gives waiting chains to paths with room; returns the hopeless, for which no path is left. Lock held."""
         hopeless: list[Chain] = []
         turns = deque(self._waiting)
         while turns:
@@ -219,7 +227,7 @@ class Peer:
             tiers = self.tiers(chain)
             path = self._choose(chain, tiers) or self._last_resort(chain, tiers, now)
             if path is None:
-                if self.carries(tiers):  # what runs may bring an avoided path back, or fail too
+                if self.carries(tiers):  # running chains may bring an avoided path back, or fail too
                     continue
                 hopeless.append(queue.popleft())
             else:
@@ -230,7 +238,7 @@ class Peer:
                 if not self._hand_over(chain, path, lane, tiers):
                     chain.failure = _NO_THREAD
                     hopeless.append(chain)
-                self._waiting[where] = self._waiting.pop(where)  # next time others are first
+                self._waiting[where] = self._waiting.pop(where)  # next time another queue is first
             turns.append(where)
         return hopeless
 
@@ -253,10 +261,10 @@ class Peer:
 
     def _assign(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> None:
         lane.room -= 1
-        # What has come back to a full transport waits there: nothing else was usable.
+        # A chain that came back to a full transport waits there: nothing else was usable.
         full = {path.transport, *chain.full}
         chain.elsewhere = path.transport not in chain.full and any(tier[0].transport not in full for tier in tiers)
-        chain.remote = self.paths.remote  # whose NICs the path names
+        chain.remote = self.paths.remote  # the descriptor that has the path's NICs
         self.running[chain] = path
         self.board.started(path, chain.nbytes)
 
@@ -265,12 +273,12 @@ class Peer:
         del self.running[chain]
 
     def _withdraw(self, chain: Chain, path: Path) -> None:
-        """It does not run there any more, and that says nothing of the path."""
+        """Takes the chain from the path, with no verdict on the path."""
         self._unassign(chain, path)
         self.board.aborted(path, chain.nbytes)
 
     def _hand_over(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> bool:
-        """To the lane's threads. False: there is none and none can be had."""
+        """Hands the chain to the lane's threads; returns False if there is none and none can be had."""
         self._assign(chain, path, lane, tiers)
         if lane.give(chain):
             return True
@@ -278,18 +286,17 @@ class Peer:
         return False
 
     def _recall(self, path: Path) -> None:
-        """What the path's threads have not taken yet can go another way."""
+        """Puts chains that the path's threads have not taken back into the queue, so that they can go another way."""
         lane = self.lanes.get(path)
         while lane is not None and lane.chains:
             chain = lane.chains.pop()
             self._withdraw(chain, path)
             self._wait(chain, first=True)
 
-    # --- running them, and what became of them ---
+    # --- running chains, and their outcomes ---
 
     def run(self, chain: Chain, path: Path) -> None:
-        """Run a chain that was given to this path, in the calling thread. After it the chain is done or on its way over
-        another path."""
+        """Runs a chain given to this path, in this thread; then it is done or on its way over another path."""
         started = self._clock()
         outcome = _DEFECT
         try:
@@ -312,7 +319,7 @@ class Peer:
             self._path_failed(chain, path, outcome, started, now, final=True)
             return
         if not completed and outcome.reason.is_path_failure and not chain.stopped:
-            # A peer on this host that does not answer is frozen itself: no other path would help.
+            # A peer on this host that does not answer is itself frozen: no other path would help.
             self._path_failed(
                 chain, path, outcome, started, now, final=path.transport == "shm" and outcome.reason is Reason.STALLED
             )
@@ -338,16 +345,18 @@ class Peer:
         self._end(hopeless)
 
     def _no_progress(self, chain: Chain, outcome: Outcome, elapsed_s: float) -> bool:
-        """The deadline was sooner than the stall limit, but late enough for a path that works: else a caller with short
-        deadlines would lose a share of its requests to a dead path for ever."""
+        """Returns whether the deadline passed before the stall limit, but late enough for a path that works.
+
+        Else a caller with short deadlines would lose a share of its requests to a dead path for ever."""
         if outcome is NO_ROOM:
             return False
         late = outcome.reason is Reason.DEADLINE or chain.expired
         return late and elapsed_s > _SILENT_S and chain.nbytes < elapsed_s * self._limits.min_rate_bytes_s
 
     def _reroute(self, chain: Chain, path: Path, refusals: bytes | None, now: float) -> None:
-        """This transport cannot reach the memory: another one must. What was moved is moved again. Without
-        ``refusals`` it had no endpoint for the chain in good time: another one may."""
+        """Moves a chain to another transport; what was moved is moved again.
+
+        With ``refusals`` this transport cannot reach the memory; without, it had no endpoint in good time."""
         with self.lock:
             self._withdraw(chain, path)
             if refusals is None:
@@ -368,7 +377,7 @@ class Peer:
     def _path_failed(
         self, chain: Chain, path: Path, outcome: Outcome, started: float, now: float, *, final: bool
     ) -> None:
-        """It is avoided from now on."""
+        """Marks the path as avoided from now on, and retries the chain unless ``final``."""
         try:
             self._transports[path.transport].forget(chain.remote, path)
         except Exception:
@@ -395,14 +404,14 @@ class Peer:
         self._end(hopeless)
 
     def _end(self, hopeless: list[Chain]) -> None:
-        """Chains that no path is left for end as the last attempt did, their own or another's."""
+        """Ends chains that no path is left for as the last attempt did, their own or another chain's."""
         for chain in hopeless:
             chain.finish(chain.failure or self._last_failure)
 
     # --- health ---
 
     def nic_down(self, name: str) -> None:
-        """The link monitor says so: what runs over this NIC goes another way at once."""
+        """Moves chains that run over this NIC to other paths at once, because the link monitor saw it go down."""
         with self.lock:
             self._shut_short_ways()
             self.board.nic_down(name)
@@ -411,12 +420,12 @@ class Peer:
                     self._recall(path)
             for chain, path in self.running.items():
                 if path.local_nic == name:
-                    chain.interrupt()  # under the lock: not when it has gone over to a sound path meanwhile
+                    chain.interrupt()  # under the lock, so not after the chain has moved to a sound path
             hopeless = self._pump(self._clock())
         self._end(hopeless)
 
     def nic_up(self, name: str) -> None:
-        """What failed over this NIC may be tried again, after a probe or as a last resort."""
+        """Lets paths that failed over this NIC be tried again, after a probe or as a last resort."""
         with self.lock:
             self.board.nic_up(name, self._clock())
             for path in [path for path in self._failed_at if path.local_nic == name]:
@@ -425,7 +434,7 @@ class Peer:
                 chain.tried = frozenset(path for path in chain.tried if path.local_nic != name)
 
     def due_probes(self, now: float, most: int) -> list[Path]:
-        """Avoided paths to be probed now, at most so many; each must then be given to :meth:`probe`."""
+        """Returns at most ``most`` avoided paths to probe now; each must then be given to :meth:`probe`."""
         with self.lock:
             due = self.board.due_probes(now)[:most]
             for path in due:
@@ -433,7 +442,7 @@ class Peer:
             return due
 
     def probe(self, path: Path, deadline: float) -> None:
-        """Try an avoided path with a connection of its own, so that no chain has to."""
+        """Tries an avoided path with a connection of its own, so that no chain has to."""
         alive = False
         try:
             alive = self._transports[path.transport].probe(self.paths.remote, path, deadline)
@@ -449,7 +458,7 @@ class Peer:
         self._end(hopeless)
 
     def expire(self, now: float) -> None:
-        """End chains that wait beyond their deadline."""
+        """Ends chains that wait beyond their deadline."""
         with self.lock:
             late = [chain for chain in self.waiting() if now > chain.deadline]
         for chain in late:
@@ -462,7 +471,7 @@ class Peer:
     # --- the end ---
 
     def retire(self, unused_since: float) -> bool:
-        """Close, if nothing runs or waits and no chain came after that time. From then on ``submit`` raises."""
+        """Closes the peer if nothing runs or waits and no chain came since; then ``submit`` raises Retired."""
         with self.lock:
             if self.running or self._waiting or self.last_used > unused_since:
                 return False
@@ -470,7 +479,7 @@ class Peer:
             return True
 
     def close(self) -> list[threading.Thread]:
-        """Take nothing more, stop what waits and what runs; returns the threads to join."""
+        """Closes the peer and stops what waits and what runs; returns the threads to join."""
         with self.lock:
             for path in self.lanes:
                 self._recall(path)
@@ -482,7 +491,7 @@ class Peer:
         return threads
 
     def _close(self) -> list[threading.Thread]:
-        """Lock held."""
+        """Closes the lanes; returns their threads. Lock held."""
         self._closed = True
         self._shut_short_ways()
         for lane in self.lanes.values():

@@ -1,4 +1,4 @@
-"""Gives each chain to its peer, and looks after all peers: probes, link events, idle ones."""
+"""All peers of an engine: who gets which chain, and their upkeep by probes, link events and the end of idle ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TEND_S = 0.1
 _MAINTAIN_S = 1.0
 _CLOSE_S = 10.0
 _MAX_PROBES = 8
-"""Probes at a time, a thread each."""
+"""Probes at a time, one thread each."""
 
 
 class Peers:
-    """Owns the peers, the transports and the thread that tends them."""
+    """The owner of the peers, the transports and the thread that tends them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Peers:
         tend: Callable[[float], object],
         rng: random.Random,
     ) -> None:
-        """``tend`` is called with the time about once a second."""
+        """Calls ``tend`` with the time about once a second, from ``start`` on."""
         self._context = context
         self._reach = reach
         self.transports = transports
@@ -49,8 +49,9 @@ class Peers:
         self._lock = threading.Lock()
         self._peers: dict[PeerId, Peer] = {}
         self.moving: dict[Endpoint, Path] = {}
-        """Endpoints in use by callers who move a small request themselves (``SmallTransfers``). Put and taken out
-        without a lock: who is in here and then finds his way open is seen by whoever shuts it and then looks here."""
+        """Endpoints in use by callers that move a small request themselves (``SmallTransfers``), kept without a lock.
+
+        A caller enters its endpoint and then checks that its way is open; code that shuts the way then looks here."""
         self._closed = False
         self._closing = threading.Event()
         self._probes: set[threading.Thread] = set()
@@ -69,11 +70,11 @@ class Peers:
     # --- chains ---
 
     def submit(self, chain: Chain) -> None:
-        """Start a chain; it is finished later, from another thread. Does not block."""
+        """Starts a chain without blocking; another thread finishes it later."""
         self._give(chain, inline=False)
 
     def run(self, chain: Chain) -> None:
-        """Start a chain, in the calling thread if a path has room now; it need not be finished on return."""
+        """Starts a chain, in the calling thread if a path has room now; it need not be finished on return."""
         self._give(chain, inline=True)
 
     def _give(self, chain: Chain, *, inline: bool) -> None:
@@ -94,11 +95,11 @@ class Peers:
             return
 
     def find(self, name: PeerId) -> Peer | None:
-        """What is known of this peer, if anything is."""
+        """Returns the peer of this name, or None if it is not known."""
         return self._peers.get(name)
 
     def peer(self, remote: SegmentDescriptor) -> Peer | None:
-        """What is known of this peer, from now on; None when closed."""
+        """Returns the peer of this descriptor, which is known from now on; None if closed."""
         with self._lock:
             if self._closed:
                 return None
@@ -112,8 +113,7 @@ class Peers:
         return peer
 
     def _forget_one(self) -> None:
-        """Lock held. The peer used longest ago, but none that chains are on their way to; their number has its own
-        bound."""
+        """Forgets the peer used longest ago, but none with chains on the way: those have their own bound. Lock held."""
         for name, peer in sorted(self._peers.items(), key=lambda one: one[1].last_used):
             if peer.retire(inf):
                 del self._peers[name]
@@ -126,14 +126,14 @@ class Peers:
 
     @property
     def endpoints(self) -> int:
-        """Connections and queue pairs open towards peers."""
+        """Number of connections and queue pairs open towards peers."""
         return sum(transport.endpoints for transport in self.transports.values())
 
     def path_states(self) -> list[tuple[PeerId, PathState]]:
-        """What is known of every path to every peer."""
+        """Returns the state of every path to every peer."""
         return [(name, state) for name, peer in self.known() for state in peer.snapshot()]
 
-    # --- looking after them ---
+    # --- upkeep ---
 
     def known(self) -> list[tuple[PeerId, Peer]]:
         with self._lock:
@@ -152,7 +152,7 @@ class Peers:
             self._interrupt(lambda path: path.local_nic == name)
 
     def _interrupt(self, concerned: Callable[[Path], bool]) -> None:
-        """Stop the callers who move a small request over one of these paths, whose short ways are shut."""
+        """Stops callers that move a small request over one of these paths, whose short ways are shut."""
         for endpoint, path in list(self.moving.items()):
             if concerned(path):
                 endpoint.abort()
@@ -173,14 +173,14 @@ class Peers:
                 _log.exception("maintenance of the transfer paths failed")
 
     def drop_idle(self, now: float) -> None:
-        """End what waits beyond its deadline, forget peers that are not used any more."""
+        """Ends chains that wait beyond their deadline, and forgets peers that are not used any more."""
         for name, peer in self.known():
             peer.expire(now)
             if peer.retire(now - self._limits.idle_s):
                 self._forget(name, peer)
 
     def start_probes(self, now: float) -> None:
-        """Probe what is due, as far as there are threads for it."""
+        """Starts the probes that are due, as far as there are threads for them."""
         for _, peer in self.known():
             for path in peer.due_probes(now, _MAX_PROBES - len(self._probes)):
                 thread = threading.Thread(
@@ -200,7 +200,7 @@ class Peers:
             self._probes.discard(threading.current_thread())
 
     def close(self) -> None:
-        """Stop all chains, free everything."""
+        """Stops all chains and frees everything."""
         with self._lock:
             self._closed = True
             peers = list(self._peers.values())
@@ -212,7 +212,7 @@ class Peers:
         for transport in self.transports.values():
             transport.close()
         deadline = self._clock() + _CLOSE_S
-        self._join(self._threads, deadline)  # first: it starts the probes
+        self._join(self._threads, deadline)  # first, because this thread starts the probes
         self._join([*threads, *self._probes], deadline)
 
     def _join(self, threads: Iterable[threading.Thread], deadline: float) -> None:

@@ -15,46 +15,46 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
 
 MAX_TIER_PATHS = 64
-"""Of more pairs of NICs the first are kept; every NIC is in one of them as long as no end has more NICs than this."""
+"""The first pairs of NICs that a tier keeps. Every NIC is in one of them as long as no end has more NICs than this."""
 
 
 class End(NamedTuple):
-    """What one side of a transfer says about itself."""
+    """One side of a transfer, as it describes itself."""
 
     nics: tuple[Nic, ...]
     topology: Topology | None = None
-    """``None``: all NICs are equally near."""
+    """The side's topology; ``None`` if all NICs are equally near."""
     location: str = "cpu:0"
-    """Of the memory."""
+    """The location of the memory."""
 
 
 _MAX_LOCATION_PAIRS = 256
 _MAX_REGIONS = 4096
-"""Of a peer, about which is remembered what does not reach them."""
-# NIXL only READs here (docs/transfer.md says why). Beside ``shm`` it makes the same system call, by way of a library
-# that makes a request object per transfer and cannot check a seal in that call, so it is behind at every size; beside
-# ``rdma`` nobody has measured it, and that one takes keys back at the NIC; beside ``tcp`` it is ahead as long as what
-# it saves, the peer's part in a READ, is more than its copy out of the buffer that the bytes arrive in
+"""Regions of a peer for which the transports that do not reach them are remembered."""
+# NIXL only READs here (docs/transfer.md says why). Beside ``shm`` it is slower at every size: it makes the same system
+# call, by way of a library that makes a request object per transfer and cannot check a seal in that call. Beside
+# ``rdma`` nobody has measured it, and rdma takes keys back at the NIC. Beside ``tcp`` it is faster as long as it saves
+# more (the peer's part in a READ) than its copy out of the arrival buffer costs
 # (docs/benchmarks.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
 MOST_READ_BYTES = MappingProxyType({"local": 0, "shm": 0, "rdma": 0, "tcp": 1 << 20})
-"""By the transport that would serve else: the largest chain that is read by NIXL instead."""
+"""Bytes of the largest chain that is read by NIXL instead, by the transport that would serve else."""
 ANY_BYTES = 1 << 62
 NIXL = Path("nixl", "", "")
-"""The one path by it to a peer: its UCX chooses among NICs itself."""
+"""NIXL's path to a peer, of which there is one: its UCX chooses among NICs itself."""
 _NO_NIC = Nic("", "tcp", "", 0)
-"""A host that published no NIC still has a tcp address, and its kernel chooses the interface."""
+"""The NIC of a host that published none: it still has a tcp address, and its kernel chooses the interface."""
 
 
 def candidate_paths(
     local: End, remote: End, transports: Sequence[str], *, same_process: bool = False, shm: bool = False
 ) -> Tiers:
-    """The paths between two memory locations by the given transports, in that order.
+    """Returns the paths between two memory locations by the given transports, in that order.
 
-    ``local`` needs ``same_process``, ``shm`` what is named like it; each is a tier of one path. A transport with NICs
-    has up to two tiers: preferred NICs at both ends, then the pairs with a secondary NIC at one end or both. Where any
-    two NICs are on one network, pairs on different ones are left out ("rails"); where none are, a router is assumed.
-    Inside a tier the i-th NIC here is paired with the i-th there first, and successive paths change the NIC here.
-    Where no NICs fit together, tcp still has its one path without NICs.
+    The transport ``local`` needs ``same_process``, and ``shm`` what is named like it; each is a tier of one path. A
+    transport with NICs has up to two tiers: preferred NICs at both ends, then the pairs with a secondary NIC at one end
+    or both. Where any two NICs are on one network, pairs on different ones are left out ("rails"); where none are, a
+    router is assumed. Inside a tier the i-th NIC here is paired with the i-th there first, and successive paths change
+    the NIC here. Where no NICs fit together, tcp still has its one path without NICs.
     """
     tiers: list[tuple[Path, ...]] = []
     for transport in transports:
@@ -90,7 +90,7 @@ def _nic_tiers(local: End, remote: End, transport: str) -> list[tuple[Path, ...]
 
 
 def _by_preference(end: End, transport: str) -> tuple[list[Nic], int]:
-    """NICs of the transport, preferred ones first, and how many those are.
+    """Returns the NICs of the transport, preferred ones first, and the number of preferred ones.
 
     A NIC in neither list is not used, unless the topology says nothing at all about NICs of this transport.
     """
@@ -111,13 +111,13 @@ def _by_preference(end: End, transport: str) -> tuple[list[Nic], int]:
 
 
 def _same_family(one: Nic, other: Nic) -> bool:
-    """IPv4 does not reach IPv6; an unknown address may."""
+    """Returns whether one address may reach the other: IPv4 does not reach IPv6, an unknown address may."""
     return not one.address or not other.address or (":" in one.address) == (":" in other.address)
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What this side can do, and so which paths there are from it."""
+    """The abilities of this side, which determine the paths from it."""
 
     order: tuple[str, ...]
     """Transports that may be used to reach peers, best first."""
@@ -127,12 +127,12 @@ class Reach:
     host_id: str
     limits: TransferLimits
     cores: int
-    """That this process may run on."""
+    """Number of cores that this process may run on."""
     nixl: str = "off"
-    """Which READs are to go by it: one of ``NIXL_MODES``."""
+    """The READs that go by NIXL: one of ``NIXL_MODES``."""
 
     def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
-        """The paths between these memories, best first."""
+        """Returns the paths between these memory locations, best first."""
         own = remote.boot_id == self.boot_id
         return candidate_paths(
             End(self.nics, self.topology, local_location),
@@ -143,7 +143,7 @@ class Reach:
         )
 
     def most_read_bytes(self, remote: SegmentDescriptor, remote_location: str, others: Tiers) -> int:
-        """Bytes of the largest READ that goes by NIXL, where else it would go by ``others``; 0: none does."""
+        """Returns the bytes of the largest READ that goes by NIXL instead of by ``others``; 0 if none does."""
         in_host_memory = not remote_location or remote_location.startswith("cpu:")
         if self.nixl == "off" or not remote.nixl or remote.boot_id == self.boot_id or not in_host_memory:
             return 0
@@ -152,7 +152,7 @@ class Reach:
         return MOST_READ_BYTES.get(others[0][0].transport, 0)
 
     def streams(self, remote: SegmentDescriptor) -> int:
-        """How many NICs chains to this peer are spread over."""
+        """Returns the number of NICs that chains to this peer are spread over."""
         if remote.boot_id == self.boot_id or ("shm" in self.order and self._same_host(remote)):
             return 1
         for transport in self.order:
@@ -163,18 +163,16 @@ class Reach:
         return 1
 
     def room(self, path: Path, alike: int, remote: SegmentDescriptor) -> int:
-        """How many chains may run at a time on a path that has ``alike`` paths (itself included) in its tier.
+        """Returns how many chains may run at a time on a path that has ``alike`` paths (itself included) in its tier.
 
-        With a peer on this host each connection wants two of its cores, so more of them than half the cores only take
-        turns.
-        """
+        With a peer on this host each connection wants two of its cores: more than half as many only take turns."""
         if path.transport == "tcp":
             most = self.limits.connections_per_peer
             if remote.host_id == self.host_id:
                 most = min(most, max(2, self.cores // 2))
             return max(min(2, most), most // alike)
         if path.transport == "nixl":
-            return 1  # connection to a peer
+            return 1  # NIXL has one connection to a peer
         return self.limits.queue_pairs_per_path if path.transport == "rdma" else 2
 
     def _same_host(self, remote: SegmentDescriptor) -> bool:
@@ -182,21 +180,23 @@ class Reach:
 
 
 class PeerPaths:
-    """The paths to one peer, as far as it has told about itself. The caller serialises the calls; ``is_news`` and
-    ``known_by_nixl`` need not be."""
+    """The paths to one peer, as far as it has told about itself.
+
+    The caller serialises the calls, except calls of ``is_news`` and ``known_by_nixl``.
+    """
 
     def __init__(self, reach: Reach, remote: SegmentDescriptor) -> None:
         self.remote = remote
         self.beyond: dict[bytes, frozenset[str]] = {}
-        """Regions of the peer, and the transports that it says cannot reach them."""
+        """Transports that, as the peer says, cannot reach a region of it, by the region's key."""
         self._reach = reach
         self.has_nixl = reach.nixl != "off"
-        """Some of them, perhaps."""
+        """True if some of the paths may be by NIXL."""
         self._known: dict[tuple[str, str], tuple[Tiers, int]] = {}
-        """By memory locations: the paths but for NIXL, and bytes of the largest READ by that."""
+        """The paths but for NIXL, and the bytes of the largest READ by NIXL, by memory locations."""
 
     def is_news(self, remote: SegmentDescriptor) -> bool:
-        """Does it say anything else about the peer's addresses than what we have?"""
+        """Returns whether ``remote`` says anything about the peer's addresses that is new."""
         mine = self.remote
         if not remote.nics and not remote.shm:
             return False
@@ -208,24 +208,24 @@ class PeerPaths:
         self._known.clear()
 
     def exclude(self, region: bytes, transport: str) -> None:
-        """This transport does not reach the region."""
+        """Notes that this transport does not reach the region."""
         if len(self.beyond) >= _MAX_REGIONS:
             self.beyond.clear()
         self.beyond[region] = self.beyond.get(region, frozenset()) | {transport}
 
     def by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
-        """Is NIXL the better road for this, between these memory locations?"""
+        """Returns whether NIXL is the better way for this transfer between these memory locations."""
         return opcode is Opcode.READ and nbytes <= self._between(local_location, remote_location)[1]
 
     def known_by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
-        """:meth:`by_nixl`, as far as is known; any number of threads may ask at once."""
+        """Answers like :meth:`by_nixl`, as far as is known; any number of threads may ask at once."""
         known = self._known.get((local_location, remote_location))
         return known is not None and opcode is Opcode.READ and nbytes <= known[1]
 
     def tiers(
         self, local_location: str, remote_location: str, regions: Iterable[bytes] = (), *, by_nixl: bool = False
     ) -> Tiers:
-        """The paths that reach all of these regions; NIXL's first, or without it."""
+        """Returns the paths that reach all of these regions; with ``by_nixl`` NIXL's comes first."""
         tiers, _ = self._between(local_location, remote_location)
         if by_nixl:
             tiers = ((NIXL,), *tiers)

@@ -1,4 +1,4 @@
-"""The way of small requests that have no choice: one path, over an endpoint that lies ready."""
+"""The short way of small requests that have no choice: one path, over an endpoint that lies ready."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pinyon.transfer.links.endpoints import Endpoints
 
 
 class ShortWay:
-    """The only path of the best tier between two memory locations, of a transport whose endpoints move a request
-    themselves. Its rate decides nothing, and is not measured."""
+    """A path that is alone in the best tier between two memory locations, and whose endpoints move requests themselves.
+
+    Its rate decides nothing, and is not measured.
+    """
 
     __slots__ = ("endpoints", "key", "open", "path")
 
@@ -19,4 +21,4 @@ class ShortWay:
         self.path = key[1]
         self.endpoints = endpoints
         self.open = True
-        """Nothing is known to be wrong with it. Once it is shut it stays so."""
+        """True while nothing is known to be wrong with it. Once it is shut it stays so."""

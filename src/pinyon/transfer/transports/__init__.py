@@ -1,1 +1,1 @@
-"""The edges that move bytes. Each transport runs chains (:mod:`.base`) and is driven by ``TransferEngine`` only."""
+"""The transports: edges that move bytes. Each runs chains (:mod:`.base`) and is driven by ``TransferEngine`` only."""

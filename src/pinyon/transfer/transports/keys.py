@@ -1,4 +1,4 @@
-"""What a peer's keys open, where the initiator reaches its memory by himself: he asks once per key, its owner tells."""
+"""Keys for memory that the initiator reaches by itself: it asks the owner once per key what that key opens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pinyon.transfer.types.spans import Spans
 
 
 class Opened(Protocol):
-    """What a key opens, as a transport's peers tell each other."""
+    """An answer to what a key opens, as a transport's peers exchange it."""
 
     @property
     def code(self) -> int:
-        """0, or the ``Reason`` number why it opens nothing."""
+        """Zero, or the ``Reason`` number why the key opens nothing."""
         ...
 
     @property
     def spans(self) -> Spans:
-        """Empty: it opens nothing."""
+        """The ranges that the key opens; empty if it opens nothing."""
         ...
 
 
@@ -30,12 +30,14 @@ P = TypeVar("P", bound=Opened)
 
 
 class KnownKeys(Generic[P]):
-    """The initiator's side, for one endpoint. What opens nothing is not remembered: a region may be registered or
-    opened later."""
+    """The answers that one endpoint of the initiator remembers.
+
+    Refusals are not remembered: a region may be registered or opened later."""
 
     def __init__(self, most_keys: int, most_spans: int, most_asked: int, forgotten: Callable[[], None]) -> None:
-        """``most_keys``, ``most_spans``: that are remembered, about. ``most_asked``: keys at a time. ``forgotten``:
-        called by :meth:`forget`."""
+        """Keeps about ``most_keys`` keys and ``most_spans`` spans at most, and asks for ``most_asked`` keys at a time.
+
+        :meth:`forget` calls ``forgotten``."""
         self.opened: dict[bytes, P] = {}
         self._most_keys = most_keys
         self._most_spans = most_spans
@@ -44,12 +46,13 @@ class KnownKeys(Generic[P]):
         self._spans = 0
 
     def find(self, keys: Collection[bytes], ask: Callable[[list[bytes]], Iterable[P]]) -> Mapping[bytes, P]:
-        """What these keys open, among others; ``ask`` answers for those that are not known, in order. Raises what that
-        raises."""
+        """Returns the answers for these keys, among others.
+
+        The keys that are not known yet are answered by ``ask``, in order. Raises what ``ask`` raises."""
         opened = self.opened
         unknown = [key for key in keys if key not in opened]
         if unknown and (len(opened) + len(unknown) > self._most_keys or self._spans > self._most_spans):
-            self.forget()  # keys of leases that are over, mostly
+            self.forget()  # most of the keys belong to leases that are over
             unknown = list(keys)
         refused: dict[bytes, P] = {}
         for start in range(0, len(unknown), self._most_asked):
@@ -61,7 +64,7 @@ class KnownKeys(Generic[P]):
         return opened | refused if refused else opened
 
     def forget(self) -> None:
-        """Ask anew for all."""
+        """Forgets all answers, so that every key is asked for again."""
         self.opened.clear()
         self._spans = 0
         self._forgotten()
@@ -75,8 +78,11 @@ def tell(
     opens: Callable[[Grant], P],
     refusal: Callable[[int], P],
 ) -> list[P]:
-    """The owner's side: what each of these keys opens to the peer of a link, with no more than ``most_spans`` spans
-    together. ``opens``: what a grant does, which is held meanwhile. Raises what that raises."""
+    """Returns what each of these keys opens to the peer of a link: the owner's side of :class:`KnownKeys`.
+
+    ``opens`` makes the answer for a grant, which is pinned meanwhile; ``refusal`` makes one from a ``Reason`` number.
+    All answers together have at most ``most_spans`` spans; a key that needs more is refused as ``OTHER_TRANSPORT``.
+    Raises what ``opens`` raises."""
     memory, told, room = context.memory, list[P](), most_spans
     for key in keys:
         grant = memory.opened(key, inbound, inbound.abort)

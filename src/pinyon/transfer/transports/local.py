@@ -1,4 +1,4 @@
-"""The engine's own segment: a copy inside one process. Same checks as for a peer, so a caller sees one behaviour."""
+"""Transfers within the engine's own segment: a copy inside one process, with the same checks as for a peer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pinyon.transfer.types.segment import Range
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
-"""Between two pieces a copy looks whether it was stopped."""
+"""The bytes that are copied between two checks for a stop or the deadline."""
 
 
 class LocalTransport(Transport):
-    """memcpy, or the driver's copy where the target of a WRITE or the source of a READ is on a device."""
+    """A copy by memcpy, or by the driver where the target of a WRITE or the source of a READ is on a device."""
 
     name = "local"
     endpoints = 0
@@ -60,7 +60,7 @@ class LocalTransport(Transport):
                 there = remote.array[part.remote_offset : part.remote_offset + part.length]
                 source, target = (there, here) if chain.opcode is Opcode.READ else (here, there)
             if part.length <= _PIECE_BYTES or (copy is None and np.may_share_memory(source, target)):
-                pieces = [(0, part.length)]  # numpy copies overlapping ranges correctly only in one go
+                pieces = [(0, part.length)]  # numpy copies overlapping ranges correctly only in one call
             else:
                 pieces = [(at, min(at + _PIECE_BYTES, part.length)) for at in range(0, part.length, _PIECE_BYTES)]
             for start, end in pieces:

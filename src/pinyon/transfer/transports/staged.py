@@ -1,12 +1,11 @@
-"""Memory of devices by way of pinned host memory, for transports that cannot reach it themselves.
+"""Staging of device memory in pinned host memory, for transports that cannot reach the device themselves.
 
-The initiator's side gives the transport a substitute chain whose slices lie in the pool: what is WRITTEN is copied out
-of the device before, what is READ is copied in afterwards and before anybody hears of the end. The serving side does
-the same with the ranges of a frame. The two have a pool each: an initiator that waits for its peer must not hold what
-the peer's own initiators wait for here.
+On the initiator's side the transport gets a substitute chain whose slices lie in the pool. The payload of a WRITE is
+copied out of the device before; the payload of a READ is copied in afterwards, before the end is reported. The serving
+side does the same with the ranges of a frame. Each side has its own pool: an initiator that waits for its peer must not
+hold buffers that the peer's initiators wait for here.
 
-Nothing overlaps inside one chain; the several chains that a path runs at a time overlap copies with the wire.
-"""
+Within one chain nothing overlaps; the chains that a path runs at the same time overlap copies with the wire."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 class _Copy(NamedTuple):
-    """Bytes of a device and where they are staged."""
+    """A range of device memory and its offset in the staging buffer."""
 
     device: DeviceMemory
     offset: int
@@ -40,7 +39,7 @@ class _Copy(NamedTuple):
 
 
 class _Copies:
-    """What to copy, neighbours joined."""
+    """The copies to make between devices and a staging buffer, with neighbours joined."""
 
     def __init__(self) -> None:
         self.list: list[_Copy] = []
@@ -54,7 +53,7 @@ class _Copies:
         self.list.append(_Copy(device, offset, staged, length))
 
     def run(self, buffer: StagingBuffer, stopped: Callable[[], bool], *, into: bool) -> bool:
-        """From the devices, or ``into`` them. False: stopped. Raises DeviceError."""
+        """Copies from the devices, or ``into`` them. Returns False if it was stopped. Raises DeviceError."""
         for device, offset, staged, length in self.list:
             if stopped():
                 return False
@@ -66,7 +65,7 @@ class _Copies:
 
 
 def needs_staging(chain: Chain, path: Path) -> bool:
-    """Is any of the chain's local memory on a device that the path's transport does not reach itself?"""
+    """Returns whether any local memory of the chain is on a device that the path's transport does not reach itself."""
     direct = path.transport == "rdma"
     for key in {part.local for part in chain.slices}:
         region = chain.regions.get(key)
@@ -76,7 +75,7 @@ def needs_staging(chain: Chain, path: Path) -> bool:
 
 
 def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool) -> Outcome:
-    """``transport.run`` for a chain that needs staging. Same contract."""
+    """Does what ``transport.run`` does, by the same contract, for a chain that needs staging."""
     refusals = bytearray(len(chain.slices))
     for positions, parts, nbytes in _pieces(chain, pool.piece_bytes):
         try:
@@ -96,8 +95,9 @@ def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool
 
 
 def _pieces(chain: Chain, most: int) -> Iterator[tuple[list[int], list[Slice], int]]:
-    """The chain in order, in runs of at most ``most`` bytes of device memory: positions of the slices that they are
-    (parts of), the parts, and how many bytes of them are to be staged."""
+    """Yields the chain in order, in pieces with at most ``most`` bytes of device memory.
+
+    A piece is the positions of its slices, the slices or their parts, and the number of bytes to stage."""
     positions: list[int] = []
     parts: list[Slice] = []
     nbytes = 0
@@ -142,11 +142,10 @@ def _run_piece(
 
 
 class _StagedChain(Chain):
-    """What a transport sees of a chain, or a piece of it, whose local memory is on a device.
+    """The substitute for a chain, or for a piece of one, whose local memory is on a device.
 
-    From the transport's claim until the copies back have ended the real chain is claimed: it may end only then. Only
-    while the transport itself holds the claim may its endpoint be aborted for it.
-    """
+    The real chain is claimed from the transport's claim until the copies back have ended, and can end only then. An
+    endpoint may be aborted for the chain only while the transport itself holds the claim."""
 
     __slots__ = ("_buffer", "_parts", "_whole", "claimed", "failed")
 
@@ -155,9 +154,9 @@ class _StagedChain(Chain):
         self._parts = parts
         self._buffer = buffer
         self.claimed = False
-        """The real chain is, through us."""
+        """True once this substitute has claimed the real chain."""
         self.failed = False
-        """The device did not give its bytes."""
+        """True if the copy from the device failed."""
         regions = dict(whole.regions)
         slices: list[Slice] = []
         at = buffer.start if buffer is not None else 0
@@ -187,15 +186,15 @@ class _StagedChain(Chain):
 
     @property
     def done(self) -> bool:
-        """Somebody ended the real chain, so whoever waits on its behalf may stop."""
+        """True once the real chain has ended, so that waits on its behalf may stop."""
         return self._whole.done
 
     @done.setter
     def done(self, value: bool) -> None:
-        return  # the base class starts with False, which the real chain says itself
+        return  # the base class sets False at first; the real chain's own flag counts
 
     def claim(self, abort: Callable[[], None]) -> bool:
-        """Claim the real chain and stage what is to be WRITTEN."""
+        """Claims the real chain and stages the payload of a WRITE. Returns False if either fails or is stopped."""
         if not self._whole.claim(_nothing):
             return False
         again, self.claimed = self.claimed, True
@@ -207,20 +206,19 @@ class _StagedChain(Chain):
                 _log.error("copying from a device failed: %s", error)
                 self.failed = True
                 return False
-        # An endpoint must not be aborted for a chain that does not run on it, so it is named only now.
+        # Named only now: an endpoint must not be aborted for a chain that does not run on it.
         self._whole.claim(abort)
         if self._whole.stopped:
-            abort()  # in case that came before the line above
+            abort()  # the stop may have come before the line above
         return True
 
     def unclaim(self) -> bool:
-        """The transport is out of it; the real chain stays claimed."""
+        """Ends the transport's part; the real chain stays claimed. Returns False if the chain was stopped."""
         self._whole.claim(_nothing)
         return not self._whole.stopped
 
     def land(self, refusals: bytes | None) -> bool:
-        """Copy what was READ to the device, without the refused slices. False: the chain was stopped. Raises
-        DeviceError."""
+        """Copies a READ's payload to the device, without refused slices; False: stopped. Raises DeviceError."""
         return self._buffer is None or self._copies(refusals).run(self._buffer, self._stopped, into=True)
 
 
@@ -236,7 +234,7 @@ def _ignore(chain: Chain, outcome: Outcome) -> None:
 
 
 class StagedRanges:
-    """Ranges that a peer asked for, with staged host memory in the place of device memory. Release it."""
+    """A peer's ranges with staged host memory in place of device memory. They must be released."""
 
     def __init__(self, ranges: Sequence[Range], found: Sequence[Region | None], buffer: StagingBuffer) -> None:
         self._buffer = buffer
@@ -256,7 +254,7 @@ class StagedRanges:
             at += length
 
     def land(self) -> None:
-        """For a WRITE that has arrived: into the devices. Raises DeviceError."""
+        """Copies the payload of a WRITE, which has arrived, into the devices. Raises DeviceError."""
         self._copies.run(self._buffer, _never, into=True)
 
     def release(self) -> None:
@@ -266,10 +264,10 @@ class StagedRanges:
 def stage_ranges(
     pool: StagingPool, opcode: int, ranges: Sequence[Range], found: Sequence[Region | None], deadline: float
 ) -> StagedRanges | None:
-    """Host memory to serve a peer's ranges with, filled if it is for a READ; None when no device is among them.
+    """Returns host memory to serve a peer's ranges with, filled for a READ; None if no device memory is among them.
 
-    The regions are pinned by the caller, and stay so until it has released this. Raises DeviceError: copying failed;
-    Stalled: there was no room for too long."""
+    The caller has pinned the regions, and keeps them pinned until it has released the result. Raises DeviceError if
+    copying failed, and Stalled if there was no room until ``deadline``."""
     nbytes = sum(
         length
         for (_, _, length), region in zip(ranges, found, strict=True)

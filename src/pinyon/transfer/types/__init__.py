@@ -1,1 +1,1 @@
-"""What all rooms of the engine speak of: requests, segments, paths, bounds, errors. Pure values."""
+"""Pure values that all rooms of the engine share: requests, segments, paths, bounds, errors."""

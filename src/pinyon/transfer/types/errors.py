@@ -1,5 +1,7 @@
-"""Errors of the transfer engine, on the project's error tree: each is one of the core errors too, so the edges
-translate it by attribute. From ``TransferRefused`` on: what ``raise_for_failure`` raises for a finished transfer."""
+"""Errors of the transfer engine. Each is also one of the project's core errors, so the edges translate it by attribute.
+
+``raise_for_failure`` raises ``TransferRefused`` and the classes after it for a finished transfer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from pinyon.core.errors import (
 
 
 class TransferError(PinyonError):
-    """Base of everything this room raises on purpose."""
+    """The base of all errors that the transfer engine raises on purpose."""
 
 
 class InvalidTransfer(TransferError, InvalidArgument):
@@ -23,7 +25,7 @@ class InvalidTransfer(TransferError, InvalidArgument):
 
 
 class WireError(TransferError, InvalidArgument):
-    """Bytes from a peer break the protocol. The connection they came from cannot be used any more."""
+    """Bytes from a peer break the protocol. The connection that they came from cannot be used any more."""
 
 
 class TransferLimitReached(TransferError, ResourceExhausted):
@@ -35,7 +37,7 @@ class EngineClosed(TransferError, FailedPrecondition):
 
 
 class TransferRefused(TransferError, FailedPrecondition):
-    """The peer said no. The same request will be refused again."""
+    """The peer refused the request. It will refuse the same request again."""
 
 
 class TransferFailed(TransferError, Unavailable):
@@ -43,8 +45,8 @@ class TransferFailed(TransferError, Unavailable):
 
 
 class TransferTimeout(TransferError, DeadlineExceeded):
-    """No byte moved for the stall limit, or the total deadline passed."""
+    """The transfer moved no byte for the stall limit, or passed its total deadline."""
 
 
 class TransferCancelled(TransferError, Cancelled):
-    """Stopped by the caller or by ``close``."""
+    """The transfer was stopped by the caller or by ``close``."""

@@ -1,6 +1,6 @@
-"""What a host has that matters to transfers: NUMA nodes, GPUs, NICs, and how far these are from each other. Pure.
+"""The hardware of a host that matters to transfers: NUMA nodes, GPUs, NICs, and the distances between them. Pure.
 
-Read from the machine by ``pinyon.transfer.host.discovery``; made into a matrix by ``pinyon.transfer.types.topology``.
+``pinyon.transfer.host.discovery`` reads it from the machine, ``pinyon.transfer.types.topology`` makes a matrix of it.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ class Gid:
 
     index: int
     kind: str
-    """``"RoCE v2"``, ``"IB/RoCE v1"`` (also every GID of InfiniBand), as the kernel writes it."""
+    """The type as the kernel writes it: ``"RoCE v2"`` or ``"IB/RoCE v1"`` (also every GID of InfiniBand)."""
     text: str
-    """Eight groups of four hexadecimal digits."""
+    """The GID as eight groups of four hexadecimal digits."""
     netdev: str = ""
-    """The interface whose address it is."""
+    """The network interface that has this address."""
 
 
 @dataclass(frozen=True, slots=True)
 class NicInfo:
-    """One NIC of this host as found; None is "not known"."""
+    """One NIC of this host as found; None means "not known"."""
 
     name: str
     kind: str
-    """``"tcp"``: a network interface; ``"rdma"``: an RDMA device."""
+    """Either ``"tcp"``, a network interface, or ``"rdma"``, an RDMA device."""
     pci: tuple[str, ...] = ()
-    """From the host bridge down: ``("pci0000:00", "0000:00:01.0", "0000:01:00.0")``; empty when it is not on PCI."""
+    """PCI path from the host bridge down, ``("pci0000:00", "0000:00:01.0", "0000:01:00.0")``; empty if not on PCI."""
     numa: int | None = None
     speed_mbit: int | None = None
     up: bool = True
     mtu: int | None = None
-    """Bytes; of an RDMA device: of its interface."""
+    """Bytes; an RDMA device has its interface's MTU."""
     addresses: tuple[str, ...] | None = None
-    """Those that peers can use (no link-local IPv6), ``"10.0.1.5/24"``; of an RDMA device: of its interface."""
+    """Addresses like ``"10.0.1.5/24"`` that peers can use (no link-local IPv6); an RDMA device has its interface's."""
     gids: tuple[Gid, ...] = ()
     netdev: str = ""
     """An RDMA device's network interface."""
     port: int = 1
     """An RDMA device's port number."""
     virtual: bool = False
-    """No hardware below it: veth, container bridge, tunnel."""
+    """True if no hardware is below it: veth, container bridge, tunnel."""
     loopback: bool = False
     enslaved: bool = False
-    """Part of a bond or bridge, which normally has the addresses."""
+    """True if it is part of a bond or bridge, which normally has the addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
     index: int
-    """The N of ``cuda:N``: in PCI order, as CUDA counts GPUs of one kind."""
+    """The N of ``cuda:N``: in PCI order, as CUDA numbers GPUs of one kind."""
     pci: tuple[str, ...]
     numa: int | None = None
 
@@ -64,12 +64,12 @@ class GpuInfo:
 class NumaNode(NamedTuple):
     id: int
     cpus: tuple[int, ...]
-    """Empty for a node of memory alone."""
+    """CPU numbers; empty for a node that has only memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What one host has. NICs and GPUs are in the order in which they are preferred when all else is equal."""
+    """The devices of one host. NICs and GPUs are in order of preference when all else is equal."""
 
     nodes: tuple[NumaNode, ...] = ()
     nics: tuple[NicInfo, ...] = ()
@@ -77,20 +77,22 @@ class Inventory:
 
 
 class Distance(IntEnum):
-    """How far two devices are from each other, by what is on the way (the classes of ``nvidia-smi topo``)."""
+    """The distance of two devices, by what lies between them (the classes of ``nvidia-smi topo``)."""
 
     SWITCH = 0
-    """Under one root port: only PCIe switches between them (PIX, PXB)."""
+    """Devices under one root port, with only PCIe switches between them (PIX, PXB)."""
     HOST_BRIDGE = 1
-    """Through the host bridge (PHB)."""
+    """Devices connected through one host bridge (PHB)."""
     NODE = 2
-    """Between host bridges of one NUMA node, or of nodes that are not known."""
+    """Devices on different host bridges of one NUMA node, or of nodes that are not known."""
     SYSTEM = 3
-    """Through the link between sockets."""
+    """Devices connected through the link between sockets."""
 
 
 def pci_distance(gpu: GpuInfo, nic: NicInfo) -> tuple[Distance, int]:
-    """Class and PCIe hops; smaller is nearer. Hops count only below one root port: above, they say nothing of speed."""
+    """Returns the distance class and the PCIe hops; smaller is nearer.
+
+    Hops count only below one root port: above it they say nothing about speed."""
     common = 0
     for ours, theirs in zip(gpu.pci, nic.pci, strict=False):
         if ours != theirs:
@@ -106,12 +108,11 @@ def pci_distance(gpu: GpuInfo, nic: NicInfo) -> tuple[Distance, int]:
 
 
 def usable_nics(inventory: Inventory, kind: str, names: Collection[str] = ()) -> tuple[NicInfo, ...]:
-    """The NICs of a kind that may carry transfers, in the inventory's order.
+    """Returns the NICs of a kind that may carry transfers, in the inventory's order.
 
-    With ``names``: exactly those of the named ones that exist. Without, for tcp: interfaces with an address, no
-    loopback, virtual ones only where there is no other (as in a container). Where addresses are not known, all count
-    but the parts of a bond or bridge.
-    """
+    With ``names`` these are exactly the named NICs that exist. Without, tcp uses interfaces with an address and no
+    loopback, and virtual ones only where there is no other (as in a container). Where addresses are not known, all
+    count except the parts of a bond or bridge."""
     nics = [nic for nic in inventory.nics if nic.kind == kind]
     if names:
         return tuple(nic for nic in nics if nic.name in names)
@@ -123,11 +124,10 @@ def usable_nics(inventory: Inventory, kind: str, names: Collection[str] = ()) ->
 
 
 def choose_gid(gids: Iterable[Gid]) -> Gid | None:
-    """The GID to publish and connect from; None when the table is empty.
+    """Returns the GID to publish and to connect from, or None if the table has none.
 
-    RoCE v2 with an IPv4 address first (routable, and what networks are configured for), then v2 with a global IPv6
-    address, then v2 link-local, then v1, which no router forwards; the lowest index among equals.
-    """
+    RoCE v2 with an IPv4 address comes first: it is routable, and what networks are configured for. Then come v2 with a
+    global IPv6 address, v2 link-local, and v1, which no router forwards. The lowest index wins among equals."""
     return min((gid for gid in gids if int(_gid_address(gid))), key=_gid_order, default=None)
 
 

@@ -1,4 +1,4 @@
-"""What a peer publishes about one network interface, so that the other end can choose a path to it. Pure values."""
+"""The network interfaces that a peer publishes, so that the other end can choose a path to one. Pure values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pinyon.transfer.types.errors import InvalidTransfer
 
 MAX_NIC_CHARS = 64
-"""Of a name: the kernel's own bounds are 15 (interfaces) and 63 (RDMA devices)."""
+"""The longest name of a NIC; the kernel's own bounds are 15 (interfaces) and 63 (RDMA devices)."""
 MAX_ADDRESS_CHARS = 64
 MAX_NETWORK_CHARS = 64
 MAX_HCA_PORT = 254
@@ -17,23 +17,24 @@ MAX_HCA_PORT = 254
 
 
 class Nic(NamedTuple):
-    """One way into a host. Checked by :func:`check_nic` where it comes from outside, not when made."""
+    """One network interface of a host. :func:`check_nic` checks it where it comes from outside; making one does not."""
 
     name: str
-    """The host's own name for it: ``"eth0"``, ``"mlx5_1"``; a key into the host's topology matrix."""
+    """The host's own name for the NIC, ``"eth0"`` or ``"mlx5_1"``: a key into its topology matrix."""
     transport: str
     """``"tcp"`` or ``"rdma"``."""
     address: str
-    """tcp: the IP address; rdma: the GID as text, ``"0000:…:ffff:0a00:0105"``."""
+    """The IP address (tcp), or the GID as text, ``"0000:…:ffff:0a00:0105"`` (rdma)."""
     port: int
-    """tcp: where the host listens; rdma: the device's port number, from 1."""
+    """The port on which the host listens (tcp), or the device's port number, from 1 (rdma)."""
     network: str = ""
     """The IP network of the address, ``"10.0.1.0/24"``; empty when it is not known."""
 
 
 def check_name(value: Any, field: str = "nic") -> str:
-    """A NIC's name: 1 to 64 printable characters, no space and no slash (it becomes a path in sysfs). Raises
-    InvalidTransfer: anything else."""
+    """Returns ``value`` if it can be a NIC's name, else raises InvalidTransfer.
+
+    A name has 1 to 64 printable characters, no space and no slash, because it becomes a path in sysfs."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NIC_CHARS:
         raise InvalidTransfer(f"{field}: a NIC's name has 1 to {MAX_NIC_CHARS} characters", field=field)
     if not value.isprintable() or " " in value or "/" in value or value in (".", ".."):
@@ -42,8 +43,7 @@ def check_name(value: Any, field: str = "nic") -> str:
 
 
 def check_nic(value: Nic) -> Nic:
-    """The NIC itself when every field is within its bounds and of its form. Raises InvalidTransfer: names the first
-    field that is not."""
+    """Returns the NIC if all its fields are valid, else raises InvalidTransfer with the first field that is not."""
     check_name(value.name, "nic.name")
     if value.transport not in ("tcp", "rdma"):
         raise InvalidTransfer(f"{value.name}: a NIC's transport is tcp or rdma", field="nic.transport")
@@ -66,20 +66,21 @@ def _check_address(value: Nic) -> None:
     except ValueError:
         raise InvalidTransfer(f"{value.name}: {value.address!r} is not an address", field="nic.address") from None
     if isinstance(address, IPv6Address) and address.scope_id is not None:
-        # a scope is an interface of the publisher: it means nothing, or something else, to the reader
+        # A scope is an interface of the publisher: to the reader it means nothing, or something else.
         raise InvalidTransfer(f"{value.name}: an address with a scope is of no use to peers", field="nic.address")
     if value.transport == "rdma" and address.version != 6:
         raise InvalidTransfer(f"{value.name}: a GID is written like an IPv6 address", field="nic.address")
 
 
 def nic_to_dict(value: Nic) -> dict[str, Any]:
-    """Plain values, fit for JSON."""
+    """Returns plain values, fit for JSON."""
     return value._asdict()
 
 
 def nic_from_dict(value: Any) -> Nic:
-    """The inverse of :func:`nic_to_dict`, for outside data; ``network`` may be left out, unknown fields are ignored.
-    Raises InvalidTransfer: anything missing, of the wrong type or out of bounds."""
+    """Reads outside data in the form of :func:`nic_to_dict`; ``network`` may be missing, unknown fields are ignored.
+
+    Raises InvalidTransfer if a field is missing, of the wrong type or out of bounds."""
     if not isinstance(value, dict):
         raise InvalidTransfer("a NIC is an object", field="nic")
     try:
@@ -90,10 +91,9 @@ def nic_from_dict(value: Any) -> Nic:
 
 
 def same_network(a: Nic, b: Nic) -> bool | None:
-    """Whether two NICs are on one IP network, so that no router is between them; None where a network is not known.
+    """Returns whether two NICs are on one IP network, with no router between them; None if a network is not known.
 
-    False does not mean unreachable: there may be a route.
-    """
+    False does not mean unreachable: there may be a route."""
     if not a.network or not b.network:
         return None
     if a.network == b.network:

@@ -1,4 +1,4 @@
-"""What an engine is told besides its bounds: which transports it uses, and which network it is on. Pure values."""
+"""The settings of an engine besides its bounds: its transports and the network it is on. Pure values."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from pinyon.transfer.types.nic import Nic, check_nic
 from pinyon.transfer.types.topology import Topology
 
 TRANSPORTS = ("local", "shm", "rdma", "tcp")
-"""All that are used unless said otherwise, fastest first. ``nixl`` is asked for by a setting of its own."""
+"""The transports used unless set otherwise, fastest first. ``nixl`` has a setting of its own."""
 NIXL_MODES = ("off", "auto", "prefer")
-"""``auto``: the READs that are measured to be faster so. ``prefer``: all READs that can be."""
+"""Modes: ``auto`` uses NIXL for the READs that were measured to be faster so, ``prefer`` for all READs that can."""
 CHECKSUM_MODES = ("on", "off")
 
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """How peers are reached, and how they may reach us. Raises InvalidTransfer: an unknown transport or none at all, an
-    unknown mode."""
+    """The transports by which this process reaches peers, and by which they may reach it.
+
+    Raises InvalidTransfer for an unknown transport, none at all, or an unknown mode.
+    """
 
     names: Sequence[str] | None = None
-    """Which may be used to reach peers, best first, of ``TRANSPORTS``. None: those that work on this host. What is
-    named here and does not work is an error."""
+    """Transports that may be used to reach peers, best first; None means all of ``TRANSPORTS`` that work on this host.
+
+    To name one that does not work is an error."""
     offer_shm: bool = True
-    """Whether processes of this host may use shared memory to reach this one, and it them."""
+    """True if processes of this host may use shared memory to reach this one, and it them."""
     nixl: str = "off"
-    """One of ``NIXL_MODES``; but for "off" peers may read here by it, too. Another transport is needed beside it."""
+    """A mode of ``NIXL_MODES``; unless "off", peers may read here by NIXL too. Another transport is needed as well."""
     nixl_without_authentication: bool = False
-    """NIXL opens connections of its own, which know neither the secret nor TLS: with either it is refused unless this
-    says that it may."""
+    """True to allow NIXL beside a secret or TLS, neither of which its own connections know; else it is refused."""
     checksum: str = "on"
-    """Of tcp payloads: "on" or "off"."""
+    """The checksums of tcp payloads: "on" or "off"."""
 
     def __post_init__(self) -> None:
         names = TRANSPORTS if self.names is None else self.names
@@ -47,17 +49,19 @@ class Transports:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What peers are told of this host's addresses, besides the one that the engine listens on."""
+    """The addresses of this host that peers are told, besides the one that the engine listens on."""
 
     nics: Sequence[Nic] = ()
-    """What large transfers are spread over: tcp NICs are named as the interface and are listened on (port 0 picks a
-    free one); rdma NICs are named as the device. Empty: only the engine's own address for tcp, and all active devices
-    for rdma."""
+    """NICs over which large transfers are spread.
+
+    A tcp NIC is named as its interface and listened on (port 0 picks a free one); an rdma NIC is named as the device.
+    If empty, tcp uses only the engine's own address, and rdma all active devices."""
     topology: Topology | None = None
-    """Which NICs are near to which memory; None means all alike (see ``host.discovery``)."""
+    """The NICs near to each memory location; None means all alike (see ``host.discovery``)."""
     advertise_host: str | None = None
-    """What peers connect to, when it is not the address that is listened on (needed for 0.0.0.0). Prefer an address:
-    the time a resolver takes for a name is not bounded by our limits."""
+    """The host that peers connect to, if it is not the address listened on (needed for 0.0.0.0).
+
+    An address is better than a name: our limits do not bound the time that a resolver takes."""
 
     def __post_init__(self) -> None:
         for nic in self.nics:

@@ -1,4 +1,4 @@
-"""One way for bytes between two hosts. Pure values."""
+"""The paths that bytes take between two hosts. Pure values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 
 class Path(NamedTuple):
-    """One way for bytes between two hosts. NIC names are empty for ``local``, ``shm`` and ``nixl``, and where no NIC is
-    known."""
+    """A transport with a NIC at each end; NIC names are empty for ``local``, ``shm``, ``nixl`` and unknown NICs."""
 
     transport: str
     """``"local"``, ``"shm"``, ``"nixl"``, ``"rdma"`` or ``"tcp"``."""
@@ -16,4 +15,4 @@ class Path(NamedTuple):
 
 
 Tiers = tuple[tuple[Path, ...], ...]
-"""Best first, none empty, each of one transport, those of a transport in a row, no path twice."""
+"""Tiers of paths, best first: none empty, each of one transport, a transport's tiers in a row, no path twice."""

@@ -1,6 +1,7 @@
-"""What is moved and how it ended: requests, statuses, results. Pure values.
+"""Requests, their statuses and their results. Pure values.
 
-One-sided READ and WRITE between a range of a registered local region and a range of a peer's (Mooncake §3.2.2).
+A request is a one-sided READ or WRITE between a range of a registered local region and one of a peer's
+(Mooncake §3.2.2).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 
 
 class Opcode(IntEnum):
-    """Direction, seen from the caller. The numbers are on the wire."""
+    """The direction, seen from the caller. The numbers are on the wire."""
 
     READ = 1
-    """Remote range → local range."""
+    """A copy from the remote range to the local range."""
     WRITE = 2
-    """Local range → remote range."""
+    """A copy from the local range to the remote range."""
 
 
 class TransferStatus(Enum):
@@ -34,15 +35,15 @@ class TransferStatus(Enum):
     PENDING = "pending"
     """Submitted: queued or on the wire."""
     COMPLETED = "completed"
-    """All bytes are where they belong; for a WRITE the peer said so."""
+    """All bytes are in place; for a WRITE the peer said so."""
     REFUSED = "refused"
-    """The peer answered no and touched nothing (of a request cut into frames: nothing of the refused parts)."""
+    """The peer refused and touched nothing; of a request cut into frames, nothing of the refused parts."""
     FAILED = "failed"
-    """Peer gone or connection broken. The destination range holds anything between the old and the new bytes."""
+    """The peer is gone or the connection broke. The destination range holds any mix of old and new bytes."""
     TIMEOUT = "timeout"
-    """Stalled, or over the total deadline. Destination as for FAILED."""
+    """The transfer stalled or passed its total deadline. The destination is as for FAILED."""
     CANCELLED = "cancelled"
-    """Stopped by the caller, by ``unregister`` or by ``close``. Destination as for FAILED."""
+    """The caller, ``unregister`` or ``close`` stopped the request. The destination is as for FAILED."""
 
     @property
     def is_final(self) -> bool:
@@ -50,17 +51,17 @@ class TransferStatus(Enum):
 
 
 class Reason(IntEnum):
-    """Why a request did not complete. 1 to 15 are on the wire as a peer's answer to one request."""
+    """The reason why a request did not complete; 1 to 15 are on the wire as a peer's answer to one request."""
 
     NONE = 0
     UNKNOWN_REGION = 1
-    """This key opens nothing: it never did, was revoked, its time is up, or its region was unregistered."""
+    """The key opens nothing: it never did, was revoked, its time is up, or its region was unregistered."""
     OUT_OF_RANGE = 2
     """Offset and length reach outside what the key opens."""
     ACCESS_DENIED = 3
     """The key does not open anything for this opcode."""
     OTHER_TRANSPORT = 4
-    """The region's memory (a device's) is out of this transport's reach; the engine goes on with another one."""
+    """The transport does not reach the region's memory, a device's; the engine goes on with another transport."""
 
     STALE_SEGMENT = 16
     """The process behind the address has another boot id than the descriptor."""
@@ -71,31 +72,31 @@ class Reason(IntEnum):
     CONNECT_FAILED = 19
     """Connection refused, no route, name not found."""
     CONNECTION_LOST = 20
-    """Broken in mid-transfer, and the one allowed reconnect did not help."""
+    """The connection broke in mid-transfer, and the one allowed reconnect did not help."""
     PROTOCOL = 21
     """The peer's bytes do not parse, or it speaks another version."""
     STALLED = 22
-    """No byte moved for the stall limit (frozen peer, dead link)."""
+    """The transfer moved no byte for the stall limit (frozen peer, dead link)."""
     DEADLINE = 23
     """The total deadline passed."""
     CANCELLED = 24
     SHUTDOWN = 25
     """The local engine closed, or the local region was unregistered."""
     INTERNAL = 26
-    """A defect of ours or no more threads; logged where it happened."""
+    """A defect of this engine, or no more threads; logged where it happened."""
     CHECKSUM = 27
     """The bytes that arrived are not those that were sent."""
     NO_PATH = 28
-    """No transport that is allowed reaches the peer."""
+    """The allowed transports do not reach the peer."""
 
     @property
     def is_stale(self) -> bool:
-        """What was named is gone: its owner took it back or was restarted. It may be asked for anew."""
+        """True if the key is gone because its owner took it back or was restarted; the caller may ask for a new one."""
         return self is Reason.UNKNOWN_REGION or self is Reason.STALE_SEGMENT
 
     @property
     def is_path_failure(self) -> bool:
-        """The way to the peer failed, not the request: another path may work."""
+        """True if the path to the peer failed, not the request: another path may work."""
         return self in _PATH_FAILURES
 
 
@@ -105,10 +106,9 @@ _PATH_FAILURES = frozenset(
 
 
 class TransferRequest(NamedTuple):
-    """Move ``length`` bytes between a local and a remote range.
+    """An order to move ``length`` bytes between a local and a remote range, checked when submitted, not when made.
 
     A named tuple and not a dataclass because thousands are made per batch and this is the cheapest immutable value.
-    Checked when submitted, not when made.
     """
 
     opcode: Opcode
@@ -117,7 +117,7 @@ class TransferRequest(NamedTuple):
     local_offset: int
     """Bytes from the start of the local region."""
     remote: SegmentDescriptor
-    """Whose memory. Only host, port and boot id are used; ``regions`` may be left empty."""
+    """The process whose memory it is; its ``regions`` may be left empty."""
     remote_region: bytes
     """Key of the remote region, 16 bytes."""
     remote_offset: int
@@ -127,7 +127,7 @@ class TransferRequest(NamedTuple):
 
 
 class TransferResult(NamedTuple):
-    """State of one request at one moment; final when ``status.is_final``."""
+    """The state of one request at one moment; final when ``status.is_final``."""
 
     status: TransferStatus
     transferred_bytes: int
@@ -148,9 +148,10 @@ _ERRORS: dict[TransferStatus, type[TransferError]] = {
 
 
 def raise_for_failure(results: Iterable[TransferResult]) -> None:
-    """Raise the typed error of the first request that did not complete; do nothing when all did. Raises
-    TransferRefused, TransferFailed, TransferTimeout, TransferCancelled: by final status; TransferError: for a request
-    that is not final yet."""
+    """Raises the error of the first request that did not complete.
+
+    Its final status decides: TransferRefused, TransferFailed, TransferTimeout or TransferCancelled. A request that
+    is not final yet raises TransferError."""
     for index, result in enumerate(results):
         if result.status is not TransferStatus.COMPLETED:
             kind = _ERRORS.get(result.status, TransferError)

@@ -1,4 +1,4 @@
-"""What a process publishes about its registered memory, so that peers can address it. Pure values.
+"""The descriptors that a process publishes so that peers can address its registered memory. Pure values.
 
 A segment is the registered memory of one process life (``boot_id``); a region is one registered buffer. The region's
 key is the capability: whoever holds it may use the region, so descriptors travel on authenticated channels only.
@@ -15,7 +15,7 @@ from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict
 from pinyon.transfer.types.topology import Topology
 
 KEY_BYTES = 16
-"""128 random bits: unguessable."""
+"""Length of a key: 128 random bits cannot be guessed."""
 BOOT_ID_BYTES = 16
 MAX_LOCATION_CHARS = 64
 MAX_HOST_CHARS = 255
@@ -26,11 +26,11 @@ MAX_SHM_CHARS = 100
 
 T = TypeVar("T")
 PeerId = tuple[str, int, bytes]
-"""``(host, port, boot_id)``: one life of one process."""
+"""One life of one process: ``(host, port, boot_id)``."""
 
 
 class Range(NamedTuple):
-    """Bytes of a region, as a peer names them."""
+    """A range of a region as a peer names it; offset and length are bytes."""
 
     key: bytes
     offset: int
@@ -39,7 +39,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegionDescriptor:
-    """One registered buffer. ``location`` is ``"cpu:0"``, ``"cuda:1"``, …: the key into the topology matrix."""
+    """One registered buffer. ``location`` (``"cpu:0"``, ``"cuda:1"``, …) is the key into the topology matrix."""
 
     key: bytes
     location: str
@@ -57,25 +57,27 @@ class RegionDescriptor:
 
 @dataclass(frozen=True)
 class SegmentDescriptor:
-    """Where a process serves its regions: its addresses and, per memory location, which of its NICs are near (the
-    topology matrix that Mooncake §3.2.3 broadcasts), so that both ends of a path can be chosen well."""
+    """A process's addresses and regions, and the topology matrix that Mooncake §3.2.3 broadcasts.
+
+    The matrix says which of its NICs are near to which memory location, so that both ends of a path can be chosen well.
+    """
 
     host: str
     """IP address (preferred: resolving a name can block for the resolver's own time) or host name."""
     port: int
     boot_id: bytes
-    """16 random bytes, new at each start: a descriptor of an earlier life is refused instead of hitting new memory."""
+    """Random bytes (16), new at each start: an earlier life's descriptor is refused and hits no new memory."""
     regions: tuple[RegionDescriptor, ...] = ()
     nics: tuple[Nic, ...] = ()
-    """Where else it can be reached. Empty: only at ``host`` and ``port`` by tcp."""
+    """Further NICs that reach the process. If empty, it is reached only at ``host`` and ``port`` by tcp."""
     topology: Topology | None = None
-    """None: all NICs are equally near to all memory."""
+    """The NICs near to each memory location; None if all are equally near to all memory."""
     shm: str = ""
-    """Its Unix socket for peers on the same host; empty: not reachable that way."""
+    """The Unix socket for peers on the same host; empty if the process is not reachable that way."""
     host_id: str = ""
-    """Equal to a peer's: on the same host, in the sense of ``shm``. Empty: not said, so nobody's."""
+    """Identity of the host in the sense of ``shm``: peers on it have an equal one. Empty equals none."""
     nixl: bool = False
-    """It has a NIXL agent for peers that have one."""
+    """True if the process has a NIXL agent for peers that have one."""
 
     def __post_init__(self) -> None:
         if not self.host or len(self.host) > MAX_HOST_CHARS:
@@ -99,7 +101,7 @@ class SegmentDescriptor:
         return (self.host, self.port, self.boot_id)
 
     def region(self, key: bytes) -> RegionDescriptor | None:
-        """The region with this key, if it is published."""
+        """Returns the published region with this key, or None."""
         return self._by_key.get(key)
 
     @cached_property
@@ -107,7 +109,7 @@ class SegmentDescriptor:
         return {region.key: region for region in self.regions}
 
     def nic(self, name: str) -> Nic:
-        """The published NIC of this name; for any other name (such as "") the primary tcp address."""
+        """Returns the published NIC of this name; for any other name (such as "") the primary tcp address."""
         return self._by_name.get(name) or Nic("", "tcp", self.host, self.port)
 
     @cached_property
@@ -115,7 +117,7 @@ class SegmentDescriptor:
         return {nic.name: nic for nic in self.nics}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values (bytes as hex), fit for JSON."""
+        """Returns plain values (bytes as hex), fit for JSON."""
         return {
             "host": self.host,
             "port": self.port,
@@ -133,8 +135,7 @@ class SegmentDescriptor:
 
     @classmethod
     def from_dict(cls, value: Any) -> SegmentDescriptor:
-        """The inverse of :meth:`to_dict`, for outside data. Raises InvalidTransfer: anything missing, of the wrong type
-        or out of range."""
+        """Reads outside data in :meth:`to_dict`'s form; raises InvalidTransfer for a missing, mistyped or bad value."""
         try:
             regions = value["regions"]
             if not isinstance(regions, list) or len(regions) > MAX_REGIONS:
@@ -166,7 +167,9 @@ class SegmentDescriptor:
 
 @lru_cache(maxsize=256)
 def _check_nics(nics: tuple[Nic, ...]) -> None:
-    """Remembers what was sound: a process names its NICs in every answer, and to check one takes microseconds."""
+    """Raises InvalidTransfer if a NIC is invalid or two have one name.
+
+    Valid NICs are cached: a process names its NICs in every answer, and checking one takes microseconds."""
     for nic in nics:
         check_nic(nic)
     if len({nic.name for nic in nics}) != len(nics):
@@ -174,6 +177,6 @@ def _check_nics(nics: tuple[Nic, ...]) -> None:
 
 
 def _checked(value: Any, kind: type[T], field: str) -> T:
-    if type(value) is not kind:  # a bool is no number here
+    if type(value) is not kind:  # not isinstance: a bool must not pass as a number
         raise InvalidTransfer(f"{field} is not of type {kind.__name__}", field=field)
     return value

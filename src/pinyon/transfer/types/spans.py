@@ -1,4 +1,4 @@
-"""Which bytes of a region are open: ranges in order, apart from each other. Pure."""
+"""The ranges of bytes of a region that are open, in order and apart from each other. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pinyon.transfer.types.errors import InvalidTransfer
 
 
 class Spans(NamedTuple):
-    """None empty, none touching the next."""
+    """Ranges of bytes in order: none is empty, none touches the next."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     """Bytes from the start of the region; the last byte of a span is before its end."""
 
     def holding(self, start: int, end: int) -> int:
-        """Index of the one span that holds ``[start, end)``; -1 if there is none."""
+        """Returns the index of the one span that holds ``[start, end)``, or -1 if there is none."""
         index = bisect_right(self.starts, start) - 1
         return index if index >= 0 and end <= self.ends[index] else -1
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]], length: int) -> Spans:
-    """The bytes of ``(offset, length)`` ranges, in any order, of a region with ``length`` bytes. Raises
-    InvalidTransfer: no range at all, an empty one, or one that reaches outside the region."""
+    """Merges ``(offset, length)`` ranges, in any order, of a region with ``length`` bytes.
+
+    Raises InvalidTransfer for no range at all, an empty range, or one that reaches outside the region."""
     starts: list[int] = []
     ends: list[int] = []
     for start, size in sorted(ranges):

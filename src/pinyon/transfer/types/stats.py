@@ -1,4 +1,4 @@
-"""Counters of one engine. Pure: who holds the lock calls, services turn a snapshot into metrics."""
+"""Counters of one engine. Pure: the caller holds the lock, and services turn a snapshot into metrics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LATENCY_BUCKETS_S: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds in seconds; one more bucket takes the rest."""
+"""Upper bounds of the latency buckets in seconds; one more bucket takes the rest."""
 
 
 MAX_PATHS = 1024
-"""Paths that are counted apart; beyond that they share one entry without NIC names."""
+"""Paths that are counted apart; further paths of a transport share one entry without NIC names."""
 
 
 def _buckets() -> list[int]:
@@ -28,38 +28,38 @@ def _buckets() -> list[int]:
 
 @dataclass(slots=True)
 class PathStats:
-    """What went over one path as initiator, summed over peers. The local NIC alone: sum over ``path.local_nic``."""
+    """Counters of one path as initiator, summed over peers. For a local NIC alone, sum over ``path.local_nic``."""
 
     path: Path
     nbytes: int = 0
-    """Completed."""
+    """Bytes completed."""
     chains: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     """Attempts that failed because of the path, by reason."""
     retries: int = 0
-    """Of these, how many went on over another path."""
+    """Failed attempts whose chain went on over another path."""
     latency_sum_s: float = 0.0
     latency_buckets: list[int] = field(default_factory=_buckets)
     """Completed chains per bucket of ``LATENCY_BUCKETS_S``, not cumulative."""
     short: int = 0
-    """Of the chains, how many were one small request that its caller moved the short way (``small.py``)."""
+    """Chains that were one small request, moved by its caller the short way (``small.py``)."""
 
 
 @dataclass(slots=True)
 class TransferStats:
-    """A snapshot. Everything counts from the engine's start except the ``*_now`` gauges."""
+    """A snapshot of an engine's counters. All count from the engine's start except the ``*_now`` gauges."""
 
     read_bytes: int = 0
-    """Completed, as initiator."""
+    """Bytes completed as initiator."""
     written_bytes: int = 0
     served_read_bytes: int = 0
-    """Sent to peers that READ from us: by tcp. By shm and RDMA they read without us."""
+    """Bytes sent to peers that READ from this process by tcp. By shm and RDMA they read without its help."""
     served_written_bytes: int = 0
-    """Taken from peers that WRITE to us, by tcp and shm. By RDMA they write without us."""
+    """Bytes taken from peers that WRITE to this process by tcp and shm. By RDMA they write without its help."""
     requests: dict[str, int] = field(default_factory=dict)
-    """By final status, as initiator."""
+    """Requests as initiator, by final status."""
     failures: dict[str, int] = field(default_factory=dict)
-    """By reason, as initiator: every request that did not complete."""
+    """Requests as initiator that did not complete, by reason."""
     served_refusals: dict[str, int] = field(default_factory=dict)
     """Ranges and keys refused to peers, by reason."""
     protocol_errors: int = 0
@@ -68,7 +68,7 @@ class TransferStats:
     retries: int = 0
     """Chains sent again, over another path or a new connection."""
     latency_sum_s: float = 0.0
-    """Submission to final status, summed over requests."""
+    """Time from submission to final status, summed over requests."""
     latency_buckets: list[int] = field(default_factory=_buckets)
     """Requests per bucket of ``LATENCY_BUCKETS_S``, not cumulative."""
     paths: tuple[PathStats, ...] = ()
@@ -76,18 +76,18 @@ class TransferStats:
     outbound_connections_now: int = 0
     inbound_connections_now: int = 0
     grants_now: int = 0
-    """Open to peers: given, neither revoked nor expired."""
+    """Grants open to peers: given, neither revoked nor expired."""
 
 
 class Meter:
-    """Counts, under its lock."""
+    """The counters of a running engine; callers hold ``lock``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.stats = TransferStats(
             requests=dict.fromkeys((status.value for status in TransferStatus if status.is_final), 0)
         )
-        """Without the paths and what is so now."""
+        """Counters without those per path and without the gauges."""
         self._paths: dict[Path, PathStats] = {}
 
     def _path(self, path: Path) -> PathStats:
@@ -106,8 +106,7 @@ class Meter:
         one.latency_buckets[bisect_left(LATENCY_BUCKETS_S, elapsed_s)] += 1
 
     def went_short(self, path: Path, opcode: Opcode, nbytes: int, elapsed_s: float) -> None:
-        """One request that was one chain, completed. What ``path_completed``, ``moved`` and ``finished`` count, at
-        once."""
+        """Counts a request completed by one chain, like ``path_completed``, ``moved`` and ``finished`` together."""
         one, stats = self._paths.get(path) or self._path(path), self.stats
         bucket = bisect_left(LATENCY_BUCKETS_S, elapsed_s)
         one.nbytes += nbytes
@@ -136,8 +135,8 @@ class Meter:
             self.stats.written_bytes += nbytes
 
     def served(self, opcode: int, nbytes: int, refusals: bytes | None = None) -> None:
-        """``refusals``: a ``Reason`` number per range, 0 = served; None when all were."""
-        if opcode == 1:  # a READ, as its number: an enum's is dear to look at
+        """Counts bytes served to a peer. ``refusals``: a ``Reason`` number per range, 0 if served; None if all were."""
+        if opcode == 1:  # Opcode.READ as a number: an enum's value is slow to read
             self.stats.served_read_bytes += nbytes
         else:
             self.stats.served_written_bytes += nbytes
@@ -145,13 +144,13 @@ class Meter:
             self.refused(refusals)
 
     def refused(self, codes: Iterable[int]) -> None:
-        """``Reason`` numbers of what a peer asked for; 0 = granted."""
+        """Counts refusals of what a peer asked for, by their ``Reason`` numbers; 0 means granted."""
         for code in codes:
             if code:
                 _count(self.stats.served_refusals, Reason(code))
 
     def finished(self, status: TransferStatus, reason: Reason, count: int, latency_s: float) -> None:
-        """``count`` requests reached this final status, each ``latency_s`` after its submission."""
+        """Counts ``count`` requests that reached this final status, each ``latency_s`` after its submission."""
         stats = self.stats
         stats.requests[status.value] += count
         if status is not TransferStatus.COMPLETED:
@@ -160,7 +159,7 @@ class Meter:
         stats.latency_buckets[bisect_left(LATENCY_BUCKETS_S, latency_s)] += count
 
     def snapshot(self, *, requests: int = 0, outbound: int = 0, inbound: int = 0, grants: int = 0) -> TransferStats:
-        """With what is so now."""
+        """Returns a copy of the counters with these gauges."""
         stats = self.stats
         return replace(
             stats,

@@ -1,6 +1,6 @@
 """The topology matrix: which NICs are near to which memory (Mooncake §3.2.3, topology-aware path selection). Pure.
 
-:class:`Topology` is the matrix that is published with a segment; :func:`build_topology` makes it from what a host has.
+:class:`Topology` is the matrix that is published with a segment; :func:`build_topology` makes it of an inventory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ Row = tuple[tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Topology:
-    """Per memory location the names of the preferred and of the secondary NICs; immutable and hashable. Raises
-    InvalidTransfer: too many locations or NICs, a bad name, a NIC twice in one row; the message names the location."""
+    """The names of the preferred and of the secondary NICs per memory location; immutable and hashable.
+
+    Too many locations or NICs, a bad name, or a NIC twice for one location raise InvalidTransfer, which names the
+    location.
+    """
 
     rows: Mapping[str, Row]
-    """``{"cpu:0": (("mlx5_2",), ("mlx5_3",))}``; either list may be empty."""
+    """Rows like ``{"cpu:0": (("mlx5_2",), ("mlx5_3",))}``; either list may be empty."""
 
     def __post_init__(self) -> None:
         if len(self.rows) > MAX_LOCATIONS:
@@ -45,22 +48,22 @@ class Topology:
 
     @cached_property
     def nics(self) -> tuple[str, ...]:
-        """All names, each once, in the order of their first mention."""
+        """All NIC names, each once, in the order of their first mention."""
         return tuple(dict.fromkeys(name for row in self.rows.values() for names in row for name in names))
 
     def preferred(self, location: str) -> tuple[str, ...]:
-        """NICs to use first; for an unknown location those of the row ``"*"``, without such a row all NICs."""
+        """Returns the NICs to use first. An unknown location has the row ``"*"``, or all NICs if there is none."""
         return self._row(location)[0]
 
     def secondary(self, location: str) -> tuple[str, ...]:
-        """NICs to use when the preferred ones fail."""
+        """Returns the NICs to use when the preferred ones fail."""
         return self._row(location)[1]
 
     def _row(self, location: str) -> Row:
         return self.rows.get(location) or self.rows.get(WILDCARD) or (self.nics, ())
 
     def restricted(self, names: Collection[str]) -> Topology:
-        """The same matrix with only these NICs."""
+        """Returns the same matrix with only these NICs."""
 
         def kept(row: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(name for name in row if name in names)
@@ -68,10 +71,10 @@ class Topology:
         return Topology({location: (kept(first), kept(second)) for location, (first, second) in self.rows.items()})
 
     def merged(self, other: Topology) -> Topology:
-        """Both matrices in one, for a host with NICs of two transports: the names of ``other`` come after ours.
+        """Returns both matrices in one, for a host with NICs of two transports; the names of ``other`` come last.
 
-        A location that only one of them has gets the other's answer for an unknown location. Raises InvalidTransfer: a
-        location with too many NICs, or a NIC that is preferred here and secondary there."""
+        A location that only one of them has gets the other's answer for an unknown location. Raises InvalidTransfer for
+        a location with too many NICs, or a NIC that is preferred in one matrix and secondary in the other."""
         return Topology(
             {
                 location: (
@@ -83,13 +86,12 @@ class Topology:
         )
 
     def to_dict(self) -> dict[str, list[list[str]]]:
-        """Mooncake's form: ``{"cpu:0": [["mlx5_2"], ["mlx5_3"]]}``."""
+        """Returns Mooncake's form: ``{"cpu:0": [["mlx5_2"], ["mlx5_3"]]}``."""
         return {location: [list(names) for names in row] for location, row in self.rows.items()}
 
     @classmethod
     def from_dict(cls, value: Any) -> Topology:
-        """The inverse of :meth:`to_dict`, for outside data. Raises InvalidTransfer: another form, or over the bounds of
-        this class."""
+        """Reads outside data in the form of :meth:`to_dict`; raises InvalidTransfer if it breaks form or bounds."""
         if not isinstance(value, dict):
             raise InvalidTransfer('a topology is an object like {"cpu:0": [["eth0"], ["eth1"]]}', field="topology")
         if len(value) > MAX_LOCATIONS:
@@ -101,7 +103,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
-        """Parse Mooncake's JSON form. Raises InvalidTransfer: not JSON, a location twice, or not a topology."""
+        """Parses Mooncake's JSON form; raises InvalidTransfer for other text, a location twice, or no topology."""
         if len(text) > MAX_JSON_CHARS:
             raise InvalidTransfer(f"a topology has at most {MAX_JSON_CHARS} characters", field="topology")
         try:
@@ -112,7 +114,7 @@ class Topology:
 
 
 def _shown(location: object) -> str:
-    """A location for a message: a bad one may be long."""
+    """Returns a location for a message, shortened because a bad one may be long."""
     text = repr(location)
     return text if len(text) <= MAX_LOCATION_CHARS + 2 else f"{text[:MAX_LOCATION_CHARS]}…"
 
@@ -161,11 +163,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def build_topology(inventory: Inventory, kind: str = "rdma", names: Collection[str] = ()) -> Topology:
-    """The matrix of one kind of NIC (``"rdma"`` or ``"tcp"``) over all NUMA nodes (``cpu:N``) and GPUs (``cuda:N``).
+    """Builds the matrix of one kind of NIC, ``"rdma"`` or ``"tcp"``, over NUMA nodes (``cpu:N``) and GPUs (``cuda:N``).
 
-    A node prefers the NICs on it (one whose node is not known counts as near to all), a GPU those at the shortest PCIe
-    distance; where that leaves nothing, all are preferred. NICs that are down are secondary. Of more NICs than a row
-    holds (64), the nearest are kept. ``names``: see :func:`usable_nics`. Raises InvalidTransfer: another kind."""
+    A node prefers the NICs on it and those whose node is not known; without any it prefers all that are up. A GPU
+    prefers the NICs at the shortest PCIe distance. NICs that are down are secondary. Of more NICs than a row holds
+    (64), the nearest are kept. ``names``: see :func:`usable_nics`. Raises InvalidTransfer for another kind."""
     if kind not in ("rdma", "tcp"):
         raise InvalidTransfer(f"no such kind of NIC: {kind!r}", field="kind")
     nics = usable_nics(inventory, kind, names)

@@ -1,16 +1,16 @@
 """The thin edge over NIXL: its names, its errors, and what it does not do by itself.
 
-The only file that imports NIXL, and only when an engine is told to use it. What to know of it (1.5.1, UCX):
+Only this file imports NIXL, and only when an engine is told to use it. What to know of it (1.5.1, UCX):
 
 - Without its progress thread nothing happens but in calls. With it an idle process takes a fifth of a core, so we go
-  without: whoever waits for a transfer makes it go on by asking, and a peer that shall be *connected* to must ask too.
+  without. Whoever waits for a transfer drives it by asking, and a peer to which others *connect* must ask too.
 - A call lets go of the GIL; calls of several threads take turns (``NIXL_THREAD_SYNC_STRICT``).
 - Where the kernel or a NIC copies (cross-memory attach, RDMA), a peer takes no part in a READ. Where it cannot (tcp),
-  UCX has the peer's own thread read whatever address it is told, without looking whether that is registered; the
+  UCX lets the peer's own thread read any address it is told, without checking that it is registered. The
   pairing (:mod:`.endpoint`) tells the two apart and refuses the second.
 - A transfer that does not end cannot be called back for certain, so bytes land in buffers of ours only.
 - UCX does not give a connection back while the peer lives: each one that is ended and made anew leaves a descriptor
-  open at both ends. So one is kept for as long as its peer lives, and those that are made anew are counted.
+  open at both ends. So a connection is kept for as long as its peer lives, and those that are made anew are counted.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from pinyon.transfer.transports.nixl.wire import Place
 _log = logging.getLogger(__name__)
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 _MOST_STRAYS = 64
-"""Transfers that were given up and have not ended; with more of them nothing new begins."""
+"""The number of abandoned transfers that have not ended at which nothing new begins."""
 _MOST_STRAYS_OF_ONE = 8
-"""Of one peer, so that it leaves room for others."""
+"""The number of abandoned transfers from one peer at which none begins with it, which leaves room for others."""
 _FAILED_S = 60.0
-"""So long after it failed a transfer that was given up counts as ended."""
+"""The seconds after its failure at which an abandoned transfer counts as ended."""
 _MOST_IDLE = 1024
-"""Peers that nobody speaks to and NIXL stays connected to; above it the one that was left first is forgotten."""
+"""The connected peers that nobody uses, at most; above it the one that was left first is forgotten."""
 MOST_CONNECTIONS = 16
-"""To one process, as long as it lives."""
+"""The connections to one process at most, as long as it lives."""
 MOST_FAILED_PROOFS = 3
-"""One after another."""
+"""The failed proofs in a row at which NIXL is not used any more with a process."""
 _MOST_REMEMBERED = 1 << 14
-"""Processes of which is known how often NIXL was tried; above it the one that was tried least recently is new again."""
+"""The processes whose attempts are counted, at most; above it the one tried least recently is new again."""
 _MOST_FREE_BUFFERS = 16
-"""Kept for the next READ, whoever it is from."""
+"""The buffers kept at most for the next READ, from whichever peer."""
 BUFFER_BYTES = 1 << 20
-"""Of a READ's payload; pages that no READ has needed yet take no memory."""
+"""The payload of one READ at most; pages that no READ has needed yet take no memory."""
 _FIRST_TURNS = 4
-"""In which a new agent takes up its connection to itself."""
+"""The turns in which a new agent takes up its connection to itself."""
 Pieces = Sequence[tuple[int, int]]
-"""``(address, bytes)``"""
+"""Ranges of memory, ``(address, bytes)``."""
 
 
 class NixlError(ConnectionError):
@@ -65,7 +65,7 @@ class NixlError(ConnectionError):
 
 @functools.cache
 def _nixl() -> SimpleNamespace:
-    """The names we use. Raises NixlError: NIXL cannot be imported."""
+    """Returns the names of NIXL that are used here. Raises NixlError if NIXL cannot be imported."""
     found: list[str] = []
     for package in _PACKAGES:
         try:
@@ -83,7 +83,7 @@ def _nixl() -> SimpleNamespace:
 
 
 def nixl_available() -> str | None:
-    """Why NIXL cannot be used here, in words for people; None when it can."""
+    """Returns why NIXL cannot be used here, in words for people; None if it can."""
     try:
         _nixl()
     except NixlError as error:
@@ -108,14 +108,14 @@ class Buffer:
         self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.view = memoryview(self._map)
         self.array = np.frombuffer(self._map, np.uint8)
-        """The same for numpy."""
+        """The memory as an array, for numpy."""
         self.address = int(self.array.ctypes.data)
         self.registered: Any = None
 
 
 @dataclass(slots=True, eq=False)
 class _Stray:
-    """A READ that was given up while it ran."""
+    """A READ that was abandoned while it ran."""
 
     name: str
     request: int
@@ -125,14 +125,14 @@ class _Stray:
 
 @dataclass(slots=True, eq=False)
 class _Attempts:
-    """With one process."""
+    """The attempts with one process."""
 
     connections: int = 0
     failed_proofs: int = 0
-    """That it is read without taking part."""
+    """The proofs that failed in a row; a proof shows that the process is read without taking part."""
 
     def refusal(self, *, connected: bool) -> str | None:
-        """Why NIXL is not used any more with this process, in words for people; None: it may be."""
+        """Returns why NIXL is not used any more with this process, in words for people; None if it may be."""
         if self.failed_proofs >= MOST_FAILED_PROOFS:
             return f"{self.failed_proofs} times it was not read without taking part"
         if self.connections >= MOST_CONNECTIONS and not connected:
@@ -144,19 +144,18 @@ class _Attempts:
 class _Peer:
     metadata: bytes
     endpoints: int = 0
-    """That speak to it."""
+    """The endpoints that use this peer."""
     regions: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """The metadata by first address and end."""
+    """The metadata of each region by first address and end."""
     spoiled: bool = False
-    """To be forgotten when nobody speaks to it any more, as what NIXL knows of it is of no use."""
+    """True if the peer is to be forgotten once no endpoint uses it, because NIXL's knowledge of it is of no use."""
 
 
 class NixlAgent:
-    """This process towards NIXL. All methods are thread-safe."""
+    """The agent that stands for this process in NIXL. All methods are thread-safe."""
 
     def __init__(self, name: str, *, loopback: bool = False) -> None:
-        """``loopback``: only processes of this host are to reach it. Raises NixlError: NIXL or its UCX does not work
-        here."""
+        """Makes the agent, with ``loopback`` for processes of this host only. Raises NixlError if NIXL or UCX fails."""
         nixl = _nixl()
         self.version: str = nixl.version
         self.name = name
@@ -174,16 +173,19 @@ class NixlAgent:
             for _ in range(_FIRST_TURNS):
                 self._raw.getNotifs({}, self._backends)
         self.pairing = threading.Lock()
-        """Held by whoever proves that a peer has no part in a READ, and by whoever is the peer of one that does: what
-        the former does would make the latter's part go on."""
+        """The lock held during a proof that a peer has no part in a READ, at both ends.
+
+        A proving process drives transfers. If it were the peer of another proof meanwhile, it would drive its part
+        there too."""
         self.turn = threading.Lock()
-        """Held by whoever calls what makes transfers go on, our own and those that peers want served. Who holds it as
-        the peer of a proof knows that nothing does."""
+        """The lock held by each call that drives transfers, our own and those that peers want served.
+
+        The peer of a proof holds it, and so knows that nothing drives them."""
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
-        """What NIXL knows of other agents, by name."""
+        """The agents that NIXL knows, and what it knows of them, by name."""
         self._idle: OrderedDict[str, None] = OrderedDict()
-        """Those of them that no endpoint speaks to; who was left last comes last."""
+        """The peers that no endpoint uses; the one that was left last comes last."""
         self._attempts: OrderedDict[str, _Attempts] = OrderedDict()
         self._free: list[Buffer] = []
         self._strays: list[_Stray] = []
@@ -191,7 +193,7 @@ class NixlAgent:
     # --- memory ---
 
     def register(self, address: int, nbytes: int) -> Any:
-        """So that it can be read into, and by peers that get :meth:`metadata`. Raises NixlError."""
+        """Registers memory to be read into, also for peers that get its :meth:`metadata`. Raises NixlError."""
         with _calling("memory is not registered"):
             return self._agent.register_memory([(address, nbytes, 0, "")], "DRAM", ["UCX"])
 
@@ -200,30 +202,30 @@ class NixlAgent:
             self._agent.deregister_memory(registered, ["UCX"])
 
     def metadata(self, registered: Any, *, connection: bool) -> bytes:
-        """What a peer must know of this memory; with ``connection`` also how to reach this agent. Raises NixlError."""
+        """Returns what a peer must know of this memory, and with ``connection`` how to reach us. Raises NixlError."""
         with _calling("no metadata"):
             return bytes(self._agent.get_partial_agent_metadata(registered, connection, ["UCX"]))
 
     def new_buffer(self, nbytes: int) -> Buffer:
-        """Raises NixlError."""
+        """Makes a registered buffer. Raises NixlError."""
         buffer = Buffer(nbytes)
         buffer.registered = self.register(buffer.address, nbytes)
         return buffer
 
     def drop_buffer(self, buffer: Buffer) -> None:
-        """No transfer uses it any more."""
+        """Gives up a buffer that no transfer uses any more."""
         self.deregister(buffer.registered)
 
     def take_buffer(self) -> Buffer:
-        """One of ``BUFFER_BYTES``, which nobody else uses until :meth:`give_buffer`. Raises NixlError."""
+        """Returns a buffer of ``BUFFER_BYTES``, which nobody else uses until :meth:`give_buffer`. Raises NixlError."""
         try:
             return self._free.pop()
         except IndexError:
             return self.new_buffer(BUFFER_BYTES)
 
     def give_buffer(self, buffer: Buffer) -> None:
-        """No transfer uses it any more."""
-        if len(self._free) < _MOST_FREE_BUFFERS:  # several at once make it some more
+        """Keeps a buffer that no transfer uses any more, or drops it."""
+        if len(self._free) < _MOST_FREE_BUFFERS:  # several threads at once may exceed the bound a little
             self._free.append(buffer)
         else:
             self.drop_buffer(buffer)
@@ -231,12 +233,11 @@ class NixlAgent:
     # --- peers ---
 
     def check(self, name: str) -> None:
-        """Raises NixlError: it was tried with this peer often enough, or too much does not end."""
+        """Raises NixlError if NIXL was tried with this peer often enough, or too many transfers do not end."""
         with self._lock:
             self._check(name)
 
     def _check(self, name: str) -> None:
-        """Lock held."""
         if len(self._strays) >= _MOST_STRAYS:
             raise NixlError(f"{len(self._strays)} transfers by NIXL do not end")
         if sum(stray.name == name for stray in self._strays) >= _MOST_STRAYS_OF_ONE:
@@ -247,12 +248,12 @@ class NixlAgent:
             raise NixlError(f"not any more with the process {name}: {reason}")
 
     def _refusal(self, name: str, *, connected: bool) -> str | None:
-        """Lock held. See ``_Attempts.refusal``; nothing is remembered of who was only asked for."""
+        """Returns what ``_Attempts.refusal`` says; unlike ``_attempts_with``, adds no entry. Needs the lock."""
         attempts = self._attempts.get(name)
         return None if attempts is None else attempts.refusal(connected=connected)
 
     def _attempts_with(self, name: str) -> _Attempts:
-        """Lock held. To count one more."""
+        """Returns the attempts with this peer, for one more to be counted. Needs the lock."""
         attempts = self._attempts.setdefault(name, _Attempts())
         self._attempts.move_to_end(name)
         if len(self._attempts) > _MOST_REMEMBERED:
@@ -260,8 +261,9 @@ class NixlAgent:
         return attempts
 
     def meet(self, name: str, metadata: bytes) -> bool:
-        """An endpoint speaks to this peer from now on, until :meth:`leave`. Whether that is by a connection that was
-        kept while nobody used it. Raises NixlError."""
+        """Notes that an endpoint uses this peer from now on, until :meth:`leave`.
+
+        Returns whether that is by a connection that was kept while nobody used it. Raises NixlError."""
         with self._lock:
             peer = self._peers.get(name)
             kept = peer is not None and not peer.endpoints
@@ -275,22 +277,23 @@ class NixlAgent:
                 try:
                     self._load(name, metadata)
                 except NixlError:
-                    self._forget(name)  # it may have taken in a part
+                    self._forget(name)  # NIXL may have taken in a part of the metadata
                     raise
             peer.endpoints += 1
             self._idle.pop(name, None)
             return kept
 
     def learn(self, name: str, place: Place, most: int) -> bool:
-        """That a peer which was met has this region. False: it lies where another one did that NIXL knows, or NIXL
-        knows ``most`` of them already. Raises NixlError."""
+        """Tells NIXL that a peer, which was met, has this region.
+
+        Returns False if it overlaps one that NIXL knows, or NIXL knows ``most`` of them already. Raises NixlError."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None:
                 raise NixlError("the agent is closed")
             where = place.address, place.address + place.length
             if peer.regions.get(where) == place.metadata:
-                return True  # it may be another region, but NIXL would hear nothing new
+                return True  # it may be another region, but NIXL would learn nothing new
             overlaps = any(start < where[1] and place.address < stop for start, stop in peer.regions)
             if overlaps or len(peer.regions) >= most:
                 return False
@@ -305,8 +308,7 @@ class NixlAgent:
             raise NixlError("a peer's metadata is another's")
 
     def renew(self, name: str) -> bool:
-        """Whether NIXL will have forgotten what it knows of this peer by the time that it is met again, if the only
-        endpoint that speaks to it is closed."""
+        """Marks the peer to be forgotten when its only endpoint is closed. Returns False if that cannot be."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None or peer.endpoints != 1 or self._refusal(name, connected=False) is not None:
@@ -315,13 +317,13 @@ class NixlAgent:
             return True
 
     def spoil(self, name: str) -> None:
-        """Its connection broke: it is made anew when the peer is met again and nobody else speaks to it."""
+        """Marks the connection as broken: it is made anew when the peer is met again and no endpoint uses it."""
         with self._lock:
             if (peer := self._peers.get(name)) is not None:
                 peer.spoiled = True
 
     def proved(self, name: str, *, well: bool) -> None:
-        """Whether this peer, which was met, is read without taking part."""
+        """Counts a proof that this peer, which was met, is read without taking part, and whether it went ``well``."""
         with self._lock:
             attempts = self._attempts_with(name)
             attempts.failed_proofs = 0 if well else attempts.failed_proofs + 1
@@ -329,7 +331,7 @@ class NixlAgent:
                 _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
 
     def leave(self, name: str) -> None:
-        """One endpoint less. After the last of them NIXL stays connected, unless that is of no use."""
+        """Counts one endpoint less. After the last of them NIXL stays connected, unless that is of no use."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None:
@@ -347,23 +349,23 @@ class NixlAgent:
                 self._forget(next(iter(self._idle)))
 
     def _forget(self, name: str) -> None:
-        """Lock held."""
+        """Makes NIXL forget the peer. Needs the lock."""
         self._peers.pop(name, None)
         self._idle.pop(name, None)
-        with contextlib.suppress(Exception):  # it does not know the peer
+        with contextlib.suppress(Exception):  # NIXL may not know the peer
             self._raw.invalidateRemoteMD(name)
 
     # --- READs ---
 
     def prepare(self, here: Pieces, there: Pieces, name: str) -> int:
-        """A READ of these pieces into those, to be posted any number of times, one after another. Raises NixlError."""
+        """Returns a READ from ``there`` into ``here``, to be posted any number of times, in turn. Raises NixlError."""
         near = self._list(self._memory, [(address, nbytes, 0) for address, nbytes in here])
         far = self._list(self._memory, [(address, nbytes, 0) for address, nbytes in there])
         with _calling("no READ"):
             return int(self._raw.createXferReq(self._read, near, far, name, b"", self._backends))
 
     def prepare_one(self, here: int, there: int, nbytes: int, name: str) -> int:
-        """:meth:`prepare` for one piece, which is when each microsecond shows."""
+        """Does :meth:`prepare` for one piece, where each microsecond shows."""
         try:
             memory = self._memory
             return self._raw.createXferReq(  # type: ignore[no-any-return]
@@ -378,7 +380,7 @@ class NixlAgent:
             raise NixlError(f"no READ: {error}") from None
 
     def post(self, request: int) -> bool:
-        """Start it. Whether it has ended, well. Raises NixlError: it failed."""
+        """Starts the request. Returns whether it has ended well already. Raises NixlError if it failed."""
         try:
             with self.turn:
                 state = self._raw.postXferReq(request, b"")
@@ -387,7 +389,7 @@ class NixlAgent:
         return self._ended(state)
 
     def look(self, request: int) -> bool:
-        """Whether what was posted has ended, well; makes it go on. Raises NixlError: it failed."""
+        """Drives the posted request. Returns whether it has ended well. Raises NixlError if it failed."""
         try:
             with self.turn:
                 state = self._raw.getXferStatus(request)
@@ -403,27 +405,29 @@ class NixlAgent:
         raise NixlError(f"a READ ended as {state}")
 
     def release(self, request: int) -> None:
-        """Forget a request that does not run."""
+        """Forgets a request that does not run."""
         try:  # not by contextlib.suppress, which would take as long as the call
             self._raw.releaseXferReq(request)
-        except Exception:  # the agent is closed, and so has forgotten it
+        except Exception:  # the closed agent has forgotten the request
             return
 
     def stray(self, name: str, request: int, buffers: Sequence[Buffer]) -> None:
-        """Given up while it ran; its endpoint's :meth:`leave` is ours now. NIXL would let us release it, and write into
-        its buffer all the same when bytes come: so all are kept until :meth:`tend` finds that it has ended."""
+        """Keeps an abandoned request that still runs, with its buffers, until :meth:`tend` finds that it has ended.
+
+        NIXL would let us release the request, and still write into its buffer when bytes come. The call of
+        :meth:`leave` for its endpoint is made here, too."""
         with self._lock:
             self._strays.append(_Stray(name, request, buffers))
 
     # --- keeping house ---
 
     def help(self) -> None:
-        """Make go on what peers want of this agent, such as a connection."""
-        with contextlib.suppress(Exception), self.turn:  # what is wrong with a peer shows where it is spoken to
+        """Drives what peers want of this agent, such as a connection."""
+        with contextlib.suppress(Exception), self.turn:  # a peer's errors show at the calls that use it
             self._raw.getNotifs({}, self._backends)
 
     def tend(self, now_s: float) -> None:
-        """Free what has ended since."""
+        """Frees the abandoned transfers that have ended since."""
         with self._lock:
             strays = list(self._strays)
         for stray in strays:
@@ -440,19 +444,19 @@ class NixlAgent:
         try:
             return self.look(stray.request)
         except NixlError:
-            # Of several pieces one has failed; the others are over soon.
+            # One of several pieces has failed; the others end soon.
             if stray.failed_s is None:
                 stray.failed_s = now_s
             return now_s - stray.failed_s >= _FAILED_S
 
     @property
     def strays(self) -> int:
-        """Transfers that were given up and have not ended."""
+        """The number of abandoned transfers that have not ended."""
         return len(self._strays)
 
     def close(self) -> None:
-        """End its connections and its thread; every later call fails as :class:`NixlError` or does nothing."""
-        with self._lock:  # strays stay: somebody may be in a call
+        """Ends the agent's connections and its thread; every later call raises :class:`NixlError` or does nothing."""
+        with self._lock:  # strays stay, because another thread may be in a call
             for name in list(self._idle):
                 self._forget(name)
             self._peers.clear()

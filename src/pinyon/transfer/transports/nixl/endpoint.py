@@ -24,28 +24,30 @@ from pinyon.transfer.transports.nixl.wire import SEAL_BYTES, Code, Op, Page, Pla
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 _PIECES = 512
-"""Of one READ by NIXL."""
+"""The pieces of one READ by NIXL at most."""
 _READ_TRIES = 4
-"""A READ whose keys are taken back one after another while it runs starts again so often."""
+"""The attempts of a READ whose keys are taken back one after another while it runs."""
 PROOF_S = 0.25
-"""So long the READs may take that the peer has no part in."""
+"""The seconds that the READs of a proof may take, in which the peer has no part."""
 _PROOF_BYTES = 64 << 10
 _SLEEP_S = 0.001
-"""Between two looks at a READ that takes longer than the spin limit: NIXL shows no descriptor to wait for."""
+"""The seconds between two checks of a READ beyond the spin limit: NIXL shows no descriptor to wait for."""
 _MOST_REST_MS = 25
 _LOOP_S = 0.001
-"""Most that an event loop waits for a READ that was to end at once."""
+"""The seconds that an event loop waits at most for a READ that should end at once."""
 
 _Piece = tuple[bytes, int, int, Region, int]
-"""Key, the peer's address, bytes, region and offset here."""
+"""A piece of a READ: key, the peer's address, bytes, region and offset here."""
 
 
 class NixlEndpoint(ControlEndpoint[Place]):
-    """For one user at a time. NIXL never writes into a region: what it brings is copied out of ``_buffer``, so nothing
-    can land late, whatever becomes of a READ that was given up. What is larger than that comes in pieces."""
+    """An endpoint that reads by NIXL, for one user at a time.
+
+    NIXL never writes into a region: its payload is copied out of ``_buffer``, so nothing can land late, whatever
+    becomes of an abandoned READ. A payload larger than the buffer comes in pieces."""
 
     def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
-        """``peer``: the name of the peer's agent. ``pair`` comes next. Raises NixlError."""
+        """Takes the name of the peer's agent; ``pair`` must be called next. Raises NixlError."""
         most = context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS
         super().__init__(context, link, wire.pack_request(Op.TOUCH), KnownKeys(*most, self._release_looks))
         self._agent = agent
@@ -55,32 +57,33 @@ class NixlEndpoint(ControlEndpoint[Place]):
         self._met = False
         self._places = self._keys.opened
         self._looks: dict[bytes, int] = {}
-        """A prepared READ of the seal, by key."""
+        """The prepared READ of the seal, by key."""
         self._running = 0
-        """The request that was posted and has not ended."""
+        """The request that was posted and has not ended; 0 if there is none."""
         self._at_once = True
-        """Since it is connected every READ had ended when it was posted, as where the kernel copies."""
+        """True as long as every READ had ended when it was posted, as where the kernel copies."""
         self._buffer: Buffer | None = None
-        """While a READ needs it."""
+        """The buffer that a READ needs; None between READs."""
         self._seal_buffer: Buffer = agent.new_buffer(mmap.PAGESIZE)
         self._seal = self._seal_buffer.view[:SEAL_BYTES]
 
     # --- set-up ---
 
     def pair(self, deadline: float) -> None:
-        """Connect the two agents, and see that the peer has no part in a READ. Raises WireError, NixlError, OSError,
-        Stalled, DeadlineReached."""
+        """Connects the two agents, and checks that the peer has no part in a READ.
+
+        Raises WireError, NixlError, OSError, Stalled, DeadlineReached."""
         body = self._ask(Op.PAIR, self._agent.version.encode(), deadline)
         self._page, metadata = wire.parse_paired(body, self._peer)
         self._meet(metadata, deadline)
         while not self._prove(deadline):
-            time.sleep((1 + secrets.randbelow(_MOST_REST_MS)) / 1000)  # both wait for each other, perhaps
+            time.sleep((1 + secrets.randbelow(_MOST_REST_MS)) / 1000)  # perhaps both ends wait for each other
         self._give_buffer()
         self._agent.proved(self._peer, well=True)
         self.link.stream.send([wire.pack_request(Op.PROVED)], deadline)
 
     def _meet(self, metadata: bytes, deadline: float) -> None:
-        """Connect, or find that NIXL is connected still: anew, if that connection broke."""
+        """Connects, or uses the connection that NIXL still has; makes it anew if it broke."""
         agent, again = self._agent, True
         while again:
             again = agent.meet(self._peer, metadata)
@@ -95,10 +98,9 @@ class NixlEndpoint(ControlEndpoint[Place]):
                 agent.leave(self._peer)
 
     def _prove(self, deadline: float) -> bool:
-        """Read while the peer does nothing. False: it cannot do nothing now. Raises NixlError: the READ does not end.
+        """Proves that the peer has no part in a READ: it stands still meanwhile. Returns False if it cannot now.
 
-        Our own side takes part in no other proof meanwhile.
-        """
+        Our own side takes part in no other proof meanwhile. Raises NixlError if the READ does not end."""
         if not self._agent.pairing.acquire(timeout=max(0.0, deadline - self._clock())):
             raise DeadlineReached
         try:
@@ -106,7 +108,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
             if code is Code.BUSY:
                 return False
             proof = min(deadline, self._clock() + PROOF_S)
-            self._at_once = True  # but for the one that had to wait for the connection
+            self._at_once = True  # the READ that had to wait for the connection does not count
             for nbytes in (SEAL_BYTES, _PROOF_BYTES):
                 self._read_page(nbytes, proof)
         except (DeadlineReached, Stalled):
@@ -149,7 +151,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
         return LOST
 
     def _read(self, chain: Chain) -> bytearray | None:
-        """A code per slice; None: the peer has taken back what it had opened."""
+        """Reads the chain. Returns a code per slice, or None if the peer has taken back what it had opened."""
         refusals = bytearray(len(chain.slices))
         pieces: list[_Piece] = []
         filled = 0
@@ -200,7 +202,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
-        """On an event loop, so only where the READ has ended by the time that it is posted."""
+        """Does :meth:`move` on an event loop, so only where READs have ended by the time that they are posted."""
         if not self._at_once or self._agent.turn.locked():
             return None
         limit = min(deadline, self._clock() + _LOOP_S)
@@ -224,7 +226,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
                 )
                 yield place
             elif self._agent.renew(self._peer):
-                # NIXL would mistake it for what the peer has no more: what it knows goes with the connection.
+                # NIXL would confuse the region with an earlier one, which it forgets only with the connection.
                 raise TryAgain("the peer has other regions than it had")
             else:
                 yield Place(Reason.OTHER_TRANSPORT)
@@ -237,8 +239,9 @@ class NixlEndpoint(ControlEndpoint[Place]):
     # --- READs ---
 
     def _fetch(self, pieces: list[_Piece], deadline: float) -> bool:
-        """Bring these pieces, which fit into the buffer, and copy each to its place; the chain holds the regions.
-        False: some key does not open any more what it did, and nothing was copied."""
+        """Reads these pieces, which fit into the buffer, and copies each to its place; the chain holds the regions.
+
+        Returns False, with nothing copied, if some key does not open any more what it did."""
         here: list[tuple[int, int]] = []
         buffer = self._take_buffer()
         at = buffer.address
@@ -257,25 +260,25 @@ class NixlEndpoint(ControlEndpoint[Place]):
         return True
 
     def _take_buffer(self) -> Buffer:
-        """After a READ that failed it is still here. Raises NixlError."""
+        """Returns the buffer, which is still here after a READ that failed. Raises NixlError."""
         buffer = self._buffer
         if buffer is None:
             buffer = self._buffer = self._agent.take_buffer()
         return buffer
 
     def _give_buffer(self) -> None:
-        """No request that would write into it runs."""
+        """Gives the buffer back. No request that would write into it runs."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             self._agent.give_buffer(buffer)
 
     def _intact(self, key: bytes, deadline: float) -> bool:
-        """After the last byte was read: was it what the key opens?"""
+        """Returns whether the key still opens the bytes that were just read."""
         self._complete(self._looks[key], deadline)
         return self._seal == self._places[key].seal.value
 
     def _complete(self, request: int, deadline: float, pieces: int = 1) -> None:
-        """Post it and wait until it is done."""
+        """Posts the request and waits until it is done."""
         self._running = request
         try:
             if not self._agent.post(request):
@@ -324,7 +327,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
 
 
 def _store(region: Region, offset: int, buffer: Buffer, start: int, nbytes: int) -> None:
-    """Copy from the buffer to a region that is pinned."""
+    """Copies from the buffer to a region that is pinned."""
     if nbytes > SMALL_BYTES:  # numpy lets go of the GIL meanwhile
         np.copyto(region.array[offset : offset + nbytes], buffer.array[start : start + nbytes])
     else:

@@ -1,4 +1,4 @@
-"""What NIXL and UCX would change for the whole process, and for its children, kept to where they need it."""
+"""Limits on what NIXL and UCX would change for the whole process and for its children."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _environment = threading.RLock()
 
 @contextlib.contextmanager
 def ucx_environment(*, loopback: bool = False) -> Iterator[None]:
-    """The variables that NIXL and UCX read when they are loaded and when an agent is made; as before afterwards.
-    ``loopback``: only processes of this host are to reach us. What the user has set stays."""
-    wanted = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal"}  # what fails is told by us; peers could fill a log
+    """Sets the variables that NIXL and UCX read when loaded and when an agent is made; restores them afterwards.
+
+    With ``loopback``, only processes of this host are to reach us. Variables that the user has set stay."""
+    wanted = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal"}  # we report failures; peers could fill a log
     if not any(_RDMA_DEVICES.glob("*")):
-        # Of no use here, and the wheel's libnl beside the system's, which libibverbs brings, ends the process at its
-        # exit with a segmentation fault (1.5.1).
+        # InfiniBand is of no use here. The wheel's libnl beside the system's, which libibverbs brings, ends the process
+        # at its exit with a segmentation fault (1.5.1).
         wanted["UCX_MODULES"] = "^ib"
     if loopback:
         wanted["UCX_NET_DEVICES"] = "lo"
@@ -38,9 +39,10 @@ def ucx_environment(*, loopback: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closed_on_exec(*, only_tcp: bool = False) -> Iterator[None]:
-    """Descriptors that appear meanwhile are not inherited by programs that this process starts: UCX leaves that out.
+    """Keeps descriptors that appear meanwhile from being inherited by started programs, which UCX omits.
 
-    It cannot be told whose they are. Python's own are not inherited anyway. ``only_tcp``: of sockets of TCP."""
+    It cannot be told who opened them. Python's own are not inherited anyway. With ``only_tcp``, only TCP sockets
+    count."""
     before = _inheritable()
     try:
         yield
@@ -53,9 +55,9 @@ def closed_on_exec(*, only_tcp: bool = False) -> Iterator[None]:
 
 def _inheritable() -> set[int]:
     found: set[int] = set()
-    with contextlib.suppress(OSError):  # none left to look with
+    with contextlib.suppress(OSError):  # no descriptor left to list with
         for name in os.listdir(_DESCRIPTORS):
-            with contextlib.suppress(OSError):  # closed since, as the one of this listing
+            with contextlib.suppress(OSError):  # closed since, as the descriptor of this listing
                 if os.get_inheritable(int(name)):
                     found.add(int(name))
     return found

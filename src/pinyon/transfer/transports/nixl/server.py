@@ -23,11 +23,11 @@ from pinyon.transfer.types.request import Reason
 
 _log = logging.getLogger(__name__)
 _BUSY_S = 0.05
-"""So long a peer that is ready waits for another proof to end before it is told to come again."""
+"""The seconds for which a peer that is ready waits for another proof to end before it is told to come again."""
 _HELP_MS = 1
-"""Between two turns of our agent while a peer connects to it."""
+"""The milliseconds between two turns of our agent while a peer connects to it."""
 _PAGE_BYTES = 1 << 20
-"""Of seals: NIXL reads registered memory only."""
+"""The bytes of the page of seals, which is registered because NIXL reads registered memory only."""
 
 
 class _Shown(NamedTuple):
@@ -38,15 +38,14 @@ class _Shown(NamedTuple):
 
 
 class NixlServer:
-    """Serves the links of service ``NIXL``.
+    """The service of ``NIXL`` links.
 
-    A region is registered whole when a peer first asks for some of it, until it is unregistered: NIXL's keys are for
-    all of a registration, and registrations must not overlap. That readers keep to what a grant opens, and stop when it
-    is taken back, is up to them (docs/transfer.md).
-    """
+    A region is registered whole when a peer first asks for some of it, until it is unregistered. NIXL's keys are for
+    all of a registration, and registrations must not overlap. Readers themselves must keep to what a grant opens, and
+    stop when it is taken back (docs/transfer.md)."""
 
     def __init__(self, context: EngineContext, agent: NixlAgent) -> None:
-        """Raises NixlError."""
+        """Registers the page of seals. Raises NixlError."""
         self._context = context
         self._limits = context.limits
         self._agent = agent
@@ -80,7 +79,7 @@ class NixlServer:
     # --- set-up ---
 
     def _pair(self, inbound: Inbound, head: memoryview) -> bool:
-        """False: it comes to nothing, which the peer knows."""
+        """Sets the connection up. Returns False if it comes to nothing, which the peer knows."""
         deadline = self._clock() + self._limits.connect_s
         stream = inbound.stream
         version = inbound.stream.receive_bytes(self._expect(inbound, head, Op.PAIR, deadline).size, deadline)
@@ -102,7 +101,7 @@ class NixlServer:
             stream.send([wire.pack_answer(Op.READY, Code.BUSY)], deadline)
 
     def _stand_still(self, inbound: Inbound, head: memoryview, deadline: float) -> bool:
-        """Until the peer has proved that it reads without us. False: not now, we take part in another proof."""
+        """Stands still until the peer has proved that it reads without us. Returns False during another proof."""
         agent = self._agent
         if not agent.pairing.acquire(timeout=_BUSY_S):
             return False
@@ -122,13 +121,13 @@ class NixlServer:
         return header
 
     def help(self) -> None:
-        """About once a second: what peers want of our agent besides connecting, such as to be rid of them."""
+        """Serves peers' wishes besides connecting, such as to be rid of them; called about once a second."""
         self._agent.help()
 
     # --- what keys open ---
 
     def _place(self, grant: Grant) -> Place:
-        """What it opens for reading."""
+        """Returns what the grant opens for reading."""
         region = grant.region
         if not grant.rights & Access.READ:
             return Place(Reason.ACCESS_DENIED)
@@ -141,7 +140,7 @@ class NixlServer:
         return Place(0, region.address, region.length, seal, grant.spans, shown.metadata)
 
     def _show(self, region: Region) -> _Shown | None:
-        """None: it overlaps with a region that is shown already, or NIXL does not take it."""
+        """Registers the region at its first use. Returns None if it overlaps another or NIXL does not take it."""
         with self._lock:
             shown = self._shown.get(region)
             if shown is not None:
@@ -164,7 +163,7 @@ class NixlServer:
             return shown
 
     def _hide(self, region: Region) -> None:
-        """Nobody uses it any more. (Who holds a pin on a grant of it for ``_place`` is waited for before this.)"""
+        """Ends the registration of a region that nobody uses any more; pins for ``_place`` were waited for before."""
         with self._lock:
             shown = self._shown.pop(region, None)
         if shown is not None:

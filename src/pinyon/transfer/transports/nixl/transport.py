@@ -1,11 +1,10 @@
 """NIXL: READs of peers' host memory by the library that NVIDIA Dynamo and others move KV with (UCX underneath).
 
-The initiator reads, one-sided, into a buffer of its own, looks at the seal of what it was told, and copies the bytes to
-their place. It never WRITEs: NIXL can neither take a key back at once nor end what another process writes, and without
-both the bytes of a WRITE that was given up could land in memory that serves something else by then. So another
-transport is needed beside it, which takes the WRITEs and the READs that are not better off here
-(:mod:`pinyon.transfer.paths.reach`).
-"""
+The initiator reads, one-sided, into a buffer of its own, checks the seal that belongs to the key, and copies the bytes
+to their place. It never WRITEs: NIXL can neither take a key back at once nor end what another process writes. Without
+both, the bytes of a WRITE that was given up could land in memory that serves another purpose by then. So another
+transport is needed beside it, for the WRITEs and for the READs that NIXL does not make faster
+(:mod:`pinyon.transfer.paths.reach`)."""
 
 from __future__ import annotations
 
@@ -29,14 +28,16 @@ _MOST_TOLD = 64
 
 
 class NixlTransport(Endpoints[NixlEndpoint]):
-    """Initiator side; ``service`` is the other one."""
+    """The initiator's side of nixl; ``service`` is the serving side."""
 
     name = "nixl"
 
     def __init__(self, context: EngineContext, *, loopback: bool) -> None:
-        """``loopback``: only processes of this host are to reach us, so UCX does not listen on other interfaces (unless
-        ``UCX_NET_DEVICES`` says where). Takes up to seconds the first time in a process. Raises NixlError."""
-        super().__init__(context, 1)  # NIXL knows one connection to each peer
+        """Makes the agent, which takes up to seconds the first time in a process. Raises NixlError.
+
+        With ``loopback``, only processes of this host are to reach us, so UCX does not listen on other interfaces
+        (unless ``UCX_NET_DEVICES`` says where)."""
+        super().__init__(context, 1)  # NIXL has one connection to each peer
         self.moves_bytes = BUFFER_BYTES
         self._agent = NixlAgent(context.boot_id.hex(), loopback=loopback)
         self.service = NixlServer(context, self._agent)
@@ -68,13 +69,12 @@ class NixlTransport(Endpoints[NixlEndpoint]):
         return endpoint
 
     def _tell(self, remote: SegmentDescriptor, error: NixlError) -> None:
-        """Each reason once, up to a bound: peers could fill a log else."""
+        """Logs each reason once, up to a bound, because peers could fill a log otherwise."""
         if str(error) not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(str(error))
             _log.info("not using NIXL with %s:%d: %s", remote.host, remote.port, error)
 
     def maintain(self, now: float) -> None:
-        """See ``Transport.maintain``."""
         super().maintain(now)
         self._agent.tend(now)
         self.service.help()

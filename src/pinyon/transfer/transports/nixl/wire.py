@@ -1,21 +1,20 @@
 """The control messages of the NIXL transport, without the I/O. Pure: bytes in, values out, or :class:`WireError`.
 
-They pass on an authenticated link (:mod:`.handshake`, service ``NIXL``); the payload goes by NIXL. One at a time (all
+They pass on an authenticated link (``links.handshake``, service ``NIXL``); the payload goes by NIXL. One at a time (all
 integers big-endian)::
 
-    initiator → PAIR     header + version of NIXL              only equal ones understand each other
-    server    → answer   header + page(address length seal) + metadata          or a code alone
-    initiator → READY    header                                connected: from now on the server does not help
-    server    → answer   header                                or BUSY: come again
-    initiator → PROVED   header                                it reads the page all the same; no answer
-    initiator → RESOLVE  header + count x key
-    server    → answer   header + count x place(code spans address length seal + spans + metadata)
-    initiator → TOUCH    header                                no answer: the link is in use
+    - initiator → PAIR     header + version of NIXL              only equal ones understand each other
+    - server    → answer   header + page(address length seal) + metadata          or a code alone
+    - initiator → READY    header                                connected: from now on the server does not help
+    - server    → answer   header                                or BUSY: come again
+    - initiator → PROVED   header                                it reads the page all the same; no answer
+    - initiator → RESOLVE  header + count x key
+    - server    → answer   header + count x place(code spans address length seal + spans + metadata)
+    - initiator → TOUCH    header                                no answer: the link is in use
 
 *Metadata* is what one NIXL agent must know of another: how to connect, and the keys of registered memory. It is opaque
-but for its beginning, the name of the agent: a peer speaks for its own agent only, so what it says of another is not
-given to NIXL. A *seal* is 16 bytes in the page that stay as they are as long as what was told with them holds.
-"""
+but for its beginning, the name of the agent. A peer speaks for its own agent only, so NIXL does not get what it says of
+another. A *seal* is 16 bytes in the page that stay as they are as long as what was told with them holds."""
 
 from __future__ import annotations
 
@@ -45,15 +44,15 @@ MAGIC = 0x504E
 REPLY_BIT = 0x80
 MAX_VERSION_BYTES = 64
 MAX_METADATA_BYTES = 64 << 10
-"""Of one agent or region; with UCX on one NIC it is some hundred."""
+"""The metadata of one agent or region at most; with UCX on one NIC it is some hundred bytes."""
 MAX_KEYS = 64
-"""Per RESOLVE."""
+"""The keys of one RESOLVE at most."""
 
 _HEADER = Struct("!HBBI")
 _PAGE = Struct("!QQ16s")
 _PLACE = Struct("!BIQQQ16sI")
 _NAME_TAG = b"nixlSerDes|Agent"
-"""How metadata begins in NIXL 1.x; the length of the name follows in 8 bytes, least significant first."""
+"""The beginning of metadata in NIXL 1.x; the length of the name follows in 8 bytes, least significant first."""
 
 HEADER_BYTES = _HEADER.size
 MAX_PAIRED_BYTES = _PAGE.size + MAX_METADATA_BYTES
@@ -74,7 +73,7 @@ class Code(IntEnum):
     OK = 0
     OTHER_VERSION = 1
     BUSY = 2
-    """It takes part in another proof: READY again."""
+    """The server takes part in another proof; send READY again."""
 
 
 _REQUEST_COUNTS = {
@@ -91,11 +90,11 @@ class Header(NamedTuple):
     op: Op
     code: Code
     size: int
-    """RESOLVE: keys; else bytes that follow."""
+    """The number of keys of a RESOLVE; else the bytes that follow."""
 
 
 class Page(NamedTuple):
-    """Where a peer's seals lie, and the first of them, which stands for the process."""
+    """The place of a peer's seals, and the first of them, which stands for the process."""
 
     address: int
     length: int
@@ -103,17 +102,16 @@ class Page(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the bytes that a key opens lie, or why they may not be read."""
+    """The place of the bytes that a key opens, or why they may not be read."""
 
     code: int
-    """0, or a ``Reason`` number."""
+    """Zero, or a ``Reason`` number."""
     address: int = 0
-    """Of the region's first byte."""
+    """The address of the region's first byte."""
     length: int = 0
     seal: Seal = NO_SEAL
     spans: Spans = Spans((), ())
     metadata: bytes = b""
-    """Of the region."""
 
 
 def pack_request(op: Op, body: bytes = b"") -> bytes:
@@ -126,12 +124,12 @@ def pack_answer(op: Op, code: Code, body: bytes = b"") -> bytes:
 
 
 def pack_paired(page: Page, metadata: bytes) -> bytes:
-    """The body of the answer to PAIR."""
+    """Packs the body of the answer to PAIR."""
     return _PAGE.pack(*page) + metadata
 
 
 def pack_places(places: Sequence[Place]) -> bytes:
-    """The body of the answer to RESOLVE: one place per key, with at most ``MAX_SPANS`` spans together."""
+    """Packs the body of the answer to RESOLVE: one place per key, with at most ``MAX_SPANS`` spans together."""
     parts: list[bytes] = []
     for code, address, length, seal, (starts, ends), metadata in places:
         parts.append(_PLACE.pack(code, len(starts), address, length, *seal, len(metadata)))
@@ -140,7 +138,7 @@ def pack_places(places: Sequence[Place]) -> bytes:
 
 
 def parse_request(data: bytes | bytearray | memoryview) -> Header:
-    """Raises WireError: not a request's header, or a count that it cannot have."""
+    """Parses a request's header. Raises WireError if it is none, or has a count that it cannot have."""
     number, code, count = _header(data)
     try:
         op = Op(number)
@@ -153,13 +151,14 @@ def parse_request(data: bytes | bytearray | memoryview) -> Header:
 
 
 def request_bytes(header: Header) -> int:
-    """How many bytes follow a request's header."""
+    """Returns how many bytes follow a request's header."""
     return header.size * KEY_BYTES if header.op is Op.RESOLVE else header.size
 
 
 def parse_answer(data: bytes | bytearray | memoryview, op: Op) -> Header:
-    """The header of the answer to this request; as many bytes as it counts follow, none unless its code is OK. Raises
-    WireError: it does not answer this request."""
+    """Parses the header of an answer; as many bytes as it counts follow, none unless its code is OK.
+
+    Raises WireError if it does not answer this request."""
     number, found, count = _header(data)
     try:
         code = Code(found)
@@ -180,15 +179,16 @@ def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
 
 
 def parse_keys(data: bytes) -> list[bytes]:
-    """Raises WireError: not a whole number of keys."""
+    """Parses keys. Raises WireError unless it is a whole number of them."""
     if len(data) % KEY_BYTES or not data:
         raise WireError("not region keys")
     return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
 
 
 def parse_paired(data: bytes, agent: str) -> tuple[Page, bytes]:
-    """The peer's page, and the metadata of its agent, which has this name. Raises WireError: a field out of its bounds,
-    or another agent's metadata."""
+    """Parses the peer's page, and the metadata of its agent, which has this name.
+
+    Raises WireError if a field is out of its bounds, or the metadata is another agent's."""
     if len(data) < _PAGE.size:
         raise WireError("no page")
     page = Page(*_PAGE.unpack_from(data))
@@ -198,8 +198,9 @@ def parse_paired(data: bytes, agent: str) -> tuple[Page, bytes]:
 
 
 def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]:
-    """What ``count`` keys open. Raises WireError: a field out of its bounds, bytes too few or left, or another agent's
-    metadata."""
+    """Parses what ``count`` keys open.
+
+    Raises WireError if a field is out of its bounds, bytes are missing or left, or the metadata is another agent's."""
     places: list[Place] = []
     at = 0
     for _ in range(count):

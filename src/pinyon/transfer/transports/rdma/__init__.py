@@ -1,1 +1,1 @@
-"""One-sided RDMA by pyverbs."""
+"""The rdma transport: one-sided RDMA by pyverbs."""

@@ -1,4 +1,4 @@
-"""The initiator's end of one RDMA connection: a queue pair that posts, and the control link that it lives with."""
+"""The initiator's end of an RDMA connection: a queue pair that posts, and the control link that it lives with."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 _log = logging.getLogger(__name__)
 
 _POST_BYTES = 4 << 20
-"""Bytes per post. Two are outstanding, so the NIC never waits for us, and each completion is a sign of progress."""
+"""The bytes of one post. Two are outstanding, so that the NIC never waits for us; each completion shows progress."""
 _WORK_BYTES = 256 << 10
-"""Bytes per work request. Enough for full speed, and so few that the answer to a READ takes less than the NIC's retry
-timeout (on soft-RoCE it took longer, was asked for again, and speed fell to a third)."""
+"""The bytes of one work request: enough for full speed, and so few that a READ's answer beats the NIC's retry timeout.
+
+On soft-RoCE the answer took longer, was asked for again, and speed fell to a third."""
 _POLL_S = 50e-6
-"""Completions are polled for so long before the thread sleeps: less than it takes to wake up."""
+"""The seconds for which completions are polled before the thread sleeps: less than it takes to wake up."""
 _TICK_S = 0.1
-"""A sleeping thread looks after its HCA this often."""
+"""The seconds after which a sleeping thread checks its HCA."""
 _BLIND_S = 0.001
-"""Between polls when the completion channel's descriptor is not known."""
+"""The seconds between polls when the completion channel's descriptor is not known."""
 
 
 class RdmaEndpoint(ControlEndpoint[RegionGrant]):
     """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
 
     def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
-        """``name``: of the HCA. ``pair`` comes next. Raises VerbsError."""
+        """Makes the queue pair on the HCA called ``name``; ``pair`` must be called next. Raises VerbsError."""
         most = context.limits.max_regions, rdma_wire.MAX_PARTS, rdma_wire.MAX_KEYS
         super().__init__(context, link, rdma_wire.pack_touch(), KnownKeys(*most, lambda: None))
         self._hcas = hcas
         self._largest = 0
-        """Bytes that one work request may move."""
+        """The bytes that one work request may move."""
         self.hca: Hca = hcas.use(name, self, self.abort)
         try:
             self._pair = QueuePair(self.hca, self.hca.pd, posts=True)
@@ -57,8 +58,9 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
             raise
 
     def pair(self, there: str, deadline: float) -> None:
-        """Connect with a queue pair on the peer's HCA ``there``, and see that bytes get there. Raises WireError,
-        VerbsError, OSError, Stalled, DeadlineReached."""
+        """Connects to a queue pair on the peer's HCA ``there``, and checks that bytes get there.
+
+        Raises WireError, VerbsError, OSError, Stalled, DeadlineReached."""
         first_packet = secrets.randbits(24)
         hca = self.hca
         mine = self._pair.half(first_packet, hca.mtu, hca.reads_out)
@@ -100,7 +102,7 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
         return rdma_wire.parse_grants(body, len(keys))
 
     def _move(self, opcode: Opcode, work: Sequence[Work], deadline: float) -> None:
-        """Post it all, in order, and wait until all of it is done."""
+        """Posts all work in order, and waits until it is done."""
         self._touch(deadline)
         most = self.hca.post_work
         at, outstanding = 0, 0
@@ -116,7 +118,6 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
             outstanding -= 1
 
     def _complete(self, deadline: float) -> None:
-        """Wait for one completion."""
         pair = self._pair
         began = self._clock()
         polled_until = began + _POLL_S
@@ -146,7 +147,7 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
             raise VerbsError(f"work ended with status {status}")
 
     def _sleep(self, timeout_s: float) -> None:
-        """Until a completion comes, the link ends, or at most so long."""
+        """Sleeps until a completion comes or the link ends, for at most ``timeout_s``."""
         pair = self._pair
         if pair.fd < 0:
             timeout_s = min(timeout_s, _BLIND_S)
@@ -164,8 +165,10 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
 
 
 def _plan(chain: Chain, grants: Mapping[bytes, RegionGrant], hca: Hca, largest: int) -> tuple[list[Work], bytes | None]:
-    """Work requests of at most ``largest`` bytes for all slices that the grants allow, neighbours joined, and a code
-    per slice if any is refused. Raises VerbsError: local memory cannot be registered with the NIC."""
+    """Returns work requests for all slices that the grants allow, and a code per slice if any is refused.
+
+    A request has at most ``largest`` bytes, and neighbours are joined. Raises VerbsError if local memory cannot be
+    registered with the NIC."""
     needed = int(Access.READ if chain.opcode is Opcode.READ else Access.WRITE)
     work: list[Work] = []
     refusals = bytearray(len(chain.slices))

@@ -14,19 +14,19 @@ from pinyon.transfer.types.inventory import Gid, choose_gid
 from pinyon.transfer.types.nic import Nic
 
 POST_WORK = 128
-"""Work requests per post, if the HCA has room for two posts."""
+"""The work requests of one post at most, if the HCA has room for two posts."""
 _GIDS = 1024
 _WANTED_READS = 16
-"""READs that a queue pair has outstanding at most: what common HCAs offer."""
+"""The READs that a queue pair has outstanding at most: as many as common HCAs offer."""
 _PORT_ACTIVE = 4
 _GID_KINDS = {0: "IB/RoCE v1", 1: "IB/RoCE v1", 2: "RoCE v2"}
 
 
 class Hca:
-    """One opened port of an HCA with a protection domain. Thread-safe; owned by ``HcaTable``."""
+    """An opened port of an HCA, with a protection domain. Thread-safe; owned by ``HcaTable``."""
 
     def __init__(self, nic: Nic) -> None:
-        """Raises VerbsError: no such HCA, its port is not active, or it has no usable GID."""
+        """Opens the port. Raises VerbsError if there is no such HCA, its port is inactive, or it has no usable GID."""
         names = pyverbs()
         self.nic = nic
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Hca:
 
     @property
     def usable(self) -> bool:
-        """Its port is active and nobody wants to remove it."""
+        """True while the port is active and nobody wants to remove the HCA."""
         try:
             with verb(self.nic.name):
                 return self.present and self.context.query_port(self.nic.port).state == _PORT_ACTIVE
@@ -65,13 +65,14 @@ class Hca:
 
     @property
     def present(self) -> bool:
-        """False: it is being removed, which waits until we have closed it (or it is gone already)."""
+        """False once the HCA is gone or is being removed, which waits until we have closed it."""
         return self._character_device is None or self._character_device.exists()
 
     def register(self, region: Region) -> tuple[int, int]:
-        """By which our own work requests name the region: the NIC's key and the address of its first byte. Made at
-        first use; ends with :meth:`forget`. Raises VerbsError: the region was unregistered meanwhile, or the NIC has
-        no room."""
+        """Returns the NIC's key and the address of the first byte, by which our own work requests name the region.
+
+        The registration is made at first use and ends with :meth:`forget`. Raises VerbsError if the region was
+        unregistered meanwhile, or the NIC has no room."""
         known = self._registered.get(region)
         if known is not None:
             return known[1]
@@ -84,7 +85,7 @@ class Hca:
             return self._registered[region][1]
 
     def forget(self, region: Region) -> None:
-        """On return the NIC refuses every work request of ours on the region."""
+        """Ends the registration: from then on the NIC refuses every work request of ours on the region."""
         with self._lock:
             known = self._registered.pop(region, None)
             if known is not None:
@@ -92,14 +93,14 @@ class Hca:
                     known[0].close()
 
     def answering_queue(self) -> Any:
-        """A completion queue for queue pairs that never post anything."""
+        """Returns the completion queue for queue pairs that never post anything."""
         with self._lock:
             if self._answering is None:
                 self._answering = pyverbs().CQ(self.context, 1, None, None, 0)
             return self._answering
 
     def close(self) -> None:
-        """Registrations, protection domain, context. Its queue pairs are closed before."""
+        """Frees registrations, protection domain and context. The queue pairs were closed before."""
         with self._lock:
             handles = [handle for handle, _ in self._registered.values()]
             self._registered.clear()
@@ -108,11 +109,11 @@ class Hca:
 
 
 def register_memory(pd: Any, region: Region, start: int, length: int, access: Access) -> tuple[Any, int]:
-    """Make bytes of a region known to a NIC, for peers as far as ``access`` says.
+    """Makes bytes of a region known to a NIC, and open to peers as far as ``access`` says.
 
-    Returns the handle and the address by which work requests name the first of these bytes. The one place that tells
-    kinds of memory apart. Memory of a GPU whose driver exports it as a dmabuf has the address ``offset`` for its first
-    byte. What cannot be registered so is staged from then on. Raises VerbsError."""
+    Returns the handle and the address by which work requests name the first of these bytes. Only this function tells
+    kinds of memory apart. GPU memory whose driver exports it as a dmabuf has the address ``offset`` for its first byte;
+    GPU memory that cannot be registered so is staged from then on. Raises VerbsError."""
     names = pyverbs()
     memory = region.device
     rights = names.e.IBV_ACCESS_LOCAL_WRITE
@@ -135,12 +136,12 @@ def register_memory(pd: Any, region: Region, start: int, length: int, access: Ac
             finally:
                 os.close(fd)
         except BaseException:
-            region.direct = False  # from now on it is staged
+            region.direct = False
             raise
 
 
 def _find_gid(table: Any, nic: Nic) -> tuple[int, bytes]:
-    """Index and value of the GID that the NIC is configured with, by RoCE v2 if it can be had; else the best one."""
+    """Returns index and value of the GID that the NIC is configured with, by RoCE v2 if possible; else the best one."""
     gids = [
         Gid(entry.gid_index, _GID_KINDS.get(entry.gid_type, ""), _gid_text(entry))
         for entry in table

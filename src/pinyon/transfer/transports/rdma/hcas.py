@@ -1,4 +1,4 @@
-"""This host's HCAs (RDMA NICs): opened at first use, shared by both directions, closed when they are being removed."""
+"""The HCAs (RDMA NICs) of this host: opened at first use, shared by both directions, closed on their removal."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ _log = logging.getLogger(__name__)
 
 
 class HcaTable:
-    """Name → opened HCA, with those who use it. All methods are thread-safe.
+    """The opened HCAs by name, with their users. All methods are thread-safe.
 
-    The kernel cannot remove an HCA that somebody has open. So one that is to be removed is taken from all its users
-    and closed with the last of them; another one of the same name is opened afresh.
-    """
+    The kernel cannot remove an HCA that is open. So an HCA that is to be removed is taken from all its users and closed
+    with the last of them; another one of the same name is opened afresh."""
 
     def __init__(self, nics: Mapping[str, Nic], clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._nics = {name: nic for name, nic in nics.items() if nic.transport == "rdma"}
         self._lock = threading.RLock()
-        """Reentrant: a user may be told to stop by a call that it makes itself."""
+        """Reentrant, because a user may be told to stop by a call that it makes itself."""
         self._left = threading.Condition(self._lock)
         self._closed = False
         self._open: dict[str, Hca] = {}
         self._users: dict[Hca, dict[object, Callable[[], None]]] = {}
-        """With what makes each of them stop; must not block."""
+        """The users of each HCA, and the call that makes each stop; it must not block."""
 
     def use(self, name: str, user: object, stop: Callable[[], None]) -> Hca:
-        """The HCA of this name, open until ``leave``. Raises VerbsError: not one of this host's, or it does not work at
-        present."""
+        """Returns the HCA of this name, open until ``leave``. Raises VerbsError if it is not ours or not working."""
         nic = self._nics.get(name)
         if nic is None:
             raise VerbsError(f"no HCA {name!r} is configured")
@@ -56,7 +54,7 @@ class HcaTable:
             return hca
 
     def leave(self, hca: Hca, user: object) -> None:
-        """The user has closed what it had on the HCA."""
+        """Removes the user, which has closed what it had on the HCA."""
         with self._lock:
             users = self._users.get(hca)
             if users is not None:
@@ -65,7 +63,7 @@ class HcaTable:
                 self._close_if_retired(hca)
 
     def sweep(self) -> list[str]:
-        """Stop the users of HCAs that do not work any more, and close those that are being removed; their names."""
+        """Stops the users of HCAs that do not work any more, closes HCAs being removed, and returns their names."""
         with self._lock:
             failed = [hca for hca in self._open.values() if not hca.usable]
             for hca in failed:
@@ -88,7 +86,7 @@ class HcaTable:
             hca.close()
 
     def forget(self, region: Region) -> None:
-        """On return no HCA touches the region for us. Does not raise."""
+        """Ends the region's registrations: from then on no HCA touches it for us. Does not raise."""
         with self._lock:
             hcas = list(self._users)
         for hca in hcas:
@@ -98,7 +96,7 @@ class HcaTable:
                 _log.error("%s", error)
 
     def close(self, timeout_s: float) -> None:
-        """Stop all users, wait until they have left, close the HCAs."""
+        """Stops all users, waits until they have left, and closes the HCAs."""
         give_up = self._clock() + timeout_s
         with self._left:
             self._closed = True

@@ -1,4 +1,4 @@
-"""Queue pairs: one end of a reliable connection each, and the work requests that it posts."""
+"""Queue pairs, each one end of a reliable connection, and the work requests that they post."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from pinyon.transfer.types.request import Opcode
 
 SUCCESS = 0
 REMOTE_ACCESS_ERROR = 10
-"""``IBV_WC_REM_ACCESS_ERR``: the peer's HCA does not know the rkey (any more), or not for this range or direction."""
+"""The status ``IBV_WC_REM_ACCESS_ERR``: the peer's HCA refuses this rkey, or its use for this range or direction."""
 
 _HOPS = 64
 _MIN_RNR_TIMER = 12
-"""0.64 ms; must be set, but one-sided work needs no receives and never waits for one."""
+"""Timer number 12 is 0.64 ms. It must be set, but one-sided work needs no receives and never waits for one."""
 _ACK_TIMEOUT = 14
-"""4.096 µs x 2^14 = 67 ms until a packet is sent again; HCAs may take up to four times that."""
+"""Timeout number 14 is 4.096 µs x 2^14 = 67 ms until a packet is sent again; HCAs may take up to four times that."""
 _RETRIES = 6
-"""With the timeout above a dead path is found after 0.5 to 2 s. Not 7, the largest: soft-RoCE takes that for ever."""
+"""The retries of a packet; with the timeout above a dead path is found after 0.5 to 2 s.
+
+Not 7, the largest value: soft-RoCE retries for ever then."""
 
 Work = tuple[int, int, int, int, int]
-"""One work request: local address, lkey, remote address, rkey, bytes."""
+"""A work request: local address, lkey, remote address, rkey, bytes."""
 
 
 class QueuePair:
-    """One end of a reliable connection. One thread uses it at a time.
+    """One end of a reliable connection, for one thread at a time.
 
-    Either it posts, two times ``hca.post_work`` requests at most, and has a completion queue of its own; or it only
-    answers the other end's one-sided work, for which its NIC needs nobody.
-    """
+    A queue pair that posts has a completion queue of its own and two times ``hca.post_work`` requests at most. A queue
+    pair that does not post only answers the other end's one-sided work, which its NIC does alone."""
 
     def __init__(self, hca: Hca, pd: Any, *, posts: bool) -> None:
-        """``pd``: the protection domain whose memory it may touch. Raises VerbsError: the HCA has no room."""
+        """Makes a queue pair that may touch the memory of ``pd``. Raises VerbsError if the HCA has no room."""
         self._names = names = pyverbs()
         self.hca = hca
         self._posts = posts
@@ -45,7 +46,7 @@ class QueuePair:
         self._queue: Any = None
         self._pair: Any = None
         self.fd = -1
-        """Readable when a completion came after :meth:`arm`; -1: not known, poll instead."""
+        """The descriptor that a completion makes readable after :meth:`arm`; -1 if it is not known: poll instead."""
         try:
             with verb(f"no queue pair on {hca.nic.name}"):
                 if posts:
@@ -62,13 +63,14 @@ class QueuePair:
             raise
 
     def half(self, first_packet: int, mtu: int, reads: int) -> Half:
-        """What the other end needs to know of this one."""
+        """Returns what the other end needs to know of this one."""
         hca = self.hca
         return Half(hca.gid, hca.lid, self.number, first_packet, mtu, reads, hca.max_message)
 
     def connect(self, remote: Half, first_packet: int, mtu: int, reads: int) -> None:
-        """To the other end; ``mtu`` and ``reads`` are what both agreed on. Raises VerbsError: no route to it, or a
-        value the HCA does not take."""
+        """Connects to the other end; ``mtu`` and ``reads`` are what both agreed on.
+
+        Raises VerbsError if there is no route, or the HCA does not take a value."""
         names = pyverbs()
         nic = self.hca.nic
         given = names.QPAttr(port_num=nic.port, path_mtu=mtu)
@@ -89,8 +91,9 @@ class QueuePair:
             self._pair.to_rts(given)
 
     def post(self, opcode: Opcode, work: Sequence[Work]) -> None:
-        """At most ``hca.post_work`` requests, in this order; the last one's success completes them all. Raises
-        VerbsError: the queue pair is broken."""
+        """Posts at most ``hca.post_work`` requests in this order; the success of the last one completes them all.
+
+        Raises VerbsError if the queue pair is broken."""
         spare = _spare_chains[opcode]
         try:
             chain = spare.pop()
@@ -104,8 +107,7 @@ class QueuePair:
             spare.append(chain)
 
     def ping(self) -> None:
-        """Post a WRITE of no bytes, which needs no memory: it completes when the way there and back works. Raises
-        VerbsError."""
+        """Posts a WRITE of no bytes, which needs no memory and completes if both directions work. Raises VerbsError."""
         names = pyverbs()
         place = names.SGE(0, 0, 0)
         request = names.SendWR(opcode=names.e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[place])
@@ -118,8 +120,7 @@ class QueuePair:
             place.close()
 
     def poll(self) -> int | None:
-        """Status of the next completion (``SUCCESS`` or one of ``ibv_wc_status``), None if there is none yet. Raises
-        VerbsError."""
+        """Returns the next completion's ``ibv_wc_status`` (such as ``SUCCESS``), or None. Raises VerbsError."""
         try:
             count, completions = self._queue.poll(1)
         except self._names.PyverbsError as error:
@@ -127,19 +128,18 @@ class QueuePair:
         return int(completions[0].status) if count else None
 
     def arm(self) -> None:
-        """From now on the next completion makes ``fd`` readable. Poll once more after it, before waiting. Raises
-        VerbsError."""
+        """Lets the next completion make ``fd`` readable. Poll once more before waiting. Raises VerbsError."""
         with verb("cannot arm"):
             self._queue.req_notify()
 
     def acknowledge(self) -> None:
-        """``fd`` was readable."""
+        """Consumes the event that made ``fd`` readable."""
         with contextlib.suppress(VerbsError), verb("no event"):
             self._channel.get_cq_event(self._queue)
             self._queue.ack_events(1)
 
     def close(self) -> None:
-        """On return the NIC neither reads nor writes memory for it any more. Idempotent."""
+        """Ends the queue pair: from then on the NIC neither reads nor writes memory for it. Idempotent."""
         pair, queue, channel = self._pair, self._queue, self._channel
         self._pair = self._queue = self._channel = None
         self.fd = -1
@@ -148,8 +148,9 @@ class QueuePair:
 
 
 class _WorkChain:
-    """Linked work requests, filled again for each post. A post uses the tail: so the last one, the only one that makes
-    a completion, is always the same."""
+    """A chain of linked work requests, filled again for each post.
+
+    A post uses the tail, so that the last request, the only one that makes a completion, is always the same."""
 
     def __init__(self, opcode: Opcode) -> None:
         names = pyverbs()
@@ -161,7 +162,7 @@ class _WorkChain:
             place = names.SGE(0, 0, 0)
             following = requests[-1] if requests else None
             request = names.SendWR(opcode=kind, num_sge=1, sg=[place], send_flags=flags, next_wr=following)
-            request.sg_list = place  # was a copy; from now on what is set in the place counts
+            request.sg_list = place  # the list was a copy; from now on what is set in ``place`` counts
             places.append(place)
             requests.append(request)
             flags = 0
@@ -183,4 +184,4 @@ class _WorkChain:
 
 
 _spare_chains: dict[Opcode, list[_WorkChain]] = {Opcode.READ: [], Opcode.WRITE: []}
-"""As many as posted at the same time once; kept for good, see the module."""
+"""The chains not in use, as many as once posted at the same time. They are kept because pyverbs never frees them."""

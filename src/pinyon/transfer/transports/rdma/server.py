@@ -1,10 +1,9 @@
 """The answering side of RDMA: a thread per peer's queue pair that says where regions lie; the NIC does the rest.
 
-A NIC checks a key of 32 bits, which can be guessed. So each link has a protection domain of its own: a NIC's key works
-for the queue pair of the link that asked for it and for no other, in the granted ranges and direction, until the grant
-is revoked. A registration is a system call per range (docs/transfer.md has the figures), so it is made only for what a
-peer asks for by RDMA.
-"""
+A NIC checks a key of 32 bits, which can be guessed. So each link has a protection domain of its own. A NIC's key works
+only for the queue pair of the link that asked for it, in the granted ranges and direction, until the grant is revoked.
+A registration is a system call per range (docs/transfer.md has the figures), so it is made only for what a peer asks
+for by RDMA."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class RdmaServer:
-    """Serves the links of service ``RDMA``: one queue pair each, which ends with the link."""
+    """The service of ``RDMA`` links: each has one queue pair, which ends with the link."""
 
     def __init__(self, context: EngineContext, hcas: HcaTable) -> None:
         self._context = context
@@ -49,7 +48,7 @@ class RdmaServer:
             deadline = self._clock() + self._limits.stall_s
             body = inbound.stream.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
             if header.op is Op.PAIR:
-                if paired:  # also after one that failed: what it had made ends with the link
+                if paired:  # also after a failed PAIR: what it had made ends with the link
                     raise WireError("a second PAIR on a link")
                 paired = True
                 lent, answer = self._pair(inbound, body)
@@ -72,7 +71,7 @@ class RdmaServer:
             lent = LentMemory(hca, self._table)
             inbound.on_end.append(lent.close)
             pair = QueuePair(hca, lent.pd, posts=False)
-            # destroyed before its memory and the HCA are left, and before anybody who waits for the link's end goes on
+            # Destroyed before its memory and the HCA are let go, and before a waiter for the link's end goes on.
             inbound.on_end.append(pair.close)
             first_packet = secrets.randbits(24)
             mtu, reads = min(theirs.mtu, hca.mtu), min(theirs.reads, hca.reads_in)
@@ -108,16 +107,16 @@ def _lend(lent: LentMemory, grant: Grant) -> RegionGrant:
 
 
 class LentTable:
-    """Which links hold something of which grant. Thread-safe."""
+    """The links that hold registrations, by grant. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links: dict[Grant, set[LentMemory]] = {}
 
     def note(self, grant: Grant, link: LentMemory) -> bool:
-        """The link is about to lend it. False: it is being revoked."""
+        """Notes that the link is about to lend the grant. Returns False if the grant is being revoked."""
         with self._lock:
-            # Under the lock: ``take_back`` comes after the grant died, and then nothing is lent any more.
+            # Checked under the lock: ``take_back`` is called after the grant died, and from then on nothing is lent.
             if not grant.alive:
                 return False
             grant.lent = True
@@ -125,7 +124,7 @@ class LentTable:
             return True
 
     def forget(self, grants: list[Grant], link: LentMemory) -> None:
-        """The link has ended."""
+        """Forgets these grants of a link that has ended."""
         with self._lock:
             for grant in grants:
                 links = self._links.get(grant)
@@ -135,7 +134,7 @@ class LentTable:
                         del self._links[grant]
 
     def take_back(self, grant: Grant) -> None:
-        """On return no NIC lets a peer touch anything for this grant."""
+        """Takes the grant back from all links: from then on no NIC lets a peer touch anything for it."""
         with self._lock:
             links = self._links.pop(grant, set())
         for link in links:
@@ -143,10 +142,10 @@ class LentTable:
 
 
 class LentMemory:
-    """One link's protection domain and what is registered in it."""
+    """The protection domain of one link, and what is registered in it."""
 
     def __init__(self, hca: Hca, table: LentTable) -> None:
-        """Raises :class:`VerbsError` when the HCA has no room."""
+        """Makes the protection domain. Raises :class:`VerbsError` if the HCA has no room."""
         self._table = table
         self._lock = threading.Lock()
         self._lent: dict[Grant, tuple[list[Any], RegionGrant]] = {}
@@ -154,8 +153,9 @@ class LentMemory:
             self.pd = pyverbs().PD(hca.context)
 
     def lend(self, grant: Grant) -> RegionGrant | None:
-        """What the peer must know, made at first use; it ends with the grant or the link. None: being revoked. Raises
-        VerbsError: the NIC has no room."""
+        """Registers the grant's ranges at first use; returns what the peer must know, or None if it is being revoked.
+
+        The registration ends with the grant or the link. Raises VerbsError if the NIC has no room."""
         with self._lock:
             known = self._lent.get(grant)
             if known is not None:
@@ -178,14 +178,14 @@ class LentMemory:
             return made
 
     def take_back(self, grant: Grant) -> None:
-        """On return the NIC refuses the keys that were lent for it."""
+        """Takes the grant back: from then on the NIC refuses the keys that were lent for it."""
         with self._lock:
             handles, _ = self._lent.pop(grant, ((), None))
             for handle in handles:
                 free(handle)
 
     def close(self) -> None:
-        """After the link's queue pair."""
+        """Frees everything, after the link's queue pair was closed."""
         with self._lock:
             grants, lent = list(self._lent), list(self._lent.values())
             self._lent.clear()

@@ -1,9 +1,8 @@
 """RDMA: one-sided READs and WRITEs between registered regions, NIC to NIC, over reliable connections (Mooncake §3.2.3).
 
-No processor of the peer takes part in moving bytes: it sets a queue pair up and says where regions lie, over a control
-link, and the rest is between the NICs. So offsets and access are checked here, from what the peer granted, for the sake
-of one behaviour with the other transports; the peer's NIC checks them again.
-"""
+No processor of the peer takes part in moving bytes. Over a control link the peer sets up a queue pair and says where
+regions lie; the NICs do the rest. Offsets and access are checked here, against what the peer granted, so that all
+transports behave alike; the peer's NIC checks them again."""
 
 from __future__ import annotations
 
@@ -28,23 +27,23 @@ __all__ = ["RdmaTransport", "rdma_available"]
 
 _log = logging.getLogger(__name__)
 _MAX_ADDRESSES = 3
-"""Of the peer that are tried for a control link."""
+"""The peer's addresses that are tried at most for a control link."""
 _CLOSE_S = 10.0
 
 
 class RdmaTransport(Endpoints[RdmaEndpoint]):
-    """Initiator side; ``service`` is the other one."""
+    """The initiator's side of rdma; ``service`` is the serving side."""
 
     name = "rdma"
 
     def __init__(self, context: EngineContext, nics: Mapping[str, Nic]) -> None:
-        """``nics``: this host's, by name; none: all that are active. An HCA is opened when it is first needed."""
+        """Takes this host's ``nics`` by name (none: all that are active). An HCA is opened when it is first needed."""
         super().__init__(context, context.limits.queue_pairs_per_path)
         if not nics:
             nics = {nic.name: nic for nic in rdma_nics(discover())}
         self._hcas = HcaTable(nics, context.clock)
         self.nics = tuple(nic for nic in nics.values() if nic.transport == "rdma")
-        """What peers may connect to."""
+        """The NICs to which peers may connect."""
         self.service = RdmaServer(context, self._hcas)
         context.memory.on_unregister.append(self._hcas.forget)
 
@@ -67,7 +66,7 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
         return endpoint
 
     def _dial(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> Link:
-        """A control link, by any tcp address of the peer: first one beside the RDMA NIC, then the primary one."""
+        """Dials a control link by a tcp address of the peer: beside the RDMA NIC, else the primary, else another."""
         there = remote.nic(path.remote_nic)
         beside = [nic for nic in remote.nics if nic.transport == "tcp" and same_network(nic, there)]
         addresses = dict.fromkeys(
@@ -87,7 +86,7 @@ class RdmaTransport(Endpoints[RdmaEndpoint]):
                     raise
 
     def maintain(self, now: float) -> None:
-        """See ``Transport.maintain``. HCAs that are being removed are let go of, else they cannot be."""
+        """Does what ``Transport.maintain`` says, and lets go of HCAs being removed, else they cannot be."""
         super().maintain(now)
         gone = self._hcas.sweep()
         self.forget_if(lambda key: key[1].local_nic in gone)

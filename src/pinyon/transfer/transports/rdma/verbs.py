@@ -1,9 +1,8 @@
-"""The thin edge over pyverbs: its names, its errors, and what it does not show.
+"""The thin edge over pyverbs: its names, its errors, and workarounds for what it does not show.
 
-The only file that imports pyverbs, and only when something here is called. What to know about pyverbs (44 to 59): it
-keeps the GIL in every call, so nothing here may block; it shows no file descriptors; its ``SGE`` and ``SendWR`` never
-free what they allocate, so they are made once and filled again (24 times cheaper, too).
-"""
+Only this file imports pyverbs, and only when something here is called. pyverbs (44 to 59) keeps the GIL in every call,
+so nothing here may block. It shows no file descriptors. Its ``SGE`` and ``SendWR`` never free what they allocate, so
+they are made once and filled again (24 times cheaper, too)."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class VerbsError(Exception):
 
 @functools.cache
 def pyverbs() -> SimpleNamespace:
-    """The names we use. Raises VerbsError: pyverbs cannot be imported."""
+    """Returns the names of pyverbs that are used here. Raises VerbsError if pyverbs cannot be imported."""
     wanted = {
         "addr": ("AHAttr", "GID", "GlobalRoute"),
         "cq": ("CQ", "CompChannel"),
@@ -69,7 +68,7 @@ def verb(what: str) -> Iterator[None]:
 
 
 def rdma_available() -> str | None:
-    """Why RDMA cannot be used here, in words for people; None when it can."""
+    """Returns why RDMA cannot be used here, in words for people; None if it can."""
     try:
         names = pyverbs()
         with verb("HCAs cannot be listed"):
@@ -85,7 +84,7 @@ def rdma_available() -> str | None:
 
 
 def _event_fds() -> set[int]:
-    """Our descriptors on which the kernel reports completions. pyverbs does not say which belongs to a channel."""
+    """Returns our descriptors for the kernel's reports of completions. pyverbs does not say which is a channel's."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -98,7 +97,7 @@ _channels = threading.Lock()
 
 
 def open_channel(names: SimpleNamespace, context: Any) -> tuple[Any, int]:
-    """A completion channel and its descriptor, -1 if it cannot be told which one that is."""
+    """Returns a completion channel and its descriptor, or -1 if it cannot be told which one that is."""
     with _channels:
         before = _event_fds()
         channel = names.CompChannel(context)
@@ -120,7 +119,9 @@ def free(resource: Any) -> None:
 
 
 def character_device(name: str) -> Path | None:
-    """Its entry goes away as soon as somebody removes the HCA, while the HCA stays until it is closed."""
+    """Returns the HCA's entry in sysfs, or None if it has none.
+
+    The entry goes away as soon as somebody removes the HCA, while the HCA stays until it is closed."""
     with contextlib.suppress(OSError):
         for entry in _UVERBS.iterdir():
             with contextlib.suppress(OSError):

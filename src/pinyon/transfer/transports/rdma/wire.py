@@ -1,16 +1,15 @@
 """The control messages of the RDMA transport, without the I/O. Pure: bytes in, values out, or :class:`WireError`.
 
-They pass on an authenticated link (:mod:`.handshake`, service ``RDMA``) that lives as long as the queue pair it is for;
-the payload never does: it goes one-sided between the NICs. One request at a time (all integers big-endian)::
+They pass on an authenticated link (``links.handshake``, service ``RDMA``) that lives as long as its queue pair;
+the payload goes one-sided between the NICs instead. One request at a time (all integers big-endian)::
 
-    initiator → header(magic opcode code parts) + body       PAIR: HCA name, half; RESOLVE: count region keys
-    server    → header(magic opcode|0x80 code parts) + body   PAIR: half; RESOLVE: a part for each range of each key
-    initiator → header TOUCH                                  no answer: the queue pair is in use
+    - initiator → header(magic opcode code parts) + body       PAIR: HCA name, half; RESOLVE: count region keys
+    - server    → header(magic opcode|0x80 code parts) + body   PAIR: half; RESOLVE: a part for each range of each key
+    - initiator → header TOUCH                                  no answer: the queue pair is in use
 
 A *half* is what one end of a reliable connection must know of the other (InfiniBand specification, 12.9: address, queue
 pair number, first packet sequence number, path MTU, responder resources). A *grant* is where a region lies and the key
-that the NIC checks. Every count, size and number is checked against its bounds here before it is used.
-"""
+that the NIC checks. Every count, size and number is checked against its bounds here before it is used."""
 
 from __future__ import annotations
 
@@ -29,21 +28,21 @@ REPLY_BIT = 0x80
 MAX_KEYS = 1024
 """Keys per RESOLVE."""
 MAX_PARTS = 1 << 16
-"""Of the answer, besides one for each key that is refused."""
+"""The parts of an answer at most, besides one for each key that is refused."""
 MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
-"""Of one work request (InfiniBand specification, 9.7.1)."""
+"""The bytes of one work request at most (InfiniBand specification, 9.7.1)."""
 MIN_MESSAGE_BYTES = 1 << 16
-"""HCAs take megabytes. A peer that said it takes a byte would have us hold a work request for each byte of a chain."""
+"""The least that a peer may announce: HCAs take megabytes, and one byte would mean a work request per byte."""
 MAX_REFUSAL = 4
-"""Largest code a grant may carry (``Reason`` 1 to 4)."""
+"""The largest code that a grant may carry (``Reason`` 1 to 4)."""
 MAX_ACCESS = 3
 
 _HEADER = Struct("!HBBI")
 _NAME = Struct("!B255s")
 _HALF = Struct("!16sHIIBBI")
 _PART = Struct("!HBBIQQQ")
-"""Index of the key, code, access, the NIC's key, address, offset in the region, length."""
+"""Fields: index of the key, code, access, the NIC's key, address, offset in the region, length."""
 
 HEADER_BYTES = _HEADER.size
 PAIR_BYTES = _NAME.size + _HALF.size
@@ -61,7 +60,7 @@ class Code(IntEnum):
 
     OK = 0
     NO_HCA = 1
-    """Not one of its NICs, or not working at present."""
+    """The HCA is not one of the server's, or does not work at present."""
     NO_ROOM = 2
     """The NIC has no resources for another queue pair or memory registration."""
 
@@ -70,37 +69,37 @@ class Header(NamedTuple):
     op: Op
     code: Code
     parts: int
-    """Of keys or grants; 1 for a half, 0 where there is no body."""
+    """The number of keys or grants; 1 for a half, 0 where there is no body."""
 
 
 class Half(NamedTuple):
-    """One end of a reliable connection."""
+    """The data of one end of a reliable connection."""
 
     gid: bytes
-    """16 bytes."""
+    """The end's address, 16 bytes."""
     lid: int
     """InfiniBand's local address; 0 on Ethernet."""
     queue_pair: int
-    """24 bits; 0 and 1 are reserved."""
+    """The queue pair's number, 24 bits; 0 and 1 are reserved."""
     first_packet: int
-    """Packet sequence number it will send first, 24 bits."""
+    """The packet sequence number that it will send first, 24 bits."""
     mtu: int
-    """As verbs number it: 1 = 256 bytes … 5 = 4096."""
+    """The path MTU as verbs number it: 1 = 256 bytes … 5 = 4096."""
     reads: int
-    """READs outstanding: what the initiator would like, what the server grants."""
+    """The READs outstanding: the initiator's wish, or the server's grant."""
     max_message: int
-    """Bytes that one work request may move."""
+    """The bytes that one work request may move."""
 
 
 class RegionGrant(NamedTuple):
-    """Where the ranges that a key opens lie for the NIC that was asked, or the ``Reason`` number why not."""
+    """The place of the ranges that a key opens, for the NIC that was asked, or the ``Reason`` number why not."""
 
     code: int
     access: int = 0
-    """As ``Access``; 0: not open to peers, and no other field is filled in."""
+    """The rights as in ``Access``; 0: not open to peers, and no other field is filled in."""
     spans: Spans = Spans((), ())
     keys: tuple[tuple[int, int], ...] = ()
-    """Per span, the key that the NIC checks and the address of its first byte."""
+    """The key that the NIC checks and the address of the first byte, per span."""
 
 
 def pack_pair(hca: str, half: Half) -> bytes:
@@ -109,18 +108,18 @@ def pack_pair(hca: str, half: Half) -> bytes:
 
 
 def pack_paired(code: Code, half: Half | None) -> bytes:
-    """``half``: exactly with code OK."""
+    """Packs the answer to a PAIR, with a ``half`` exactly if the code is OK."""
     header = _HEADER.pack(MAGIC, Op.PAIR | REPLY_BIT, code, 0 if half is None else 1)
     return header if half is None else header + _HALF.pack(*half)
 
 
 def pack_resolve(keys: Sequence[bytes]) -> bytes:
-    """At most ``MAX_KEYS`` region keys."""
+    """Packs a RESOLVE of at most ``MAX_KEYS`` region keys."""
     return _HEADER.pack(MAGIC, Op.RESOLVE, 0, len(keys)) + b"".join(keys)
 
 
 def pack_resolved(code: Code, grants: Sequence[RegionGrant]) -> bytes:
-    """One grant per key, in that order, with at most ``MAX_PARTS`` spans; none unless the code is OK."""
+    """Packs one grant per key, in that order, with at most ``MAX_PARTS`` spans; none unless the code is OK."""
     parts: list[bytes] = []
     for index, (refusal, access, (starts, ends), keys) in enumerate(grants):
         parts += [
@@ -135,7 +134,7 @@ def pack_touch() -> bytes:
 
 
 def parse_request(data: bytes | bytearray | memoryview) -> Header:
-    """Raises WireError: not a request's header, or a count that the operation does not have."""
+    """Parses a request's header. Raises WireError if it is none, or has a count that the operation does not have."""
     opcode, code, count = _header(data)
     if code:
         raise WireError(f"a request with code {code}")
@@ -150,8 +149,9 @@ def parse_request(data: bytes | bytearray | memoryview) -> Header:
 
 
 def parse_reply(data: bytes | bytearray | memoryview, op: Op, count: int) -> Header:
-    """The header of the answer to a request with this count; a body follows exactly when its code is OK. Raises
-    WireError: it does not answer this request."""
+    """Parses the header of the answer to a request with this count; a body follows exactly if its code is OK.
+
+    Raises WireError if it does not answer this request."""
     opcode, number, answered = _header(data)
     if opcode != op | REPLY_BIT:
         raise WireError(f"an answer {opcode:#x} to {op.name}")
@@ -175,7 +175,7 @@ def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
 
 
 def body_bytes(header: Header, *, reply: bool) -> int:
-    """How many bytes follow a parsed header."""
+    """Returns how many bytes follow a parsed header."""
     if header.op is Op.RESOLVE:
         return header.parts * (_PART.size if reply else KEY_BYTES)
     if header.op is Op.PAIR and header.parts:
@@ -184,7 +184,7 @@ def body_bytes(header: Header, *, reply: bool) -> int:
 
 
 def parse_pair(data: bytes) -> tuple[str, Half]:
-    """HCA name and initiator's half. Raises WireError."""
+    """Parses HCA name and initiator's half. Raises WireError."""
     if len(data) != PAIR_BYTES:
         raise WireError(f"a PAIR has {PAIR_BYTES} bytes")
     length, name = _NAME.unpack_from(data)
@@ -200,7 +200,7 @@ def parse_pair(data: bytes) -> tuple[str, Half]:
 
 
 def parse_half(data: bytes) -> Half:
-    """Raises WireError: a field out of its bounds."""
+    """Parses a half. Raises WireError if a field is out of its bounds."""
     if len(data) != PAIRED_BYTES:
         raise WireError(f"a half has {PAIRED_BYTES} bytes")
     half = Half._make(_HALF.unpack(data))
@@ -220,15 +220,17 @@ def parse_half(data: bytes) -> Half:
 
 
 def parse_keys(data: bytes) -> list[bytes]:
-    """Raises WireError: not a whole number of region keys."""
+    """Parses region keys. Raises WireError unless it is a whole number of them."""
     if len(data) % KEY_BYTES or not data:
         raise WireError("not region keys")
     return [bytes(data[start : start + KEY_BYTES]) for start in range(0, len(data), KEY_BYTES)]
 
 
 def parse_grants(data: bytes, count: int) -> list[RegionGrant]:
-    """What ``count`` keys open. Raises WireError: a field out of its bounds, ranges out of order, one that a refusal
-    does not have, or nothing at all about some key."""
+    """Parses what ``count`` keys open.
+
+    Raises WireError if a field is out of its bounds, ranges are out of order or in a refusal, or a key has no
+    answer."""
     if len(data) % _PART.size:
         raise WireError("not parts of grants")
     by_key: list[list[tuple[int, ...]]] = [[] for _ in range(count)]

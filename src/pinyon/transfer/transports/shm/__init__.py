@@ -1,1 +1,1 @@
-"""Between processes of one host."""
+"""The shm transport: copies between processes of one host."""

@@ -1,8 +1,7 @@
-"""Cross-memory attach: reading another process's memory with one copy, by ``process_vm_readv(2)`` (Linux 3.2).
+"""Cross-memory attach: another process's memory read with one copy, by ``process_vm_readv(2)`` (Linux 3.2).
 
-The kernel allows it as far as it would allow ptrace (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS): the same user and no
-restriction by Yama or seccomp, or CAP_SYS_PTRACE; and the other process must have a pid here.
-"""
+The kernel allows it where it would allow ptrace (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS). That takes the same user and
+no restriction by Yama or seccomp, or CAP_SYS_PTRACE. The other process must also have a pid in this namespace."""
 
 from __future__ import annotations
 
@@ -18,16 +17,15 @@ from itertools import chain
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
 PIECE_BYTES = 4 << 20
-"""Most that one call copies: under a millisecond or two, so that an abort or a deadline is seen in time."""
+"""The bytes that one call copies at most: under a millisecond or two, so that aborts and deadlines are seen in time."""
 IOV_MAX = 1024
-"""The kernel's UIO_MAXIOV."""
+"""The ranges of one system call at most: the kernel's UIO_MAXIOV."""
 
 FETCH_BYTES = 64 << 10
-"""No more bytes than this of one range come by way of a buffer of ours: copying them once more is cheaper than a second
-system call."""
+"""The largest range that comes by way of a buffer of ours: the second copy is cheaper than a second system call."""
 
 Move = tuple[int, int, int]
-"""``(to, from, length)``: an address here, an address there, bytes."""
+"""A copy ``(to, from, length)``: an address here, an address there, and bytes."""
 
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
@@ -38,14 +36,15 @@ _STORES_IN_ORDER = ("x86_64", "AMD64")
 _libc = ctypes.CDLL(None, use_errno=True)
 _readv = getattr(_libc, "process_vm_readv", None)
 if _readv is not None:
-    # Addresses as plain integers: no ctypes object is made per call, let alone per range.
+    # Addresses are plain integers, so that no ctypes object is made per call, let alone per range.
     _readv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
     _readv.restype = ctypes.c_ssize_t
 
 
 def shm_available() -> str | None:
-    """Why this process cannot use cross-memory attach at all; ``None`` if it can. Whether it may read a given peer is
-    found out with that peer."""
+    """Returns why this process cannot use cross-memory attach at all, or None if it can.
+
+    Whether it may read a given peer's memory shows only with that peer."""
     if sys.platform != "linux" or _readv is None:
         return "this system has no process_vm_readv"
     seal = array("Q", [1, 2])
@@ -62,21 +61,19 @@ def _call_name(error: OSError) -> str:
 
 
 def allow_any_reader() -> bool:
-    """Let any process of the same user read this one's memory although Yama's ptrace_scope is 1 (PR_SET_PTRACER).
+    """Lets any process of the same user read this one's memory although Yama's ptrace_scope is 1 (PR_SET_PTRACER).
 
-    Never called by the transport: it also opens the process to debuggers of that user, which is the operator's choice.
-    False: there is no Yama here, so nothing was needed or changed.
-    """
+    The transport never calls this: it also opens the process to debuggers of that user, which is the operator's choice.
+    Returns False if there is no Yama here, so that nothing was needed or changed."""
     return bool(_libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0) == 0)
 
 
 def fence() -> None:
-    """What this thread stored before is seen before what anybody stores in this process afterwards, by all readers that
-    load in the opposite order.
+    """Orders this thread's earlier stores before all later stores in this process.
 
-    x86 keeps stores in order, and loads in order, by itself; elsewhere membarrier(2) makes every running thread of the
-    machine pass a barrier, which costs milliseconds here and nothing on the readers' side. Raises OSError: this machine
-    needs membarrier and its kernel refuses it."""
+    Readers that load in the opposite order rely on it. x86 keeps stores in order, and loads in order, by itself.
+    Elsewhere membarrier(2) makes every running thread of the machine pass a barrier, which costs milliseconds here and
+    nothing on the readers' side. Raises OSError if this machine needs membarrier and its kernel refuses it."""
     machine = platform.machine()
     if machine in _STORES_IN_ORDER:
         return
@@ -86,22 +83,23 @@ def fence() -> None:
 
 
 class PeerMemory:
-    """Another process's memory, to be read. For one thread at a time."""
+    """The memory of another process, to be read by one thread at a time."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._scratch = array("B", bytes(FETCH_BYTES + SEAL_BYTES))
         self._scratch_view = memoryview(self._scratch)
         self._scratch_address = self._scratch.buffer_info()[0]
-        # One range and its seal, there and here: an array that changes costs less than a new one.
+        # One range and its seal, there and here, are reused: changing an array costs less than making one.
         self._one_there = array("Q", (0, 0, 0, SEAL_BYTES))
         self._one_here = array("Q", (self._scratch_address, 0))
         self._one_there_address = self._one_there.buffer_info()[0]
         self._one_here_address = self._one_here.buffer_info()[0]
 
     def holds(self, seals: Sequence[Seal]) -> bool:
-        """Are all of these seals intact, and all in the same process? Raises OSError: the process is gone (ESRCH) or
-        may not be read (EPERM)."""
+        """Returns whether all of these seals are intact, and all in the same process.
+
+        Raises OSError if the process is gone (ESRCH) or may not be read (EPERM)."""
         for start in range(0, len(seals), IOV_MAX):
             some = seals[start : start + IOV_MAX]
             found = array("Q", bytes(len(some) * SEAL_BYTES))
@@ -114,9 +112,10 @@ class PeerMemory:
         return True
 
     def fetch_one(self, address: int, nbytes: int, seal: Seal) -> memoryview | None:
-        """Copy a range of at most ``FETCH_BYTES`` and its seal, which is loaded after it (see ``_copy_piece``); returns
-        what is there, until the next call. None: not all of it was there, or the seal not intact. Raises OSError: the
-        process is gone or may not be read."""
+        """Returns a range of up to ``FETCH_BYTES``, valid until the next call; None if it or its seal is not intact.
+
+        The seal is loaded after the range (see ``_copy_piece``). Raises OSError if the process is gone or may not be
+        read."""
         there, here, size = self._one_there, self._one_here, nbytes + SEAL_BYTES
         there[0], there[1], there[2], here[1] = address, nbytes, seal[0], size
         moved = _readv(self.pid, self._one_here_address, 1, self._one_there_address, 2, 0)  # type: ignore[misc]
@@ -127,11 +126,11 @@ class PeerMemory:
         return scratch[:nbytes] if scratch[nbytes:size] == seal[1] else None
 
     def copy(self, moves: Sequence[Move], nbytes: int, seal: Seal, before_each: Callable[[], None]) -> bool:
-        """Copy ``moves`` (``nbytes`` together) in order, a few MiB per system call; each call reads ``seal`` last.
+        """Copies ``moves`` (``nbytes`` together) in order, a few MiB per system call; each call reads ``seal`` last.
 
-        Returns whether all of it was there, and the seal intact after the last byte of each call. If not, any of the
-        destination may have been written. Raises OSError: the process is gone or may not be read; what ``before_each``
-        raises, which is called before each piece."""
+        Returns whether all of it was there, and the seal intact after the last byte of each call. If not, any part of
+        the destination may have been written. ``before_each`` is called before each piece, and what it raises passes
+        through. Raises OSError if the process is gone or may not be read."""
         if len(moves) < IOV_MAX and nbytes <= PIECE_BYTES:
             before_each()
             return self._copy_piece(moves, nbytes, seal)
@@ -142,9 +141,9 @@ class PeerMemory:
         return True
 
     def _copy_piece(self, moves: Sequence[Move], nbytes: int, seal: Seal) -> bool:
-        # The kernel takes a call's ranges in order and the task's memory (its mm) once per call. So the seal, which is
-        # the last range, is read from the same address space as the data before it, and after them: were the process
-        # another one with the same pid, or the same one after exec, the random bytes would not be there.
+        # The kernel takes a call's ranges in order, and the task's memory (its mm) once per call. So the seal, as the
+        # last range, is read after the data and from the same address space. Another process with the same pid, or the
+        # same one after exec, would not have the random bytes there.
         if len(moves) == 1:
             to, source, length = moves[0]
             here = array("Q", (to, length, self._scratch_address, SEAL_BYTES))
@@ -158,7 +157,7 @@ class PeerMemory:
         return self._read(here, there, nbytes + SEAL_BYTES) and self._scratch_view[:SEAL_BYTES] == seal.value
 
     def _read(self, here: array[int], there: array[int], nbytes: int) -> bool:
-        """False: some of the memory there (or here) is not mapped."""
+        """Reads ``nbytes``. Returns False if some of the memory there (or here) is not mapped."""
         assert _readv is not None
         here_at, here_count = here.buffer_info()
         there_at, there_count = there.buffer_info()
@@ -169,7 +168,7 @@ class PeerMemory:
 
     @staticmethod
     def _failed(moved: int) -> None:
-        """Nothing, when some of the memory there (or here) is not mapped."""
+        """Raises OSError for a failed call, unless some of the memory there (or here) is just not mapped."""
         if moved >= 0:  # the kernel stops short only where it meets memory that cannot be read
             return
         code = ctypes.get_errno()
@@ -178,7 +177,7 @@ class PeerMemory:
 
 
 def _pieces(moves: Sequence[Move], most: int) -> Iterator[tuple[list[Move], int]]:
-    """Cut at ``most`` bytes and at the number of ranges per call, the seal's included."""
+    """Yields pieces of the moves and their sizes: at most ``most`` bytes, and one range per call left for the seal."""
     piece: list[Move] = []
     size = 0
     for to, source, length in moves:

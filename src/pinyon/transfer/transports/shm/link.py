@@ -1,4 +1,4 @@
-"""What both ends of an shm link do after the handshake: find out whether they see each other's memory."""
+"""The check, after the handshake, that both ends of an shm link can read each other's memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Unreachable(ConnectionError):
 
 
 def meet(stream: Stream, seal: Seal) -> PeerMemory:
-    """The memory of the process at the other end, where ``seal``, its mark of this link, is to be.
+    """Returns the memory of the process at the other end, where ``seal``, its mark of this link, must lie.
 
-    The pid is the kernel's word (SO_PEERCRED), never the peer's, but of whoever connected or listened: the socket may
-    have been handed on since, and the pid be another process's by now, or one of another pid namespace. So the process
-    with this pid must have put into its memory what only the ends of this link know, with a fresh nonce of each. That
-    keeps out whoever knows what some process showed to it on an earlier link. It does not tell apart two processes
-    that work together, nor keep out one that may write into the other's memory. Raises Unreachable."""
+    The kernel vouches for the pid (SO_PEERCRED), but it is that of the process which connected or listened. The socket
+    may have been handed on since; the pid may now be another process's, or one of another pid namespace. So the process
+    with this pid must hold in its memory a value that only the ends of this link know, made from a fresh nonce of each.
+    That keeps out a process which knows a value shown to it on an earlier link. The check does not tell apart two
+    processes that work together, nor keep out one that may write into the other's memory. Raises Unreachable."""
     pid = _peer_pid(stream)
     if not pid:
         raise Unreachable("the peer is in another pid namespace; let the containers share one")
@@ -46,6 +46,6 @@ def meet(stream: Stream, seal: Seal) -> PeerMemory:
 
 
 def _peer_pid(stream: Stream) -> int:
-    """0: a process that has no pid in our namespace."""
+    """Returns the pid of the process at the other end, or 0 if it has none in our namespace."""
     data = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(data)[0])

@@ -1,4 +1,4 @@
-"""Seals: what this process gives peers to prove that a key by which they read still opens what it did."""
+"""Seals, by which peers prove that a key by which they read still opens what it did."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
 
 def new_page(seals: int) -> memoryview:
-    """With room for so many, and one of the process's own; what is not used yet takes no memory."""
+    """Returns memory for this many seals and the process's own; cells that are not used yet take no memory."""
     return memoryview(mmap.mmap(-1, (seals + 1) * SEAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class Seals:
-    """16 random bytes in a page per grant that a peer asked for. A cell is where they begin.
+    """Random bytes, 16 for each grant that a peer asked for, in one page. A cell is the offset at which they begin.
 
-    Why a READ that finds a grant's seal intact *after* its last byte did not see what came after ``revoke``:
+    A READ that finds a grant's seal intact *after* its last byte saw nothing that was stored after ``revoke``:
 
     - owner: breaks the seal (stores zeros), passes ``cma.fence``, returns from ``revoke``; only then can the next
       user of the memory store into it.
     - reader: loads the data, then the seal, in this order (in one system call, or in a later one).
 
     If the reader loaded a byte that the next user stored, the zeros were stored before that byte, and the reader's
-    later load of the seal sees them. On x86, because stores are seen in the program's order (streaming stores too: the
-    lock below has locked instructions, which are full barriers) and loads are done in it. Elsewhere, because the fence
-    puts a barrier into every running thread between the two stores: a reader has its data before it, or loads the seal
-    after it. A seal's bytes need not be loaded at once: one old byte proves that its load came before the zeros.
+    later load of the seal sees them. On x86 this holds because stores are seen in the program's order and loads are
+    done in it. Streaming stores are in order too: the lock below has locked instructions, which are full barriers.
+    Elsewhere the fence puts a barrier into every running thread between the two stores: a reader has its data before
+    the barrier, or loads the seal after it. A seal's bytes need not be loaded at once: one old byte proves that its
+    load came before the zeros.
 
-    By RDMA (NIXL) the same order holds: the NIC reads the seal after it has read the data, and what the owner stored
-    before he stored other bytes into the memory is seen before those (PCI Express keeps a device's reads coherent).
-    """
+    By RDMA (NIXL) the same order holds: the NIC reads the seal after the data. It sees the owner's earlier stores
+    before the later ones, since PCI Express keeps a device's reads coherent."""
 
     def __init__(self, page: memoryview) -> None:
-        """``page``: stays after ``close``, for READs that come late; nothing in it is intact then."""
+        """Takes the page, which stays after ``close`` for READs that come late; no seal in it is intact then."""
         self._page = page
         self._address = int(np.frombuffer(page, np.uint8).ctypes.data)
         self._lock = threading.Lock()
@@ -47,12 +47,12 @@ class Seals:
         self._cells: dict[Grant, int] = {}
         self._closed = False
         self.own = self._at(self._new_cell() or 0)
-        """The process's."""
+        """The seal of the process itself."""
 
     def issue(self, grant: Grant) -> Seal | None:
-        """The grant's seal. None: it is being revoked, or there is no room."""
+        """Returns the grant's seal, or None if the grant is being revoked or there is no room."""
         with self._lock:
-            # Looked at under the lock: ``revoke`` comes after the grant died, and then nothing is issued any more.
+            # Checked under the lock: ``revoke`` is called after the grant died, and from then on no seal is issued.
             if self._closed or not grant.alive:
                 return None
             cell = self._cells.get(grant) or self._new_cell()
@@ -62,12 +62,12 @@ class Seals:
             return self._at(cell)
 
     def revoke(self, grant: Grant) -> None:
-        """Break the grant's seal: on return no READ by a peer that is not over yet ends well."""
+        """Breaks the grant's seal. Once this returns, no READ by a peer that is still running ends well."""
         with self._lock:
             cell = self._cells.pop(grant, None)
             if cell is not None:
                 self._break(cell)
-                cma.fence()  # used again afterwards: whatever comes there is not the 128 random bits
+                cma.fence()  # before the cell is used again, for content that is not the 128 random bits
                 self._unused.append(cell)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The serving side of shm: says where regions lie, and copies what peers WRITE out of their memory into ours."""
+"""The serving side of shm: tells peers where regions lie, and copies what they WRITE from their memory into ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ONE = (shm_wire.MAGIC, shm_wire.WRITE, 0, 1)
 
 
 class ShmService:
-    """Serves :attr:`pinyon.transfer.links.handshake.Service.SHM` links, which come by a Unix socket."""
+    """The service of :attr:`pinyon.transfer.links.handshake.Service.SHM` links, which come by a Unix socket."""
 
     def __init__(self, context: EngineContext, seals: Seals) -> None:
         self.context = context
@@ -59,7 +59,7 @@ class ShmService:
 
 
 class _Session:
-    """One link's requests, one at a time."""
+    """The requests of one link, served one at a time."""
 
     def __init__(self, service: ShmService, inbound: Inbound, peer: PeerMemory, seal: shm_wire.Seal) -> None:
         self._service = service
@@ -68,7 +68,7 @@ class _Session:
         self._seal = seal
         """The peer's mark of the link, in its memory."""
         self.mark = array("Q", inbound.marks.server)
-        """Ours, for the peer to look at."""
+        """Our mark of the link, which the peer checks."""
         self._watch = LinkWatch(inbound.stream)
         self._inbox = memoryview(bytearray(shm_wire.MAX_REQUEST_BYTES))
 
@@ -109,7 +109,7 @@ class _Session:
         self._inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
 
     def _place(self, grant: Grant) -> shm_wire.Place:
-        """What it opens for reading."""
+        """Returns what the grant opens for reading."""
         if not grant.rights & Access.READ:
             return shm_wire.Place(Reason.ACCESS_DENIED)
         if grant.region.device is not None:
@@ -128,7 +128,8 @@ class _Session:
         found, refusals, pinned = memory.admit(Opcode.WRITE, ranges, inbound, inbound.abort, host_only=True)
         try:
             moves, accepted = _moves(ranges, addresses, found)
-            # A link that the peer closed ends the copy between two pieces, so what it gave up is not begun any more.
+            # If the peer closes the link, the copy ends between two pieces, so that a WRITE given up by the peer goes
+            # no further.
             if moves and not self._peer.copy(moves, accepted, self._seal, self._check_open):
                 raise ConnectionResetError("the peer's memory is gone")
         finally:
@@ -137,7 +138,7 @@ class _Session:
         inbound.stream.send([shm_wire.pack_answer(request, refusals)], deadline)
 
     def _write_one(self, inbox: memoryview, deadline: float) -> bool:
-        """The usual small WRITE: one range, that is granted. False: it is another case, and nothing was done."""
+        """Serves the usual small WRITE: one granted range. Returns False, with nothing done, in any other case."""
         message = shm_wire.unpack_write_of_one(inbox)
         magic, kind, code, ranges, message_id, nbytes, key, offset, length, address = message
         if (magic, kind, code, ranges) != _ONE or not 0 < length == nbytes <= FETCH_BYTES or address >> 62:
@@ -160,7 +161,7 @@ class _Session:
 
 
 def _moves(ranges: list[Range], addresses: tuple[int, ...], found: list[Region | None]) -> tuple[list[Move], int]:
-    """What to copy for the accepted ranges, neighbours joined, and the bytes together."""
+    """Returns the moves for the accepted ranges, with neighbours joined, and their bytes together."""
     moves: list[Move] = []
     total = to = source = size = 0
     for (_, offset, length), address, region in zip(ranges, addresses, found, strict=True):

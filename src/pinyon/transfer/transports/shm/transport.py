@@ -1,9 +1,8 @@
-"""shm: peers on one host. Every byte is copied once, by the process whose memory is written, out of the other's memory.
+"""The shm transport, for peers on one host: the process whose memory is written copies every byte once.
 
-A READ is copied here and does not involve the peer's threads once it has said where the region lies; a WRITE is copied
-by the peer, whom we ask over the link. So no process ever writes into another one's memory, and each checks what it
-writes itself. Any buffer can be registered; nothing needs to be allocated as shared memory.
-"""
+A READ is copied here, and involves none of the peer's threads once the peer has said where the region lies. A WRITE is
+copied by the peer, on our request over the link. So no process ever writes into another's memory, and each checks the
+copies into its own. Any buffer can be registered; nothing needs to be allocated as shared memory."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ _log = logging.getLogger(__name__)
 
 _NOWHERE = shm_wire.Place(0)
 _READ_TRIES = 4
-"""A READ whose regions are unregistered one after another while it runs starts again so often."""
+"""The attempts of a READ whose regions are unregistered one after another while it runs."""
 
 
 class _Endpoint(Endpoint):
-    """A link to a peer, the peer's memory, and where its regions lie."""
+    """A link to a peer, with the peer's memory and the places of its regions."""
 
     def __init__(self, context: EngineContext, link: Link, memory: PeerMemory, mark: array[int]) -> None:
-        """``memory`` is the peer's. ``mark``: ours of the link; the peer looks at it whenever it copies."""
+        """Takes the peer's ``memory`` and our ``mark`` of the link, which the peer checks whenever it copies."""
         super().__init__(link)
         self._mark = mark
         self._memory = memory
@@ -55,22 +54,24 @@ class _Endpoint(Endpoint):
         self._places = self._keys.opened
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
-        """To a WRITE of one range: a head, and a code if it is refused."""
+        """The answer to a WRITE of one range: a head, and a code if it is refused."""
         self._head = self._answer[: shm_wire.HEAD_BYTES]
         self._message_id = 0
-        """Of that WRITE."""
+        """The id of that WRITE."""
         self._got = 0
-        """How much of its answer is here, while it is proceeded with."""
+        """The bytes of its answer that have arrived, while :meth:`proceed` collects them."""
         outbox = array("B", bytes(FETCH_BYTES))
         self._outbox = memoryview(outbox)
-        """A small WRITE, for the peer to copy: local memory is touched while it is copied here, not until it has."""
+        """The payload of a small WRITE, for the peer to copy. Local memory is touched only while it is copied here."""
         self._outbox_address = outbox.buffer_info()[0]
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome | None:
-        """A READ needs nobody's answer. What is small passes a buffer of ours; what is larger is copied straight
-        between the regions, ours of which the caller has pinned."""
+        """Copies a READ, which needs no answer, or sends the request of a WRITE.
+
+        A payload of up to ``FETCH_BYTES`` passes through a buffer of ours. A larger one is copied straight between the
+        regions, of which the caller has pinned ours."""
         if opcode is Opcode.READ:
             place = self._places.get(key)
             if place is None:
@@ -117,14 +118,14 @@ class _Endpoint(Endpoint):
                 return self._end_write(self._got, 0.0)
 
     def _refused(self) -> int:
-        """How many codes follow the head of the answer to a WRITE of one range: 0 or 1."""
+        """Returns how many codes follow the head of the answer to a WRITE of one range: 0 or 1."""
         good = shm_wire.pack_head(shm_wire.MAGIC, shm_wire.WRITE_DONE, shm_wire.OK, 1, self._message_id, 0)
         if self._head == good:
             return 0
         return shm_wire.parse_answer(self._head, shm_wire.WRITE, 1, self._message_id)[1]
 
     def _end_write(self, got: int, deadline: float) -> Outcome:
-        """The answer's head has come, of ``got`` bytes in all."""
+        """Returns the outcome of a WRITE of one range. The answer's head has arrived, ``got`` bytes in all."""
         whole = shm_wire.HEAD_BYTES + self._refused()
         if got > whole:
             raise WireError("bytes after the answer")
@@ -171,9 +172,10 @@ class _Endpoint(Endpoint):
         return LOST
 
     def _copy(self, moves: list[Move], nbytes: int, seals: list[shm_wire.Seal], deadline: float) -> bool:
-        """False: some region is not what it was."""
+        """Copies ``moves``, ``nbytes`` in all. Returns False if some region is not what it was."""
         memory = self._memory
-        # Before: a region that has gone costs nothing but a question. After: what was copied was still registered.
+        # Checked before, so that a region that has gone costs no copy, and after, so that what was copied was still
+        # registered.
         return (
             memory.holds(seals)
             and memory.copy(moves, nbytes, seals[0], lambda: self._check(deadline))
@@ -199,7 +201,7 @@ class _Endpoint(Endpoint):
 
 
 def _plan_read(chain: Chain, places: dict[bytes, shm_wire.Place]) -> tuple[list[Move], int, bytes | None]:
-    """What to copy, neighbours joined; its bytes; the refusal codes (None = nothing refused)."""
+    """Returns the moves, with neighbours joined, their bytes, and a code per slice (None if nothing is refused)."""
     moves: list[Move] = []
     codes: bytearray | None = None
     regions = chain.regions
@@ -232,7 +234,7 @@ def _plan_read(chain: Chain, places: dict[bytes, shm_wire.Place]) -> tuple[list[
 
 
 class ShmTransport(Endpoints[_Endpoint]):
-    """Initiator side; its :class:`ShmService` is the other one."""
+    """The initiator's side of shm; :class:`ShmService` is the serving side."""
 
     name = "shm"
 
@@ -240,7 +242,7 @@ class ShmTransport(Endpoints[_Endpoint]):
         super().__init__(context, context.limits.connections_per_peer)
         self.moves_bytes = context.limits.max_frame_bytes
         self.unavailable = shm_available()
-        """Why this process cannot use shm at all; None if it can."""
+        """The reason why this process cannot use shm at all; None if it can."""
         self.address = "" if self.unavailable else f"@pinyon-transfer-{context.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
         self._seals = Seals(new_page(context.limits.max_grants + context.limits.max_regions))

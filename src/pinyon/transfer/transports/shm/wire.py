@@ -1,19 +1,18 @@
 """The shm transport's messages, without the I/O. Pure: bytes in, values out, :class:`WireError` for anything else.
 
-The payload never travels here: it is copied between the two processes' memories by the side whose memory is written.
-After the link's set-up (:mod:`.handshake`) on a Unix socket (all integers big-endian)::
+The payload never travels here: the side whose memory is written copies it between the two processes' memories. After
+the link's set-up (``links.handshake``) on a Unix socket (all integers big-endian)::
 
-    initiator → PROOF    magic code address                    where our mark of this link lies in our memory
-    server    → PROOF    magic code address
-    initiator → RESOLVE  header + count x key
-    server    → answer   header + count x place(code spans address seal + spans x (offset length))
-    initiator → WRITE    header + count x descriptor(key offset length) + count x address in the initiator's memory
-    server    → answer   header + count status bytes when code is SOME_REFUSED
+    - initiator → PROOF    magic code address                    where our mark of this link lies in our memory
+    - server    → PROOF    magic code address
+    - initiator → RESOLVE  header + count x key
+    - server    → answer   header + count x place(code spans address seal + spans x (offset length))
+    - initiator → WRITE    header + count x descriptor(key offset length) + count x address in the initiator's memory
+    - server    → answer   header + count status bytes when code is SOME_REFUSED
 
-A *seal* is 16 bytes at an address of its owner that nobody else can guess or, as a link's mark, has there. Reading it
-together with other bytes of that process proves that it is still the same process, and that what the seal stands for (a
-link, or a key that opens something) still holds.
-"""
+A *seal* is 16 bytes at an address in its owner's memory. Nobody else can guess them or, for a link's mark, has them
+there. Reading a seal together with other bytes of that process proves that it is still the same process. It also proves
+that what the seal stands for (a link, or a key that opens something) still holds."""
 
 from __future__ import annotations
 
@@ -34,13 +33,13 @@ REPLY_BIT = 0x80
 WRITE_DONE = WRITE | REPLY_BIT
 MAX_RANGES = MAX_FRAME_REQUESTS
 MAX_BYTES = MAX_FRAME_BYTES
-"""Of one WRITE. Copying as much takes far less than any stall limit, so the answer needs no sign of life before it."""
+"""The bytes of one WRITE at most. Copying them takes far less than any stall limit, so no keep-alive is needed."""
 SEAL_BYTES = 16
 
 OK = 0
 SOME_REFUSED = 1
 UNREACHABLE = 2
-"""In a PROOF: its sender cannot read the receiver's memory."""
+"""The code of a PROOF whose sender cannot read the receiver's memory."""
 
 _PROOF = Struct("!HHQ")
 _HEAD = Struct("!HBBIQQ")
@@ -48,33 +47,33 @@ _PLACE = Struct("!BIQQ16s")
 _SPAN = Struct("!QQ")
 _DESCRIPTOR = Struct("!16sQQ")
 _ONE_RANGE = Struct("!16sQQQ")
-"""A WRITE's body when it has one range, which is when its latency counts."""
+"""The body of a WRITE of one range, which is when its latency counts."""
 _WRITE_OF_ONE = Struct("!HBBIQQ16sQQQ")
 
 WRITE_OF_ONE_BYTES = _WRITE_OF_ONE.size
 pack_head = _HEAD.pack
-"""``(magic, kind, code, ranges, id, nbytes)``"""
+"""Arguments: ``(magic, kind, code, ranges, id, nbytes)``."""
 pack_write_of_one = _WRITE_OF_ONE.pack
-"""A head and its only range: ``(*head, key, offset, length, address)``"""
+"""Arguments: a head and its only range, ``(*head, key, offset, length, address)``."""
 unpack_write_of_one = _WRITE_OF_ONE.unpack_from
 PROOF_BYTES = _PROOF.size
 HEAD_BYTES = _HEAD.size
 PLACE_BYTES = _PLACE.size
 SPAN_BYTES = _SPAN.size
 MAX_SPANS = 1 << 16
-"""Of all places in one answer."""
+"""The spans of all places in one answer at most."""
 RANGE_BYTES = _DESCRIPTOR.size + 8
 MAX_REQUEST_BYTES = HEAD_BYTES + MAX_RANGES * RANGE_BYTES
 
 PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
 ADDRESS_SPACE = 1 << 63
-"""User memory ends below this on every machine."""
+"""User memory ends below this address on every machine."""
 
 
 class Seal(NamedTuple):
     address: int
     value: bytes
-    """``SEAL_BYTES`` bytes."""
+    """The ``SEAL_BYTES`` bytes themselves."""
 
 
 NO_SEAL = Seal(0, bytes(SEAL_BYTES))
@@ -83,34 +82,32 @@ NO_SEAL = Seal(0, bytes(SEAL_BYTES))
 class Proof(NamedTuple):
     code: int
     address: int
-    """Of the sender's mark of the link (:mod:`.handshake`), ``SEAL_BYTES`` bytes."""
+    """The address of the sender's mark of the link (``links.handshake``), ``SEAL_BYTES`` long."""
 
 
 class RequestHead(NamedTuple):
-    """The head of a request."""
-
     kind: int
     code: int
     ranges: int
     id: int
     nbytes: int
-    """WRITE: the ranges' bytes together; else 0."""
+    """The bytes of a WRITE's ranges together; else 0."""
 
     @property
     def body_bytes(self) -> int:
-        """What follows a request's head."""
+        """The number of bytes that follow the head."""
         return self.ranges * (KEY_BYTES if self.kind == RESOLVE else RANGE_BYTES)
 
 
 class Place(NamedTuple):
-    """Where the bytes that a key opens lie in the peer's memory, or why they may not be read."""
+    """The place in the peer's memory of the bytes that a key opens, or why they may not be read."""
 
     code: int
-    """0, or a ``Reason`` number."""
+    """Zero, or a ``Reason`` number."""
     address: int = 0
-    """Of the region's first byte."""
+    """The address of the region's first byte."""
     seal: Seal = NO_SEAL
-    """Intact as long as the key opens this."""
+    """The seal that is intact as long as the key opens this."""
     spans: Spans = Spans((), ())
 
 
@@ -119,7 +116,7 @@ def pack_proof(code: int, address: int = 0) -> bytes:
 
 
 def parse_proof(data: bytes) -> Proof:
-    """Raises WireError: not a PROOF."""
+    """Parses a PROOF. Raises WireError if it is not one."""
     if len(data) != PROOF_BYTES:
         raise WireError(f"a PROOF has {PROOF_BYTES} bytes")
     magic, code, address = _PROOF.unpack(data)
@@ -135,8 +132,9 @@ def pack_resolve(message_id: int, keys: Sequence[bytes]) -> bytes:
 def pack_write(
     message_id: int, ranges: Iterable[tuple[bytes, int, int]], addresses: Sequence[int], nbytes: int
 ) -> bytes:
-    """``ranges`` are ``(key, offset, length)`` at the server, ``addresses`` where their bytes are here, one each;
-    the lengths add up to ``nbytes``."""
+    """Packs a WRITE of ``ranges``, which are ``(key, offset, length)`` at the server.
+
+    ``addresses`` say where the bytes of each range are here; the lengths add up to ``nbytes``."""
     count = len(addresses)
     encode = _DESCRIPTOR.pack
     parts = [_HEAD.pack(MAGIC, WRITE, 0, count, message_id, nbytes)]
@@ -146,7 +144,7 @@ def pack_write(
 
 
 def parse_request(head: bytes | memoryview) -> RequestHead:
-    """Raises WireError: bad magic or kind, or a count or size beyond the protocol's bounds."""
+    """Parses a request's head. Raises WireError for a bad magic or kind, or a count or size out of bounds."""
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
     magic, kind, code, ranges, message_id, nbytes = _HEAD.unpack(head)
@@ -166,7 +164,7 @@ def parse_request(head: bytes | memoryview) -> RequestHead:
 
 
 def parse_keys(body: memoryview, message: RequestHead) -> list[bytes]:
-    """The keys of a RESOLVE. Raises WireError: wrong size."""
+    """Parses the keys of a RESOLVE. Raises WireError if the size is wrong."""
     if len(body) != message.body_bytes:
         raise WireError("keys do not fill their space")
     data = bytes(body)
@@ -174,8 +172,10 @@ def parse_keys(body: memoryview, message: RequestHead) -> list[bytes]:
 
 
 def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], tuple[int, ...]]:
-    """The descriptors of a WRITE and the initiator's address of each. Raises WireError: wrong size, a zero length, an
-    address beyond the address space, or lengths that do not add up."""
+    """Parses the descriptors of a WRITE and the initiator's address of each.
+
+    Raises WireError for a wrong size, a zero length, an address beyond the address space, or lengths that do not add
+    up."""
     if len(body) != message.body_bytes:
         raise WireError("ranges do not fill their space")
     if message.ranges == 1:
@@ -184,7 +184,7 @@ def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], t
             raise WireError(f"a range of {length} bytes, the head says {message.nbytes}")
         return [Range(key, offset, length)], (_checked(address, length),)
     split = message.ranges * _DESCRIPTOR.size
-    # Plain tuples of a descriptor's shape: a thousand named ones cost as much as all the rest of this.
+    # Plain tuples with a descriptor's fields: a thousand named tuples cost as much as all the rest of this.
     ranges = cast("list[Range]", list(_DESCRIPTOR.iter_unpack(body[:split])))
     addresses = unpack(f"!{message.ranges}Q", body[split:])
     lengths = [length for _, _, length in ranges]
@@ -198,7 +198,7 @@ def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], t
 
 
 def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
-    """At most ``MAX_SPANS`` spans together."""
+    """Packs the answer to a RESOLVE, whose places have at most ``MAX_SPANS`` spans together."""
     parts: list[bytes] = []
     for code, address, seal, (starts, ends) in places:
         parts.append(_PLACE.pack(code, len(starts), address, *seal))
@@ -208,15 +208,17 @@ def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
 
 
 def pack_answer(request: RequestHead, refusals: bytes | None) -> bytes:
-    """Of a WRITE. ``refusals``: one code per range, 0 = accepted; None when all were accepted."""
+    """Packs the answer to a WRITE. ``refusals``: one code per range, 0 = accepted; None if all were accepted."""
     code = OK if refusals is None else SOME_REFUSED
     head = _HEAD.pack(MAGIC, WRITE | REPLY_BIT, code, request.ranges, request.id, 0)
     return head if refusals is None else head + refusals
 
 
 def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: int) -> tuple[int, int]:
-    """The answer's code and how many bytes of body follow: the places of a RESOLVE, with code ``OK``; ``count`` codes
-    of a WRITE with ``SOME_REFUSED``. Raises WireError: it does not answer the request with these values."""
+    """Returns the code of an answer and how many bytes of body follow.
+
+    The body is the places of a RESOLVE, with code ``OK``, or ``count`` codes of a WRITE with ``SOME_REFUSED``. Raises
+    WireError if the answer is not to the request with these values."""
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
     magic, answered, code, ranges, answered_id, nbytes = _HEAD.unpack(head)
@@ -232,7 +234,9 @@ def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: in
 
 
 def parse_places(data: bytes, count: int) -> list[Place]:
-    """Raises WireError: wrong size, an unknown code, spans that are empty or out of order, or a place outside the
+    """Parses the places in an answer.
+
+    Raises WireError for a wrong size, an unknown code, spans that are empty or out of order, or a place outside the
     address space."""
     places: list[Place] = []
     at = 0
@@ -260,7 +264,7 @@ def pack_spans(starts: Sequence[int], ends: Sequence[int]) -> bytes:
 
 
 def parse_spans(data: bytes) -> Spans:
-    """Raises WireError: they are empty or out of order."""
+    """Parses spans. Raises WireError if they are empty or out of order."""
     pairs = list(_SPAN.iter_unpack(data))
     spans = Spans(tuple([start for start, _ in pairs]), tuple([start + length for start, length in pairs]))
     last = -1

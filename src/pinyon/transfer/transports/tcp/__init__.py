@@ -1,1 +1,1 @@
-"""Framed TCP streams."""
+"""The tcp transport: framed TCP streams."""

@@ -1,4 +1,4 @@
-"""The initiator's end of a tcp link: frames out of chains, one at a time."""
+"""The initiator's end of a tcp link, which sends chains as frames, one at a time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
 SMALL_BYTES: Final = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
-"""A payload that is taken in together with its header, on both sides."""
+"""The largest payload that is received together with its header, on both sides."""
 _there: Final[Callable[[Slice], tuple[bytes, int, int]]] = itemgetter(3, 4, 5)
-"""Key, offset and length of a slice, as the peer is told."""
+"""The getter of a slice's key, offset and length, as the peer is told."""
 _BAD_CHECKSUM: Final = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 _FAULT: Final = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 _Asked = tuple[Opcode, Region, int, int, int, int, bytes]
-"""A slice: direction, local region, offset and length; and what a good answer looks like: the seed of its
-checksum, its length, its header."""
+"""A slice under way: direction, local region, offset, length; and the good answer's checksum seed, length, header."""
 
 
 class Connection(Endpoint):
@@ -37,7 +36,7 @@ class Connection(Endpoint):
     __slots__ = ("_asked", "_checked", "_frame_id", "_got", "_inbox", "_memory", "_outbox", "_stream")
 
     def __init__(self, link: Link, memory: MemoryTable, *, checked: bool) -> None:
-        """``checked``: payloads carry a checksum."""
+        """Sets up the state of the link; with ``checked``, payloads carry a checksum."""
         super().__init__(link)
         self._stream = link.stream
         self._memory = memory
@@ -46,17 +45,15 @@ class Connection(Endpoint):
             link.stream.keep_little()
         self._frame_id = 0
         self._asked: _Asked | None = None
-        """The slice that is under way."""
         self._got = 0
-        """How much of its answer is in the inbox, while it is proceeded with."""
+        """The bytes of its answer in the inbox, while :meth:`proceed` collects them."""
         self._inbox = memoryview(bytearray(INBOX_BYTES))
-        """The reply's header, its refusals and the first bytes of its payload: one system call for a small answer."""
+        """The reply's header, refusals and first bytes of payload, so that one system call takes a small answer."""
         self._outbox = memoryview(bytearray())
-        """A small WRITE, whole: local memory is touched while it is copied here, not while the link is slow. There from
-        the first one on."""
+        """The frame of a small WRITE, from the first one on. Local memory is touched only while it is copied here."""
 
     def exchange(self, chain: Chain) -> Outcome:
-        """One frame there, one answer back."""
+        """Sends one frame and receives its answer."""
         deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
         if len(slices) == 1:
             _, local, offset, key, remote_offset, _ = slices[0]
@@ -77,8 +74,10 @@ class Connection(Endpoint):
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
     ) -> Outcome:
-        """Sends the frame of one slice, without a detour: here every call shows in the latency. What is small passes a
-        buffer of ours; larger payloads go straight between the link and the region, which the caller has pinned."""
+        """Sends the frame of one slice, with as few calls as possible: each shows in the latency.
+
+        A payload of up to ``SMALL_BYTES`` passes through a buffer of ours. A larger one goes straight between the link
+        and the region, which the caller has pinned."""
         stream, checked = self._stream, self._checked
         frame_id = self._frame_id = self._frame_id + 1
         seed = 0
@@ -87,7 +86,7 @@ class Connection(Endpoint):
                 wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
             )
             stream.send_one(head, deadline)
-            # What a good answer looks like is worked out while it is on its way.
+            # The good answer is worked out while the request is on its way.
             if checked:
                 seed = seed_of(head)
             whole = wire.FRAME_HEADER_BYTES + nbytes
@@ -98,7 +97,7 @@ class Connection(Endpoint):
             head = wire.pack_frame_of_one(
                 wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
             )
-            # Before the payload moves: that pushes this code and its data out of the core's cache.
+            # Packed before the payload moves, which pushes this code and its data out of the core's cache.
             whole = wire.FRAME_HEADER_BYTES
             good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
             data = region.view[offset : offset + nbytes]
@@ -126,14 +125,14 @@ class Connection(Endpoint):
     def wait(self, deadline: float) -> Outcome:
         asked, window = self._asked, self._inbox
         assert asked is not None
-        if asked[5] > INBOX_BYTES:  # a payload that goes straight into place
+        if asked[5] > INBOX_BYTES:  # a payload of this size goes straight into place
             window = window[: wire.FRAME_HEADER_BYTES]
         got = self._stream.receive_some(window, wire.FRAME_HEADER_BYTES, deadline)
         self.answered = True
         return self._end(got, deadline)
 
     def proceed(self) -> Outcome | None:
-        """Never waits: goes on only when all is here that this answer has."""
+        """Ends the slice once its whole answer is here; returns None until then. Never waits."""
         stream, inbox, got = self._stream, self._inbox, self._got
         while True:
             moved = stream.receive_now(inbox[got:])
@@ -149,7 +148,7 @@ class Connection(Endpoint):
                 return self._end(got, 0.0)
 
     def _wanted(self) -> int:
-        """How many bytes the answer has whose header is in the inbox."""
+        """Returns how many bytes the answer has whose header is in the inbox."""
         asked = self._asked
         assert asked is not None
         opcode, _, _, _, _, whole, good = asked
@@ -161,7 +160,7 @@ class Connection(Endpoint):
         return wire.FRAME_HEADER_BYTES + 1 + trailer
 
     def _end(self, got: int, deadline: float) -> Outcome:
-        """What was asked for has been answered, and so many bytes of it are in the inbox."""
+        """Returns the outcome of the slice under way; ``got`` bytes of its answer are in the inbox."""
         asked, inbox = self._asked, self._inbox
         assert asked is not None
         opcode, region, offset, nbytes, seed, whole, good = asked
@@ -189,8 +188,9 @@ class Connection(Endpoint):
     def _answer(
         self, frame: wire.Frame, seed: int | None, got: int, deadline: float, chain: Chain | None = None
     ) -> Outcome:
-        """The answer to ``frame``, of which ``got`` bytes are in the inbox. Without ``chain``: to a frame of one slice,
-        that it was refused."""
+        """Returns the outcome of ``frame``; ``got`` bytes of its answer are in the inbox.
+
+        Without ``chain``, the answer is to a frame of one slice, and says that it was not served."""
         self.answered = True
         inbox, at = self._inbox, wire.FRAME_HEADER_BYTES
         refusals = None
@@ -216,7 +216,7 @@ class Connection(Endpoint):
 
 
 def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:
-    """The chain's local memory in order, neighbours joined, without the refused slices."""
+    """Returns the chain's local memory in order, with neighbours joined, without the refused slices."""
     if len(chain.slices) == 1 and refusals is None:
         _, local, offset, _, _, length = chain.slices[0]
         return [chain.regions[local].view[offset : offset + length]]

@@ -10,19 +10,19 @@ from pinyon.transfer.transports.tcp.wire import TRAILER_BYTES, Digest, checksum,
 from pinyon.transfer.types.errors import WireError
 
 INBOX_BYTES: Final = 72 << 10
-"""What is taken from a link at once when a header is expected: small frames come whole and are copied into place, which
-costs less than one more system call and what goes with it."""
+"""The bytes taken from a link at once when a header is expected.
+
+Small frames come whole and are copied into place, which costs less than one more system call and what goes with it."""
 HEAD_START_BYTES: Final = 16 << 10
-"""The same where large frames are expected, whose payload goes straight into place: so little of it that the copy does
-not show."""
+"""The bytes taken at once where a large frame is expected, so few that copying them into place does not show."""
 _PIECE_BYTES: Final = 256 << 10
-"""What is hashed at a time: still in the core's cache after the kernel has copied it."""
+"""The bytes hashed at a time: they are still in the core's cache after the kernel has copied them."""
 _MAX_BUFFERS: Final = 1000
-"""Of one system call (the kernel takes 1024), with room for a header and a checksum."""
+"""The buffers of one system call (the kernel takes 1024), with room for a header and a checksum."""
 
 
 def _pieces(buffers: Sequence[memoryview], most: int = _MAX_BUFFERS) -> Iterator[list[memoryview]]:
-    """The buffers in order, in runs of at most ``_PIECE_BYTES`` and ``most`` buffers."""
+    """Yields the buffers in order, in runs of at most ``_PIECE_BYTES`` and ``most`` buffers."""
     run: list[memoryview] = []
     room = _PIECE_BYTES
     for buffer in buffers:
@@ -40,7 +40,7 @@ def _pieces(buffers: Sequence[memoryview], most: int = _MAX_BUFFERS) -> Iterator
 
 
 def send_payload(stream: Stream, head: bytes, buffers: Sequence[memoryview], seed: int | None, deadline: float) -> None:
-    """Header and payload, and the payload's checksum when a ``seed`` is given. Raises what ``Stream.send`` raises."""
+    """Sends header and payload, and with a ``seed`` the payload's checksum. Raises what ``Stream.send`` raises."""
     if seed is None:
         stream.send([head, *buffers], deadline)
         return
@@ -69,11 +69,11 @@ def receive_payload(
     *,
     singly: bool = False,
 ) -> bool:
-    """Fill the buffers; False: their checksum, expected when a ``seed`` is given, is wrong.
+    """Fills the buffers. Returns False if their checksum, which is expected if a ``seed`` is given, is wrong.
 
-    ``early``: what came of it together with the header. ``singly``: some memory stands several times among the buffers
-    (a scratch that drains what nobody wants), so each is looked at before the next is filled. Raises WireError: more
-    came than belongs to the payload. What ``Stream.receive`` raises."""
+    The bytes of the payload that came together with the header are ``early``. With ``singly``, the same memory stands
+    several times among the buffers (a scratch that drains an unwanted payload), so each is hashed before the next is
+    filled. Raises WireError if more came than belongs to the payload, and what ``Stream.receive`` raises."""
     if seed is None:
         if _fill(stream, buffers, early, deadline):
             raise WireError("bytes after the payload")
@@ -98,7 +98,7 @@ def receive_payload(
 
 
 def _fill(stream: Stream, buffers: Sequence[memoryview], early: memoryview, deadline: float) -> memoryview:
-    """Fill the buffers from the early bytes first; returns those of them that are left."""
+    """Fills the buffers from the early bytes first. Returns the early bytes that are left."""
     have = len(early)
     if not have:
         stream.receive(buffers, deadline)

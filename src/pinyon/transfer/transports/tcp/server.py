@@ -21,7 +21,7 @@ _SCRATCH_BYTES = 64 << 10
 
 
 class TcpService:
-    """Serves the frames of all inbound tcp links, each in its link's thread."""
+    """The service for the frames of all inbound tcp links, each in its link's thread."""
 
     def __init__(self, context: EngineContext) -> None:
         self._memory = context.memory
@@ -30,7 +30,7 @@ class TcpService:
         self._clock = context.clock
 
     def serve(self, inbound: Inbound) -> None:
-        """A ``LinkService``: returns when the link is idle too long, evicted or closed in good order."""
+        """Serves a link as a ``LinkService``: returns when it is idle too long, evicted or closed in good order."""
         stream, limits = inbound.stream, self._limits
         inbox, outbox = memoryview(bytearray(INBOX_BYTES)), memoryview(bytearray(INBOX_BYTES))
         window = inbox
@@ -64,9 +64,10 @@ class TcpService:
             self._serve_frame(inbound, frame, head, early, deadline)
 
     def _serve_small(self, inbound: Inbound, inbox: memoryview, got: int, outbox: memoryview, deadline: float) -> int:
-        """The usual small frame: one range that is granted, all of it in the inbox. Without a detour, because here
-        every call shows in the latency. Returns 0 when it is done. Else it is another case and nothing was done, but so
-        many bytes are in the inbox now."""
+        """Serves the usual small frame: one granted range, all of it in the inbox, with as few calls as possible.
+
+        Returns 0 when the frame is served. Otherwise nothing was done, and the result is how many bytes are in the
+        inbox now."""
         if got < wire.FIRST_BYTES:
             return got
         nbytes: int
@@ -137,7 +138,7 @@ class TcpService:
                 landing = True
                 if staged is not None and intact:
                     staged.land()
-        except DeviceError as error:  # of a READ before its reply, of a WRITE after its payload: the link is in step
+        except DeviceError as error:  # a READ failed before its reply, a WRITE after its payload: the link is in step
             _log.error("serving device memory failed: %s", error)
             if not reading and not landing:  # its payload is still to come
                 raise ConnectionAbortedError from None
@@ -160,10 +161,9 @@ class TcpService:
 
 
 def _gather(ranges: list[Range], found: list[Region | None], *, drain: bool) -> list[memoryview]:
-    """The memory of the accepted ranges, neighbours joined.
+    """Returns the memory of the accepted ranges, with neighbours joined.
 
-    Refused ranges are skipped, or with ``drain`` stand as scratch memory so that the stream stays in step.
-    """
+    Refused ranges are skipped, or with ``drain`` replaced by scratch memory so that the stream stays in step."""
     if len(ranges) == 1 and found[0] is not None:
         _, offset, length = ranges[0]
         return [found[0].view[offset : offset + length]]

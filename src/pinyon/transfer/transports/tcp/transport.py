@@ -1,8 +1,7 @@
-"""TCP: threads with blocking sockets, payload straight between sockets and registered memory.
+"""The tcp transport: threads with blocking sockets, payload straight between sockets and registered memory.
 
-Threads and not asyncio, because the process's event loop and its engine thread share the GIL: here a megabyte costs a
-few system calls, during which the GIL is free.
-"""
+It uses threads, not asyncio, because the process's event loop and its engine thread share the GIL. Here a megabyte
+costs a few system calls, during which the GIL is free."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 
 
 class TcpTransport(Endpoints[Connection]):
-    """Initiator side; ``service`` is the other one."""
+    """The initiator's side of tcp; ``service`` is the serving side."""
 
     name = "tcp"
 
     def __init__(self, context: EngineContext, nics: Mapping[str, Nic], *, checked: bool = True) -> None:
-        """``nics``: this host's, by name. ``checked``: payloads carry a checksum."""
+        """Takes this host's ``nics`` by name; with ``checked``, payloads carry a checksum."""
         super().__init__(context, context.limits.connections_per_peer)
         self.moves_bytes = context.limits.max_frame_bytes
         self._nics = nics
         networks = Counter(nic.network for nic in nics.values() if nic.transport == "tcp")
         self._crowded = {network for network, count in networks.items() if count > 1}
-        """Networks on which we have several NICs: there the source address alone does not choose one."""
+        """The networks on which we have several NICs, so that the source address alone does not choose one."""
         self._checked = checked
         self.service = TcpService(context)
 

@@ -1,6 +1,6 @@
 """The TCP transport's bytes, without the I/O. Pure: bytes in, values out, :class:`WireError` for anything else.
 
-After the connection set-up (:mod:`.handshake`) come frames, one at a time per connection (all integers big-endian)::
+After the connection set-up (``links.handshake``) come frames, one at a time per connection (all integers big-endian)::
 
     initiator → header(magic opcode flags count frame_id payload) + count x descriptor(key offset length)
                 + payload bytes (WRITE: the descriptors' ranges one after another) + checksum (WRITE with flag CHECKSUM)
@@ -8,11 +8,10 @@ After the connection set-up (:mod:`.handshake`) come frames, one at a time per c
                 + payload bytes (READ: the accepted ranges one after another) + checksum (READ with flag CHECKSUM)
 
 A refused descriptor costs its own request only: the server drains its WRITE payload, or leaves it out of a READ's. The
-checksum comes last, so that both sides can take it while the payload passes. It is xxh3_64: certainty enough for errors
-of storage and transport, no protection against an attacker (that is TLS). Through its seed it covers the request's
-header and descriptors too, so bytes of another range do not pass either.
-Every count and length is checked against the bounds here before anything is allocated or received.
-"""
+checksum comes last, so that both sides can compute it while the payload passes. It is xxh3_64, which is enough against
+errors of storage and transport and no protection against an attacker (that is TLS). Its seed covers the request's
+header and descriptors, so that bytes of another range do not pass either. Every count and length is checked against the
+bounds here before anything is allocated or received."""
 
 from __future__ import annotations
 
@@ -39,9 +38,9 @@ WRITE_DONE: Final = WRITE | REPLY_BIT
 ALL_OK: Final = 0
 SOME_REFUSED: Final = 1
 BAD_CHECKSUM: Final = 2
-"""What arrived of a WRITE is not what was sent."""
+"""The payload of a WRITE that arrived is not the one that was sent."""
 FAULT: Final = 3
-"""The server could not read or write the memory (a device failed); of a WRITE any part may have been done."""
+"""The server could not read or write the memory (a device failed); any part of a WRITE may have been done."""
 MAX_REFUSAL: Final = 4
 """Largest per-request refusal code a peer may answer (``Reason`` 1 to 4)."""
 
@@ -52,7 +51,7 @@ _TRAILER: Final = Struct("!Q")
 
 FRAME_HEADER_BYTES: Final = _FRAME.size
 CODE_AT: Final = 3
-"""Where a reply's code lies in its header."""
+"""The offset of a reply's code in its header."""
 DESCRIPTOR_BYTES: Final = _DESCRIPTOR.size
 TRAILER_BYTES: Final = _TRAILER.size
 FIRST_BYTES: Final = FRAME_HEADER_BYTES + DESCRIPTOR_BYTES
@@ -62,23 +61,23 @@ pack_trailer: Final = _TRAILER.pack
 """A payload's checksum as bytes."""
 pack_trailer_into: Final = _TRAILER.pack_into
 pack_header: Final = _FRAME.pack
-"""``(magic, opcode, flags or code, count, frame id, payload)``"""
+"""Arguments: ``(magic, opcode, flags or code, count, frame id, payload)``."""
 pack_header_into: Final = _FRAME.pack_into
 pack_frame_of_one: Final = _FRAME_OF_ONE.pack
-"""A header and its only descriptor: ``(*header, key, offset, length)``"""
+"""Arguments: a header and its only descriptor, ``(*header, key, offset, length)``."""
 pack_frame_of_one_into: Final = _FRAME_OF_ONE.pack_into
 unpack_frame_of_one: Final = _FRAME_OF_ONE.unpack_from
 
 Digest = xxh3_64
-"""``Digest(seed=...)``, then ``update(buffer)`` piece by piece, then ``intdigest()``."""
+"""The incremental hash: ``Digest(seed=...)``, then ``update(buffer)`` piece by piece, then ``intdigest()``."""
 seed_of: Final[Callable[[bytes | bytearray | memoryview], int]] = xxh3_64_intdigest
-"""The seed that ties a payload to its request: of header and descriptors as sent."""
+"""The seed that ties a payload to its request: the hash of header and descriptors as sent."""
 checksum_of: Final[Callable[[bytes | memoryview, int], int]] = xxh3_64_intdigest
-"""Of one buffer, with a seed: 64 bits."""
+"""The 64-bit checksum of one buffer, with a seed."""
 
 
 def checksum(buffers: Sequence[memoryview], seed: int) -> int:
-    """Of the buffers one after another: 64 bits."""
+    """Returns the 64-bit checksum of the buffers one after another."""
     if len(buffers) == 1:
         return xxh3_64_intdigest(buffers[0], seed)
     digest = Digest(seed=seed)
@@ -93,7 +92,7 @@ class Frame(NamedTuple):
     frame_id: int
     payload: int
     checksum: bool = False
-    """The payload is followed by its checksum, in whichever direction it goes."""
+    """True if the payload is followed by its checksum, in whichever direction it goes."""
 
 
 class Reply(NamedTuple):
@@ -103,7 +102,7 @@ class Reply(NamedTuple):
 
 
 def pack_frame(frame: Frame, ranges: Iterable[tuple[bytes, int, int]]) -> bytes:
-    """Header and descriptors; ``ranges`` are ``(key, offset, length)``, ``frame.requests`` of them."""
+    """Packs a header and its descriptors; ``ranges`` are ``frame.requests`` times ``(key, offset, length)``."""
     opcode, count, frame_id, payload, checksum = frame
     flags = FLAG_CHECKSUM if checksum else 0
     head = _FRAME.pack(FRAME_MAGIC, opcode, flags, count, frame_id, payload)
@@ -116,8 +115,9 @@ def _descriptors(count: int) -> Struct:
 
 
 def parse_frame(data: bytes | bytearray | memoryview) -> Frame:
-    """Parse a request header (the first ``FRAME_HEADER_BYTES`` of ``data``). Raises WireError: bad magic, opcode,
-    flags, or a count or payload beyond the protocol's bounds."""
+    """Parses a request header: the first ``FRAME_HEADER_BYTES`` of ``data``.
+
+    Raises WireError for a bad magic, opcode or flags, or a count or payload beyond the protocol's bounds."""
     if len(data) < FRAME_HEADER_BYTES:
         raise WireError("short frame header")
     magic, opcode, flags, count, frame_id, payload = _FRAME.unpack_from(data)
@@ -135,15 +135,16 @@ def parse_frame(data: bytes | bytearray | memoryview) -> Frame:
 
 
 def parse_descriptors(data: memoryview, frame: Frame) -> list[Range]:
-    """Parse exactly ``frame.requests`` descriptors. Raises WireError: wrong size, a zero length, or lengths that do not
-    add up to the frame's payload."""
+    """Parses exactly ``frame.requests`` descriptors.
+
+    Raises WireError for a wrong size, a zero length, or lengths that do not add up to the frame's payload."""
     if len(data) != frame.requests * DESCRIPTOR_BYTES:
         raise WireError("descriptors do not fill their space")
     if frame.requests == 1:
         ranges = [cast("Range", _DESCRIPTOR.unpack(data))]
         total = ranges[0][2]
     else:
-        # Plain tuples stand for Ranges: a thousand of them in a tenth of the time.
+        # Plain tuples stand for Ranges: a thousand of them take a tenth of the time.
         ranges = cast("list[Range]", list(_DESCRIPTOR.iter_unpack(data)))
         total = 0
         for _, _, length in ranges:
@@ -158,7 +159,7 @@ def parse_descriptors(data: memoryview, frame: Frame) -> list[Range]:
 
 
 def pack_reply(frame: Frame, refusals: bytes | None, payload: int, *, code: int = ALL_OK) -> bytes:
-    """``refusals``: one code per request, 0 = accepted; None when all were accepted."""
+    """Packs a reply up to its payload. ``refusals``: one code per request, 0 = accepted; None if all were accepted."""
     if refusals is not None:
         code = SOME_REFUSED
     head = _FRAME.pack(FRAME_MAGIC, frame.opcode | REPLY_BIT, code, frame.requests, frame.frame_id, payload)
@@ -166,8 +167,9 @@ def pack_reply(frame: Frame, refusals: bytes | None, payload: int, *, code: int 
 
 
 def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> Reply:
-    """Parse the answer to ``frame`` (the first ``FRAME_HEADER_BYTES`` of ``data``). Raises WireError: the answer is not
-    to this frame, or its payload cannot be right."""
+    """Parses the answer to ``frame``: the first ``FRAME_HEADER_BYTES`` of ``data``.
+
+    Raises WireError if the answer is not to this frame, or its payload cannot be right."""
     if len(data) < FRAME_HEADER_BYTES:
         raise WireError("short reply header")
     magic, opcode, code, count, frame_id, payload = _FRAME.unpack_from(data)
@@ -186,7 +188,7 @@ def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> Reply:
 
 
 def check_refusals(codes: bytes) -> None:
-    """Raises WireError: a code that no peer may answer, or none refused at all."""
+    """Raises WireError if no peer may answer one of these codes, or if none is a refusal."""
     if max(codes) > MAX_REFUSAL:
         raise WireError(f"unknown refusal code {max(codes)}")
     if max(codes) == 0:
@@ -194,7 +196,7 @@ def check_refusals(codes: bytes) -> None:
 
 
 def parse_trailer(data: bytes | bytearray | memoryview) -> int:
-    """The checksum as sent; ``data`` has ``TRAILER_BYTES``."""
+    """Parses a checksum as sent; ``data`` has ``TRAILER_BYTES``."""
     (value,) = _TRAILER.unpack(data)
     return int(value)
 
