@@ -4,7 +4,7 @@ A *record* is one prompt sent to one target. Each node knows the targets of all 
 A child's targets are among its parent's, so a look-up ends where no available target is left. When the trie is full,
 the oldest records go.
 
-Keys are chained (:mod:`pinyon.routing.routing_keys`): a key says all that came before it. That makes this trie small and
+Keys are chained (:mod:`pinyon.routing.routing_keys`): a key says all that came before it. So this trie is small and
 quick. One table finds the node that begins with a key, whatever its parent. And two runs of keys that agree in one
 place agree in all before it, so a binary search finds where they part.
 """

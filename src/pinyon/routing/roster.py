@@ -23,7 +23,7 @@ class Roster:
         self._unconfirmed: frozenset[str] = frozenset()
         self._until_s: float | None = None
         self._short = False
-        """Whether the last list was incomplete by the conductor's own account."""
+        """True if the last list was incomplete by the conductor's own account."""
 
     @property
     def unconfirmed(self) -> frozenset[str]:

@@ -57,10 +57,10 @@ class Target:
         self.distance_s = distance_s
         """Measured round-trip time in seconds; 0 within the region."""
         self.batches = True
-        """Whether the target generates and so has a batch; an instance that only computes prompts has none."""
+        """True if the target generates and so has a batch; an instance that only computes prompts has none."""
         self.live = True
         self.draining = False
-        """Whether the target takes nothing new."""
+        """True while the target takes nothing new."""
         self.outstanding = 0
         """Our requests that were sent to the target and have not ended."""
         self.sent = 0

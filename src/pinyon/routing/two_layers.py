@@ -24,7 +24,7 @@ class Where(StrEnum):
     REMOTE = "remote"
     WAIT = "wait"
     NOWHERE = "nowhere"
-    """No known target may serve the request, so waiting does not help."""
+    """Waiting does not help: no known target may serve the request."""
 
 
 class Choice(NamedTuple):
@@ -57,7 +57,7 @@ class Route(NamedTuple):
     geographies: Collection[str] = ()
     tenant: str = ""
     sender: str = ""
-    """The other region that the request came from, if any: the law for that region's requests applies."""
+    """A region other than this one, if the request came from there: the law for that region's requests applies."""
     exclude: Collection[str] = ()
     """Instances and load balancers that have failed or refused the request."""
 

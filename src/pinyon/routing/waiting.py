@@ -12,7 +12,7 @@ STALE_MAX = 64
 class Waiting:
     """A request that waits, with the ``tokens`` it may take.
 
-    In its lane, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique. ``waits`` ends when it goes.
+    In its lane, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique. ``waits``: not gone yet.
     """
 
     __slots__ = ("demand", "due_s", "number", "rank", "tenant", "tokens", "waits")
@@ -26,8 +26,8 @@ class Waiting:
 class Lane:
     """The requests of one tenant with the same demand, by due time. An empty lane has ended for good.
 
-    A request that waits no longer stays until it is in front, or until most have gone. ``listed`` tells which entry of
-    its demand's heap is its present one; see :class:`pinyon.routing.fair_turns.FairTurns`.
+    A request that waits no longer stays until it is in front, or until most have gone. The ``listed`` entry of its
+    demand's heap is its present one; see :class:`pinyon.routing.fair_turns.FairTurns`.
     """
 
     __slots__ = ("_entries", "count", "demand", "listed", "tenant")
