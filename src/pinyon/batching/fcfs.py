@@ -44,7 +44,7 @@ class Fcfs:
         self._running: dict[int, float | None] = {}
         """Times since which decoded requests are here; None for others."""
         self._gone: dict[int, float] = {}
-        """The same times, of requests removed since the last ``admit``: they have ended, or wait again."""
+        """Times of requests removed since the last ``admit``: they have ended, or wait again."""
         self._stay_s = 0.0
         """Mean seconds that requests which ended were here."""
         self._claimant: int | None = None

@@ -113,7 +113,7 @@ class StepScheduler:
         self._prompts: dict[int, _Prompt] = {}
         self._waiting: dict[int, int] = {}
         self._running: dict[int, int] = {}
-        """Requests in order of arrival, as ``_waiting``. The values are the tokens that held blocks have room for yet."""
+        """Requests in order of arrival, as ``_waiting``, with the tokens that their blocks have room for yet."""
         self._cost = StepCost()
         """Told only where there is a ``tbt_s``."""
         self._asked: list[tuple[int, int]] = []
