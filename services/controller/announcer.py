@@ -30,7 +30,7 @@ class Announcer:
         self._news = asyncio.Event()
 
     async def messages(self) -> AsyncGenerator[controller_pb2.SessionResponse, None]:
-        """Yields messages for one load balancer: all of it, again after changes, and in between that none came."""
+        """Yields one load balancer's messages: everything, again after changes, in between that nothing has changed."""
         told = -1
         while True:
             news = self._news

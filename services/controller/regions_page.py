@@ -25,7 +25,7 @@ _KNOWN = frozenset(("lat", "lon", "region", "live"))
 
 
 class RegionsPage:
-    """A WSGI application. ``show`` is called on the event loop, the rest in threads, which read fixed values."""
+    """A WSGI application. ``show`` is called on the event loop, the rest in threads, which read immutable values."""
 
     def __init__(self) -> None:
         self._shown: tuple[Federation, Geography, Distances] = (Federation(), ANYWHERE, Distances())

@@ -190,7 +190,7 @@ class ChunkedHashTree(Generic[R]):
         return self._found
 
     def look(self, request: R) -> BestRequest[R]:
-        """Returns what :meth:`find_best` would say of this request, which must wait."""
+        """Returns what :meth:`find_best` would say of this waiting request."""
         entry = self._entries[request]
         if entry.rank == _NOBODY:
             raise KeyError(request)

@@ -13,7 +13,7 @@ PATIENCE_S = 1.0
 PASSED_MAX_S = 10.0
 """Seconds for which prompts for other instances may go before a decoded request (:func:`passed_over_max_s`)."""
 PATIENT_STAYS = 2.0
-"""Mean stays before others give way, if that is longer.
+"""Mean stays before others give way, if that is longer than :data:`PATIENCE_S`.
 
 Where requests stay long, giving way every second would have all computed again and again, and none would end.
 """
@@ -31,8 +31,8 @@ class Fcfs:
 
     A prompt for another instance holds up the others for a moment in any case. Otherwise, two instances full of
     requests that wait for each other's prompts would stand still. For the same reason, such prompts pass a decoded
-    request until others are to give way for it, or it has waited for its limit. Who lacks only a slot holds up none
-    that needs none.
+    request until others are to give way for it, or it has waited for its limit. A request that lacks only a slot holds
+    up none that needs none.
 
     Decoded requests may stand in another ``line`` than that in which they came.
     """
@@ -42,7 +42,7 @@ class Fcfs:
         self._decoded: WaitingLine = ByNumber() if line is None else line
         self._foreign: WaitingLine = ByNumber()
         self._running: dict[int, float | None] = {}
-        """Times since which decoded requests are here; None for others."""
+        """Times since which decoded requests are here; None for prompts of other instances."""
         self._gone: dict[int, float] = {}
         """Times of requests removed since the last ``admit``: they have ended, or wait again."""
         self._stay_s = 0.0

@@ -50,10 +50,7 @@ class BatchingPolicy(Protocol):
         """Returns the request for which later ones should give way, as of the last ``admit``; None if for none."""
 
     def passed_over_s(self, number: int) -> float:
-        """Returns the seconds for which later requests went before one that the last ``admit`` has chosen.
-
-        The result is 0 where that time is not bounded.
-        """
+        """Returns the seconds that later ones went before one chosen by the last ``admit``; 0 where not bounded."""
 
     def gave_way(self, number: int) -> bool:
         """Returns whether the request was admitted and waits again."""
@@ -62,7 +59,7 @@ class BatchingPolicy(Protocol):
         """Removes a request that ended, gave way or was cancelled, waiting or running. Returns False if unknown."""
 
     def observe(self, step: StepSeen) -> None:
-        """Records how a step of the batch went that the policy made."""
+        """Records how a step of a batch that this policy made went."""
 
 
 class WaitingLine(Protocol):
@@ -85,7 +82,7 @@ class WaitingLine(Protocol):
         """Returns the request at this place among those not taken; None if none is there, or none from there fits."""
 
     def take(self, number: int, room_blocks: int) -> None:
-        """Takes a request that has room; ``room_blocks`` are left."""
+        """Takes a request that has room; ``room_blocks`` are left afterwards."""
 
     def end(self) -> None:
         """Ends what ``begin`` began."""
@@ -144,7 +141,7 @@ class ServiceOrder(Protocol[Waiting]):
     """True if short prompts mostly go before long ones: a placement counts on it."""
 
     def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
-        """Adds a prompt that takes about ``seconds`` and whose first token is due at ``deadline_s``."""
+        """Adds a prompt that came at ``came_s`` and takes about ``seconds``; its token is due at ``deadline_s``."""
 
     def next(self, now_s: float) -> Waiting | None:
         """Removes and returns the prompt whose turn it is; None if none waits."""

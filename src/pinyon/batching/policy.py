@@ -48,11 +48,11 @@ class BatchRequest:
 
 
 class BlockNeed(NamedTuple):
-    """The number of a request's blocks that are ``held`` with content, and of those it would take out of the room."""
+    """The needs of a request: ``held`` blocks have content already."""
 
     held: int
     missing: int
-    """Unused blocks are part of the room, held or not."""
+    """Blocks it takes out of the room; unused blocks are part of the room, held or not."""
 
 
 class Holdings(Protocol):
@@ -78,4 +78,4 @@ class StepSeen(NamedTuple):
     growth_s: float = 0.0
     """Seconds by which each of several steps was longer than the one before it."""
     decode_s: float = 0.0
-    """Seconds that decoding took of a step with both, if the engine knows; 0 otherwise."""
+    """Seconds that decoding took of a step that also computed prompts, if the engine knows; 0 otherwise."""

@@ -21,8 +21,8 @@ from pinyon.core.policies import check_bounds
 class SharedPrefixSettings:
     """Options of :class:`BySharedPrefix`. ``chunk_blocks``: full blocks of a prompt that are one level of the tree.
 
-    ``passed_over_s``: a request is next after waiting so long while later ones went first. It is less if that is more
-    than half of the time to the deadline of its first token (:func:`passed_over_max_s`).
+    ``passed_over_s``: a request is next after waiting so long while later ones went first. That wait is at
+    most half of the time to the deadline of its first token (:func:`passed_over_max_s`).
     """
 
     chunk_blocks: int = 4

@@ -61,7 +61,7 @@ class Prompt:
 
 
 class PromptQueue:
-    """A queue of at most ``limit`` prompts, ``active`` of them in progress without those that wait for KV memory.
+    """A queue of ``limit`` prompts; up to ``active`` are in progress, not counting those that wait for KV memory.
 
     The ``order`` says which leaves first, and has no other user.
     """
@@ -215,7 +215,7 @@ class PromptQueue:
         self._unwant(self._active[number])
 
     def held_back(self, number: int) -> bool:
-        """Returns whether a prompt that has its blocks must wait until :meth:`start` says its number again.
+        """Returns whether a prompt that has its blocks must wait until :meth:`start` names it again.
 
         While it waited for room, others may have begun with what it needs next, or something held may be gone.
         Afterwards, it looks for what is held once more.

@@ -48,10 +48,7 @@ class StepLimits:
     chunk_tokens: int
     block_tokens: int
     tbt_s: float = 0.0
-    """Seconds between the tokens of running requests, as far as chunks decide: see :meth:`StepScheduler.decide`.
-
-    0: chunks are as large as the other limits allow.
-    """
+    """Limit on seconds between tokens, as far as chunks decide (:meth:`StepScheduler.decide`); 0: there is none."""
 
 
 @dataclass(slots=True)  # not frozen: two are made in each step, and frozen ones take three times as long
@@ -155,7 +152,7 @@ class StepScheduler:
 
     @property
     def reads_once(self) -> bool:
-        """True if steps may read what some of their requests share only once.
+        """True if steps may read only once what some of their requests share.
 
         The kernel does that for each group, or for what a whole batch shares, and batches are made to share something.
         """

@@ -22,11 +22,11 @@ KEPT: Final = 0.97
 UNUSUAL: Final = 4.0
 """Factor over the expected time that makes a step unusual, if chunks stood as deep before.
 
-Such a step counts if there was another one of late. One that stood still for a second (memory, another process) would
-keep chunks small for a hundred steps.
+Such a step counts if there was another one of late. A step that stood still for a second (memory, another process)
+would keep chunks small for a hundred steps.
 """
 RARE: Final = 30
-"""Steps with chunks between unusual ones, about as many as are remembered. More often, chunks really cost as much."""
+"""Steps with chunks between ignored ones, about as many as are remembered. More often, it is what chunks cost."""
 SEEN: Final = 2.0
 """Factor over the deepest chunk of late: nothing is known yet of deeper ones."""
 FLAT: Final = 1e-6

@@ -20,10 +20,7 @@ SCALE_WEIGHT: Final = 0.05
 DRIFT_WEIGHT: Final = 0.05
 """Weight of the last reward in the relative distance of rewards from what is known: some 20 episodes."""
 DRIFT_MAX: Final = 0.25
-"""Mean distance to one side beyond which the workload has shifted.
-
-Single rewards vary more: a bin has batches of up to twice the size.
-"""
+"""Mean one-sided distance that means a shift. Single rewards vary more: a bin has batches of up to twice the size."""
 KNOWN_MIN: Final = 5.0
 """Rewards of a state and action before what is known of it can be wrong."""
 
@@ -67,10 +64,7 @@ class StoppingPolicy(Protocol):
         """Returns whether the request enters; otherwise, the batch is left as it is."""
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
-        """Learns from decisions in a row, whose batches decoded ``tokens_s`` tokens a second.
-
-        A batch ends where no request was added.
-        """
+        """Learns from decisions whose batches (each ends where none was added) decoded ``tokens_s`` tokens a second."""
 
     def table(self) -> dict[str, list[float]]:
         """Returns what was learned, for :meth:`restore`."""
@@ -132,7 +126,7 @@ class HeuristicSettings:
 
 
 class Heuristic(Always):
-    """The heuristic of §4.3.2: free requests enter, a small batch takes any, others may cost so much."""
+    """The heuristic of §4.3.2: requests without loss enter, a small batch takes any, others may lose so much."""
 
     def __init__(self, settings: HeuristicSettings) -> None:
         self._settings = settings

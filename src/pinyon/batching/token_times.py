@@ -24,9 +24,8 @@ class TokenTimes:
     def decoded(self, requests: int, seconds: float, kv_tokens: int, steps: int = 1, running: int = 0) -> None:
         """Records ``steps`` steps in which ``requests`` got a token each, ``seconds`` after the step before.
 
-        ``running`` requests (0: no others) have KV of ``kv_tokens``. Where some get their tokens in other steps of a
-        round, a token comes later by their number. Over a round, that is its length in the mean: all count as the
-        batch.
+        ``running`` requests (0: no others) have KV of ``kv_tokens``. Those that get their tokens in other steps of a
+        round delay each token in proportion to their number. In the mean that is the round's length, and all count.
         """
         running = max(running, requests)
         tokens = requests * steps

@@ -23,7 +23,8 @@ def adopted_now(
 ) -> tuple[Cluster, ...]:
     """Returns the adopted clusters that the load balancer serves.
 
-    ``silent_s``: since the controller's last message; ``reachable``: ids of load balancers that it reaches by itself.
+    ``silent_s``: seconds since the controller's last message; ``reachable``: ids of load balancers that it reaches by
+    itself.
     """
     if federation is None:
         return ()

@@ -30,7 +30,7 @@ class OwnedCluster:
     """Instances that are served together: those of a conductor, or upstream servers."""
 
     name: str
-    """Unique in its region; load balancers of a region that give the same name share the cluster."""
+    """Name, unique in its region; load balancers of a region that give the same name share the cluster."""
     conductor: str = ""
     """The conductor's gRPC address; empty if there is none."""
     upstreams: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class LbInfo:
 
     lb_id: str
     boot_id: str
-    """Changes whenever the process restarts."""
+    """An id that changes whenever the process restarts."""
     region: str
     grpc_address: str
     """``host:port`` at which other load balancers and the controller reach it."""

@@ -20,9 +20,9 @@ SERVERS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """Thresholds and pauses. A server fails with ``failures`` in about the last ``window_s`` seconds.
+    """Thresholds and pauses, in seconds. ``first_s`` is the first pause, ``max_s`` the longest.
 
-    These must also be at least this ``ratio`` of all requests. ``first_s`` is the first pause, ``max_s`` the longest.
+    A server fails with ``failures`` in about the last ``window_s``, if these are at least this ``ratio`` of all.
     """
 
     failures: int = 5
@@ -39,7 +39,7 @@ class BreakerSettings:
 
 
 class _Counts:
-    """Recent ends of requests. Older ones count less: half as much for each window."""
+    """The recent outcomes of requests. An outcome counts half as much for each window that has passed."""
 
     __slots__ = ("at_s", "failures", "successes")
 

@@ -32,10 +32,7 @@ class ConsistentHashSettings:
 
 
 class ConsistentHash(PlainPolicy):
-    """A ring that depends on names alone, so that all load balancers of all regions agree.
-
-    A request without a key goes to the least full target.
-    """
+    """A ring of names alone, so that load balancers of all regions agree. Without a key: the least full target."""
 
     name: ClassVar[str] = "consistent_hash"
 

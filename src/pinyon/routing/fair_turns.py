@@ -3,7 +3,7 @@
 A *demand* says which targets a request may go to; requests with the same demand wait for the same. Start-time fair
 queueing (Goyal et al., SIGCOMM '96) goes on among the tenants of the demands that have room: a demand that has none
 holds up nobody else. A tenant that could not go on for lack of room starts again where the others are. The turns it
-missed are not made up for, just as unasked ones are not.
+missed are lost, like any that were not asked for.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Geography:
-    """The rules, the allow lists of tenants, and the ``tags`` of regions by name; a region may be missing there.
+    """The rules, the allow lists of tenants, and the ``tags`` of regions by name; a region not listed has none.
 
     A region that no rule speaks of may send anywhere.
     """
@@ -54,7 +54,7 @@ class Geography:
     tenants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def serves(self, region: str, geographies: Collection[str], tenant: str) -> Verdict:
-        """Returns whether a request may be served in a region at all, even the one it came to."""
+        """Returns whether a request may be served in a region at all, including the one it came to."""
         if not geographies and tenant not in self.tenants:
             return _FREE
         if geographies and not self._speaks_of(geographies, region):
@@ -142,7 +142,7 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
 
 
 def _patterns(given: Any, what: str, known: Collection[str]) -> tuple[str, ...]:
-    """Returns the patterns. Raises for unknown names, so that a misspelt one is no rule that speaks of nobody."""
+    """Returns the patterns. Raises for unknown names, lest a misspelt one make a rule that speaks of no region."""
     if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
         raise InvalidArgument(f"{what} must be a list of regions, tags or {EVERYONE!r}", field=what)
     unknown = [each for each in given if each not in known]

@@ -25,10 +25,7 @@ class TargetPolicy(Protocol):
         """Returns one target of ``available``, which is not empty. Changes only what :meth:`sent` may change."""
 
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
-        """Returns the target of ``full`` whose cache is worth waiting for, or None. Changes nothing.
-
-        ``available`` holds the targets with room, if there are any.
-        """
+        """Returns the ``full`` target worth waiting for, or None. ``available`` may be empty. Changes nothing."""
 
     def affinity(self, request: Routed, name: str) -> int:
         """Returns how much speaks for the target when several layers offer one; 0 means nothing but its load."""

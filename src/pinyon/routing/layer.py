@@ -50,10 +50,7 @@ class Layer:
     def join(
         self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "", *, batches: bool = True
     ) -> None:
-        """Adds a target with an empty cache and no requests of ours, and forgets an earlier one of that name.
-
-        Targets beyond :data:`TARGETS_MAX` are ignored.
-        """
+        """Adds a target without cache and requests, in place of one of that name; none beyond :data:`TARGETS_MAX`."""
         known = name in self._targets
         if not known and len(self._targets) >= TARGETS_MAX:
             return
@@ -110,10 +107,7 @@ class Layer:
     # -- availability
 
     def spare(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> int:
-        """Returns how many requests may be pushed now to targets with a batch, less those on :meth:`hold`.
-
-        The result is at most :data:`UNLIMITED`.
-        """
+        """Returns how many requests may go to targets with a batch, less those on :meth:`hold`, up to ``UNLIMITED``."""
         total, pushing = 0, self._pushing
         for target in self._targets.values():
             if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
@@ -227,10 +221,7 @@ class Layer:
             target.sent = target.sent_before = 0
 
     def sent(self, request: Routed, name: str, *, counted: bool = True) -> Target | None:
-        """Records a request that was pushed, whoever chose the target. Returns the target for :meth:`ended`.
-
-        ``counted``: the target will count the request among those received from us.
-        """
+        """Records a pushed request; returns the target for :meth:`ended`. ``counted``: the target will count it."""
         target = self._targets.get(name)
         if target is not None:
             target.sent += counted

@@ -54,7 +54,7 @@ class PrefixTrie:
         self._records: OrderedDict[tuple[_Node, int], None] = OrderedDict()
         """Records as (last node, place of the target's bit), the oldest first."""
         self._places: dict[str, int] = {}
-        """Places of the bits of present targets."""
+        """Bit places of present targets."""
         self.bits: dict[str, int] = {}
         """Bits of present targets, for others to read only."""
         self._free: list[int] = []
@@ -139,10 +139,7 @@ class PrefixTrie:
         return Match(at // KEY_BYTES, found)
 
     def insert(self, keys: bytes, target: str) -> int:
-        """Records a prompt sent to a target. Returns how many of its chunks that target had been sent before.
-
-        Raises ``KeyError`` for a target that is not there.
-        """
+        """Records a prompt; returns how many of its chunks the target was sent before. ``KeyError`` if it is absent."""
         place = self._places[target]
         if not keys:
             return 0

@@ -65,7 +65,7 @@ class Pace:
         self._together = 0
 
     def gap_s(self, now_s: float | None = None) -> float:
-        """Returns the gap in seconds; with ``now_s``, at least what it were if one went now, after a long pause."""
+        """Returns the mean gap in seconds; with ``now_s``, no less than it would be if a request went on now."""
         if now_s is None or not self._together:
             return self._gap_s
         return max(self._gap_s, self._with(now_s))

@@ -1,9 +1,9 @@
-"""Routing keys, which tell the common prefix of prompts whichever region computes them (SkyWalker §3.2).
+"""Routing keys: they identify the prefixes that prompts have in common, in any region (SkyWalker §3.2).
 
 Block keys (:mod:`pinyon.core.block_keys`) depend on weights and KV layout, which two regions need not share. Routing
 keys depend on the model's name, the tenant and the cluster's secret, so a load balancer has one kind of key for its own
 instances and for other regions. Keys choose where a request goes, name no KV and never leave the process. Two prompts
-that are confused cost one prefill, and nothing else.
+taken for one cost one prefill, and nothing else.
 
 ``key[i] = XXH3_64(key[i-1] + chunk i)``, and the chain starts from :func:`routing_root`. Equal keys mean equal
 prefixes. A chunk consists of tokens where there is a tokenizer, and of bytes for servers that have their own; a last

@@ -38,10 +38,7 @@ NEAR = 1.1
 
 
 def near_least_full(targets: Sequence[Target]) -> Target:
-    """Returns the nearest target, by round-trip time, of those hardly fuller than the least full (:data:`NEAR`).
-
-    Among equally near targets, the least full wins.
-    """
+    """Returns the nearest target within :data:`NEAR` of the least full; among equally near ones, the least full."""
     best = targets[0]
     if len(targets) == 1:
         return best

@@ -38,10 +38,7 @@ class Choice(NamedTuple):
 
 
 class Possible(NamedTuple):
-    """A line of a dry run: whether a request could go to a load balancer now, and why (not).
-
-    Our own load balancer has no ``target``.
-    """
+    """A line of a dry run: whether a request could go to a load balancer now (ours: no ``target``), and why."""
 
     region: str
     target: str

@@ -10,10 +10,9 @@ KEPT_MAX = 1 << 16
 
 
 class UnderWay:
-    """The requests under way to each load balancer, in the order they were sent in.
+    """The requests under way to each load balancer.
 
-    A load balancer reports arrivals of all models together, but its credits are worth something per model. Requests of
-    one session arrive in the order they were sent in.
+    It reports arrivals of all models together, but credits for each model. Requests of one session arrive in order.
     """
 
     def __init__(self) -> None:
@@ -30,10 +29,7 @@ class UnderWay:
             self._next_arrives(name, models)
 
     def told(self, name: str, received: int) -> Mapping[str, int]:
-        """Returns the requests under way by model, after ``received`` of ours arrived in this session.
-
-        A model with none is missing.
-        """
+        """Returns how many are under way by model, if any, once ``received`` of ours arrived in this session."""
         models = self._models.get(name)
         if models is None:
             return Counter[str]()
