@@ -250,7 +250,7 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def inherited_since(pid: int, before: Container[str]) -> list[str]:
-    """But for one connection that the peer opened: it may come at any time, outside of a pairing (docs/transfer.md)."""
+    """But for one connection that the peer opened: it may come at any time, outside a pairing (docs/design/transfer.md)."""
     listening = listening_ports(pid)
     new = {what: port for what, port in inheritable_sockets(pid).items() if what not in before}
     accepted = [what for what, port in new.items() if port in listening]
@@ -281,7 +281,7 @@ def test_an_idle_process_does_not_spin(engine: TransferEngine, start_peer: Calla
 
 
 def test_metadata_that_is_cut_or_none_is_refused_by_nixl_itself() -> None:
-    """The rest of what a peer may say is NIXL's to check, and it does not check all (docs/transfer.md)."""
+    """The rest of what a peer may say is NIXL's to check, and it does not check all (docs/design/transfer.md)."""
     name = "ab" * 16
     agent, other, third = NixlAgent("cd" * 16), NixlAgent(name), NixlAgent("12" * 16)
     try:

@@ -1,6 +1,6 @@
 """A Llama-architecture transformer in NumPy over a paged KV pool: the default engine, and the reference for others.
 
-Batch invariance, bit for bit (docs/batch-invariance.md): every token is computed by operations whose shape depends on
+Batch invariance, bit for bit (docs/design/batch-invariance.md): every token is computed by operations whose shape depends on
 nothing but the model and the token's own absolute position. Tokens lie in *lanes*, ``TILE`` of them to a tile, the
 last one padded with zeros; activations are ``(tiles, features, TILE)``.
 

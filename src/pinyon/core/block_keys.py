@@ -9,7 +9,7 @@ every so many places (:mod:`pinyon.core.key_sample`). The other 120 bits are eno
 chance of 2^-41.
 
 With a cluster secret, the start is an HMAC under it: who does not know the secret cannot tell from keys which prompts
-they are of, nor make keys that match (docs/security.md says what that is worth).
+they are of, nor make keys that match (docs/use/security.md says what that is worth).
 
 Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order.
 """

@@ -1,4 +1,4 @@
-"""The block metadata in Redis. This page is the only place where its layout is defined; see docs/kvstore.md.
+"""The block metadata in Redis. This page is the only place where its layout is defined; see docs/design/store.md.
 
 All keys begin with ``pinyon:v1:``; another version of the layout gets another prefix and shares nothing. ``<node>`` is
 a store node's instance id, ``<boot>`` the 32 hex digits of its process life, ``<life>`` is ``<node>/<boot>``.

@@ -117,7 +117,7 @@ def test_connections_that_say_nothing_are_few(
 def test_another_authority_takes_over_and_the_old_one_lets_nobody_in(
     secured: tuple[MetricsServer, Security], authority: TestAuthority, tmp_path: Path
 ) -> None:
-    """As docs/security.md has it: both for a while, new certificates, and then the new one only."""
+    """As docs/use/security.md has it: both for a while, new certificates, and then the new one only."""
     server, security = secured
     assert security.tls is not None
     newer = TestAuthority(tmp_path / "newer")

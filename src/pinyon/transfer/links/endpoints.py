@@ -96,7 +96,7 @@ class Endpoints(ABC, Generic[E]):
         """Longest wait first."""
         self._handy: dict[EndpointKey, E] = {}
         """Per path one endpoint that nobody uses but that the pool takes for used, so that one chain after another
-        needs neither the lock nor the books (docs/transfer.md: what that saves). Taken by ``pop`` and put by
+        needs neither the lock nor the books (docs/design/transfer.md: what that saves). Taken by ``pop`` and put by
         ``setdefault``, which are atomic. Whoever wants the books right calls ``_shelve``."""
 
     moves_bytes = 0
