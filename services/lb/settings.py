@@ -125,7 +125,8 @@ class LbSettings(JournalSettings):
     )
     geography_file: str = Field(
         "",
-        description="JSON that says which region may send to which, and where tenants may be served (docs/use/regions.md)",
+        description="JSON that says which region may send to which, and where tenants may be served "
+        "(docs/use/regions.md)",
     )
     test_region_delays_ms: Annotated[str, checked(parse_delays)] = Field(
         "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"

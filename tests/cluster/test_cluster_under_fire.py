@@ -1,7 +1,7 @@
 """Requests keep coming while services are killed, frozen and told to go: none fails but what had its only copy there.
 
-The short version of ``./dev chaos faults``, which also measures how long things take (docs/notebook/faults.md); here nothing
-depends on how fast the machine is. What went wrong is explained in the folder that the failure names.
+The short version of ``./dev chaos faults``, which also measures how long things take (docs/notebook/faults.md); here
+nothing depends on how fast the machine is. What went wrong is explained in the folder that the failure names.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 One node per block would ask many nodes for each prompt, one node per prompt (by its first key) is one node for all
 prompts that begin alike. So a prompt's new blocks go in *runs* of some thousand tokens, and a run's node is chosen by
 its *anchor*: the first of its blocks that the store lacked. What many prompts share is in the store before most of them
-come, so the anchor is a key of their own, wherever in the prompt they part. See docs/design/store.md for what that costs
-and gives on a trace.
+come, so the anchor is a key of their own, wherever in the prompt they part. See docs/design/store.md for what that
+costs and gives on a trace.
 """
 
 from __future__ import annotations
