@@ -250,7 +250,7 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def inherited_since(pid: int, before: Container[str]) -> list[str]:
-    """But for one connection that the peer opened: it may come outside a pairing, at any time (docs/design/transfer.md)."""
+    """But for one connection that the peer opened, which may come at any time (docs/design/transfer.md)."""
     listening = listening_ports(pid)
     new = {what: port for what, port in inheritable_sockets(pid).items() if what not in before}
     accepted = [what for what, port in new.items() if port in listening]
