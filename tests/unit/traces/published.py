@@ -1,7 +1,7 @@
 """What papers print of the workloads that are generated, beside what the profiles' traces have.
 
 A statistic that a profile does not meet says why: it is in the same table, and the test sees to it that it stays there
-only as long as it is not met. The tables are those of docs/use/traces.md.
+only as long as it is not met. The tables are those of docs/notebook/traces-published.md.
 """
 
 from __future__ import annotations
