@@ -154,7 +154,7 @@ class Stream:
 
     def keep_little(self) -> None:
         """If both ends are on this host, have small buffers from now on: nothing is on its way for long there, and what
-        waits in large ones has left the core's cache before it is taken out (docs/notebook/benchmarks.md). Not where
+        waits in large ones has left the core's cache before it is taken out (docs/notebook/transfer.md). Not where
         the ends do more with the bytes than to move them: then large ones keep both busy.
 
         Only while nothing is on its way to us, which might find no room any more and have to be sent again."""

@@ -35,7 +35,7 @@ _MAX_REGIONS = 4096
 # library that makes a request object per transfer and cannot check a seal in that call, so it is behind at every size; beside
 # ``rdma`` nobody has measured it, and that one takes keys back at the NIC; beside ``tcp`` it is ahead as long as what
 # it saves, the peer's part in a READ, is more than its copy out of the buffer that the bytes arrive in
-# (docs/notebook/benchmarks.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
+# (docs/notebook/transfer.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
 MOST_READ_BYTES = MappingProxyType({"local": 0, "shm": 0, "rdma": 0, "tcp": 1 << 20})
 """By the transport that would serve else: the largest chain that is read by NIXL instead."""
 ANY_BYTES = 1 << 62
