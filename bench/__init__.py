@@ -1,1 +1,1 @@
-"""Side-by-side measurements. ``python -m bench`` runs all, ``python -m bench NAME`` one. See docs/use/benchmarks.md.
+"""Side-by-side measurements. ``python -m bench`` runs all, ``python -m bench NAME`` one; see docs/use/benchmarks.md."""
