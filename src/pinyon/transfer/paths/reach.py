@@ -32,9 +32,9 @@ _MAX_LOCATION_PAIRS = 256
 _MAX_REGIONS = 4096
 """Of a peer, about which is remembered what does not reach them."""
 # NIXL only READs here (docs/design/transfer.md says why). Beside ``shm`` it makes the same system call, by way of a
-# library that makes a request object per transfer and cannot check a seal in that call, so it is behind at every
-# size; beside ``rdma`` nobody has measured it, and that one takes keys back at the NIC; beside ``tcp`` it is ahead as long as what
-# it saves, the peer's part in a READ, is more than its copy out of the buffer that the bytes arrive in
+# library that makes a request object per transfer and cannot check a seal in that call, so it is behind at every size;
+# beside ``rdma`` nobody has measured it, and that one takes keys back at the NIC; beside ``tcp`` it is ahead as long as
+# what it saves, the peer's part in a READ, is more than its copy out of the buffer that the bytes arrive in
 # (docs/notebook/transfer.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
 MOST_READ_BYTES = MappingProxyType({"local": 0, "shm": 0, "rdma": 0, "tcp": 1 << 20})
 """By the transport that would serve else: the largest chain that is read by NIXL instead."""
