@@ -8,9 +8,9 @@ at a time. All take turns. Beside it: what tokens and block keys are of that CPU
 while 64 streams are served.
 
 Ours tokenizes, makes keys, predicts and admits. The other router asks its servers for tokens. Where they have none it
-says that it chooses by characters, but what it then chooses does not follow prefixes (docs/benchmarks.md): that is what
-a router costs that only forwards. Both are measured, with as many servers as ours has workers, and the aim is by the
-cheaper one.
+says that it chooses by characters, but what it then chooses does not follow prefixes (docs/notebook/serving.md):
+that is what a router costs that only forwards. Both are measured, with as many servers as ours has workers, and the aim
+is by the cheaper one.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ NEW_EVERY = 20
 
 @cache
 def _documents() -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))]
+    return [path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("**/*.md"))]
 
 
 @cache

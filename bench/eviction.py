@@ -2,7 +2,7 @@
 
 On generated traces and public ones that it was not tuned on; what a decision costs; one cache for all nodes against one
 for each. ``--sweep`` instead varies what nobody published of the generated ones. Tables are in Markdown, as in
-docs/benchmarks.md.
+docs/notebook/eviction.md.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def results(cells: Iterable[Wanted], found: Mapping[Cell, Outcome]) -> dict[str,
 
 
 def markdown(cells: Iterable[Wanted], found: Mapping[Cell, Outcome]) -> str:
-    """A row for each cell, as docs/benchmarks.md has it; ``*``: the gap is thin."""
+    """A row for each cell, as docs/notebook/eviction.md has it; ``*``: the gap is thin."""
     lines = [
         "| trace | capacity | LRU | own | Belady | gap, points | closed | aim | |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",

@@ -1,4 +1,4 @@
-"""What a message costs a session (docs/sessions.md): there and back between two processes, one at a time.
+"""What a message costs a session (docs/design/sessions.md): there and back between two processes, one at a time.
 
 The caller dials a server within the event loop and one of grpcio, in turns. CPU is that of each process by the
 scheduler's accounting, all threads, for each round trip; messages have so many bytes both ways.

@@ -217,7 +217,7 @@ def fig13(given: Given) -> Result:
     panel = Courses("Goodput at 90 %", "instances", "requests/s", courses, form=".0f")
     notes = [
         f"{REQUESTS_EACH} requests and a cache of 1M tokens (§4.1) for each instance. What one decision costs (Fig. "
-        "13b) is measured by `./dev bench dualmap`, see docs/benchmarks.md.",
+        "13b) is measured by `./dev bench dualmap`, see docs/notebook/placement.md.",
         MODEL_NOTE,
         SEEDS_NOTE,
     ]

@@ -46,7 +46,7 @@ SHARE = 0.9
 """§4.1: of goodput."""
 
 MODEL_NOTE = (
-    "Modelled: with decoding, a whole instance by the profiles of docs/simulator.md (`--model 910b-qwen2.5-7b`, "
+    "Modelled: with decoding, a whole instance by the profiles of docs/design/simulator.md (`--model 910b-qwen2.5-7b`, "
     "prompts before decoding, since the authors run vLLM, A.8; at most two have left the queue, the others may move); "
     "prefill only, the plain reference with 127 µs per token of the authors' published code, which no 14B model has, "
     "and where Preble goes by load alone if no prefix is long (`combined=false`). Rates at which systems fill up are "

@@ -212,7 +212,7 @@ def a4(given: Given) -> Result:
         ),
     ]
     panel = Bars("Books of an instance", "KiB", [*MODELS], {"16 B a block": [kib, number(large, "kib")]}, ".1f")
-    note = "Our block index has an entry of its own kind: what it takes is measured in docs/benchmarks.md."
+    note = "Our block index has an entry of its own kind: what it takes is measured in docs/notebook/placement.md."
     return table.result("DualMap A.4: metadata", [panel], claims, [note])
 
 

@@ -197,7 +197,7 @@ SIZES = (6, 9, 12, 15)
 LOCAL, SHARED = "region-local", "skywalker"
 DRIFT: Final = (
     "There is no steady state: long conversations accumulate, so that the result follows the window and the seed "
-    "(docs/reproduction.md)"
+    "(docs/notebook/reproduction.md)"
 )
 
 

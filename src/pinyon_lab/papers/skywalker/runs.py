@@ -21,9 +21,9 @@ PAPER: Final = "SkyWalker"
 MACHINE: Final = "l4-llama-8b"
 SEED: Final = 1
 MODEL_NOTE: Final = (
-    "Modelled: an L4 by its profile (docs/simulator.md), requests of 16-token blocks, served as SGLang does: prompts "
-    "before decoding, no request waits while there is room for its prompt. Round trips of 90 ms (US, Europe), 150 ms "
-    "(US, Asia) and 200 ms (Europe, Asia): only the largest is printed. Pushing of SkyWalker's systems is the "
+    "Modelled: an L4 by its profile (docs/design/simulator.md), requests of 16-token blocks, served as SGLang does: "
+    "prompts before decoding, no request waits while there is room for its prompt. Round trips of 90 ms (US, Europe), "
+    "150 ms (US, Asia) and 200 ms (Europe, Asia): only the largest is printed. Pushing of SkyWalker's systems is the "
     "paper's: by probes of 100 ms, without credits; `pinyon` is the same with credits between probes and load that "
     "comes with answers. All of them route by the modules that pinyon's load balancer routes by."
 )
