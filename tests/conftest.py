@@ -1,4 +1,4 @@
-"""What every ring of tests shares."""
+"""The configuration that all folders of tests share."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if find_spec("librt"):  # the virtual machine of tests/rdma has few packages, an
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Child processes find the package, as it is found here, and the services wherever the tests are started from.
+# Child processes find the package where it was found here, and the services wherever the tests are started from.
 os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(pinyon.__file__).resolve().parent.parent), str(ROOT)))
 # As in a worker: one BLAS thread per process, set before NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# gRPC's core tells of every GOAWAY on standard error, from threads that no test's capture catches.
+# gRPC's core logs every GOAWAY to standard error, from threads that pytest's capture does not cover.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 own_all()
-# Who runs the tests in the background of a shell ignores SIGINT, and all that they start would inherit that.
+# A shell starts background jobs with SIGINT ignored, and every child process of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The machine is shared: no deadline per example. A failing example prints how to reproduce it.
+# The machine is shared, so examples have no deadline. A failing example prints how to reproduce it.
 settings.register_profile(
     "pinyon",
     max_examples=usually(20, long=100),
@@ -60,7 +60,7 @@ settings.load_profile("pinyon")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """The collected tests stay: half a million objects that the collector need not walk again and again."""
+    """Freezes the collected tests, half a million objects that the garbage collector need not walk again and again."""
     gc.collect()
     gc.freeze()
 

@@ -1,10 +1,11 @@
-"""Services, and peers that tests drive, forked from a process that has imported them already.
+"""Services, and peers that tests drive, forked from a process that has already imported them.
 
-A service takes a second of processor time until it serves, nearly all of it imports, and the tests start hundreds; a
-peer with a transfer engine takes a quarter of one.
-What is forked runs the same ``main`` with the same arguments, in a session of its own, and ends with the process that
-forked it. That ``python -m services.NAME`` starts as well is seen by the tests of ``launch up``, of containers and of
-network namespaces, and by ``./dev demo``.
+A service needs a second of processor time until it serves, nearly all of it for imports, and the tests start hundreds.
+A peer with a transfer engine needs a quarter of a second.
+
+A forked child runs the same ``main`` with the same arguments, in a session of its own, and ends with the process that
+forked it. The tests of ``launch up``, of containers and of network namespaces, and ``./dev demo``, show that ``python
+-m services.NAME`` starts as well.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ MODULES = ("services.conductor", "services.controller", "services.kvstore", "ser
 MESSAGE_BYTES_MAX = 65_536
 ANSWER_S = 60.0
 CLONE_NEWNS, CLONE_NEWNET, MS_REC, MS_SLAVE, MNT_DETACH = 0x20000, 0x40000000, 0x4000, 0x80000, 2
-"""Of ``sched.h`` and ``sys/mount.h``."""
+"""Constants of ``sched.h`` and ``sys/mount.h``."""
 
 
 class ForkedChild:
-    """A process whose parent is the fork server, which says on ``status_fd`` how it ended."""
+    """A process whose parent is the fork server, which reports the exit status on ``status_fd``."""
 
     def __init__(self, pid: int, status_fd: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._status_fd = status_fd
-        self._process_fd = os.pidfd_open(pid)  # a signal never reaches another that got its number
+        self._process_fd = os.pidfd_open(pid)  # a signal never reaches another process that got the same number
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
@@ -67,12 +68,12 @@ class ForkedChild:
 
     def _ended(self, timeout_s: float | None) -> int | None:
         if self.returncode is None:
-            with contextlib.suppress(ValueError, OSError):  # closed meanwhile: another thread has seen the end
+            with contextlib.suppress(ValueError, OSError):  # another thread has seen the end and closed the descriptor
                 select.select([self._status_fd], [], [], timeout_s)
         with self._lock:
             if self.returncode is None and select.select([self._status_fd], [], [], 0)[0]:
                 said = os.read(self._status_fd, 64)
-                # Nothing is said when the fork server was killed, and then the kernel ends what it forked.
+                # A killed fork server reports nothing, and the kernel then ends what it forked.
                 self.returncode = int(said) if said else -signal.SIGKILL
                 os.close(self._status_fd)
                 os.close(self._process_fd)
@@ -80,7 +81,7 @@ class ForkedChild:
 
 
 def until_stopped(pid: int) -> None:
-    """Wait until SIGSTOP has reached every thread. (``waitid`` says it to the parent only.)"""
+    """Waits until SIGSTOP has reached every thread. (``waitid`` tells that to the parent only.)"""
     end, tick = time.monotonic() + ANSWER_S, threading.Event()
     while {stat.read_text().rpartition(") ")[2][0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")} != {"T"}:
         assert time.monotonic() < end, f"process {pid} does not stop"
@@ -88,7 +89,7 @@ def until_stopped(pid: int) -> None:
 
 
 class DrivenChild(ForkedChild):
-    """It reads ``stdin`` and writes ``stdout``, which are pipes; the end of either ends it."""
+    """A child that reads the pipe ``stdin`` and writes the pipe ``stdout``; closing either ends it."""
 
     def __init__(self, pid: int, status_fd: int, stdin: BinaryIO, stdout: BinaryIO) -> None:
         super().__init__(pid, status_fd)
@@ -96,7 +97,7 @@ class DrivenChild(ForkedChild):
 
 
 class ForkServer:
-    """Starts at first use, ends with this process."""
+    """A fork server that starts at first use and ends with this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,7 +108,7 @@ class ForkServer:
         return self._child("service", module, arguments, log, ready_fd)
 
     def with_small_model(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
-        """The same, and its built-in model is a smaller one (:mod:`tests.small_model`)."""
+        """Starts a service whose built-in model is the smaller one of :mod:`tests.small_model`."""
         return self._child("small", module, arguments, log, ready_fd)
 
     def _child(self, kind: str, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> Child:
@@ -116,7 +117,7 @@ class ForkServer:
         return child
 
     def driven(self, module: str, arguments: Sequence[str], netns: str = "") -> DrivenChild:
-        """A module's ``main(arguments)``, in a network namespace as ``ip netns exec`` would start it."""
+        """Starts a module's ``main(arguments)``, in a network namespace as ``ip netns exec`` would."""
         stdin, ours_in = os.pipe()
         ours_out, stdout = os.pipe()
         try:
@@ -133,7 +134,7 @@ class ForkServer:
         return child
 
     def _forked(self, kind: str, module: str, arguments: Sequence[str], fds: tuple[int, int]) -> tuple[int, int]:
-        """The new process's id, and where its end is said."""
+        """Returns the new process's id and the descriptor on which its exit status arrives."""
         reader, writer = os.pipe()
         try:
             with self._lock:
@@ -174,11 +175,11 @@ class ForkServer:
 
 
 forked = ForkServer()
-"""For :class:`launch.cluster.LocalCluster` and :class:`launch.process.ServiceProcess`."""
+"""The launcher for :class:`launch.cluster.LocalCluster` and :class:`launch.process.ServiceProcess`."""
 
 
 def serve(asked: socket.socket) -> Callable[[], None] | None:
-    """Fork what is asked for until nobody can ask. In a child: what it has to run."""
+    """Forks what is asked for until nobody can ask; returns None, or in a child the function to run."""
     status_fds: dict[int, int] = {}
     wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_writer)
@@ -204,7 +205,8 @@ def serve(asked: socket.socket) -> Callable[[], None] | None:
             if netns:
                 enter(netns)
             if kind == "small":
-                # Not above: who only forks programs, as in a virtual machine, may not have what a model needs.
+                # Imported here because a fork server that only forks programs, as in a virtual machine, may lack the
+                # model's packages.
                 from tests.small_model import use_small_model
 
                 use_small_model()
@@ -221,7 +223,7 @@ def reap(status_fds: dict[int, int]) -> None:
         if pid == 0:
             return
         fd = status_fds.pop(pid)
-        with contextlib.suppress(BrokenPipeError):  # whoever asked for it has gone
+        with contextlib.suppress(BrokenPipeError):  # the process that asked for this child has ended
             os.write(fd, b"%d" % os.waitstatus_to_exitcode(status))
         os.close(fd)
 
@@ -241,7 +243,7 @@ def move(fd: int, *targets: int) -> None:
 
 
 def enter(netns: str) -> None:
-    """What ``ip netns exec`` does: the network namespace, and a ``/sys`` that shows its devices."""
+    """Enters a network namespace as ``ip netns exec`` does, with a ``/sys`` that shows its devices."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(result: int) -> None:
@@ -276,7 +278,7 @@ def driven(
 
 
 def prepared() -> None:
-    """Imports all that services do, and nothing starts a thread."""
+    """Imports all that services import, without starting a thread."""
     for module in MODULES:
         for part in ("__main__", "app", "settings"):
             importlib.import_module(f"{module}.{part}")
@@ -286,7 +288,7 @@ def prepared() -> None:
 
 
 if __name__ == "__main__":
-    # It ends with its socket, not with the thread that was the first to use it, as ``die_with_parent`` would have it.
+    # This process ends with its socket. ``die_with_parent`` would end it with the thread that used it first.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     prepared()
     run = serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""What clients send to an HTTP server that mean harm, or break."""
+"""Requests of clients that are hostile or broken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 WAIT_S = 60.0
 STATUSES = {100, 200, 400, 401, 404, 405, 408, 413, 414, 429, 431, 501, 505}
-"""What may come of a fuzzed request: the sender's fault, or none at all."""
+"""The statuses that a fuzzed request may get: a client's error, or success."""
 LAST = b"GET /health HTTP/1.1\r\nHost: lb\r\nConnection: close\r\n\r\n"
 CHUNKED = "POST /v1/completions HTTP/1.1\r\nHost: lb\r\nTransfer-Encoding: chunked\r\n\r\n"
 NEVER_ENDING = [
@@ -26,17 +26,17 @@ NEVER_ENDING = [
     ("POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 99999999\r\n\r\n", b"a" * 10_000, 413),
     ("\x16\x03\x01", b"a" * 10_000, 400),
 ]
-"""``(beginning, what follows it again and again, status)``."""
+"""Requests that never end: ``(beginning, piece repeated without end, status)``."""
 
 
 def ask(model: str, prompt: str = "hello", size: int = 0, **fields: Any) -> bytes:
-    """A body; padded to ``size`` bytes with what JSON does not mind."""
+    """Returns a request body, padded to ``size`` bytes with spaces, which JSON ignores."""
     body = json.dumps({"model": model, "prompt": prompt, **fields}).encode()
     return body + b" " * (size - len(body))
 
 
 async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, piece: bytes, size: int) -> int:
-    """Send ``piece`` again and again, until ``size`` bytes or the other side's end; returns how many went."""
+    """Sends ``piece`` until ``size`` bytes are sent or the peer closes; returns how many bytes were sent."""
     sent = 0
     async with asyncio.timeout(WAIT_S):
         with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, piec
 
 
 def fuzzed(dice: random.Random, model: str) -> bytes:
-    """A request that was good once; some are still."""
+    """Returns a valid request after random damage; some results are still valid."""
     body = ask(model, "p" * dice.randrange(1, 16), dice.randrange(110), max_tokens=1)
     if dice.random() < 0.2:
         body = json.dumps(
@@ -98,7 +98,7 @@ def fuzzed(dice: random.Random, model: str) -> bytes:
 
 
 async def send_fuzzed(address: str, raw: bytes, last: bool) -> list[int]:
-    """The statuses that come back until the other side is through with it: ``last`` asks for that, or we end first."""
+    """Returns the statuses received until the peer closes, which ``last`` asks it to do; without it we close first."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(raw + LAST if last else raw)

@@ -1,7 +1,8 @@
-"""Tests once more on the modules that mypyc compiled, those of pure rooms, of transfers and of services:
-``./dev test --compiled [SUITE] [..]``.
+"""Tests run again on the modules that mypyc compiled, those of pure rooms, of transfers and of services: ``./dev test
+--compiled [SUITE] [..]``.
 
-``compiled_tree`` makes the modules where a C compiler is at hand; that all of them are what runs is looked at first.
+``compiled_tree`` makes the modules where a C compiler is available. Before the tests, a check confirms that all of them
+are loaded as compiled.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ PURE = (
     *(f"tests/integration/test_{room}_*.py" for room in INTEGRATION),
     "tests/simulation",
 )
-"""Files and folders, or patterns of them."""
+"""Files, folders and patterns of the tests that run on compiled modules."""
 
 REPLACES_METHODS = pytest.mark.skipif(compiled(), reason="replaces a method, which compiled classes do not allow")
 
 
 def run_on_compiled(arguments: Sequence[str], *, patterns: Sequence[str] = COMPILED, optimize: str = "2") -> int:
-    """Makes the modules, unless they are there, and runs pytest on them; its exit status, or 3 where nothing can be
-    compiled. ``arguments`` are pytest's, tests among them. With other ``patterns`` services run as Python."""
+    """Compiles the modules unless they exist, and runs pytest on them.
+
+    Returns pytest's exit status, or 3 where nothing can be compiled. ``arguments`` are pytest's, tests among them. With
+    other ``patterns`` services run as Python.
+    """
     tree = TREES / f"O{optimize}-{len(patterns)}"
     services = ROOT / "services" if patterns is COMPILED else None
     try:
@@ -54,7 +58,7 @@ def run_on_compiled(arguments: Sequence[str], *, patterns: Sequence[str] = COMPI
         print(f"on_compiled: nothing is compiled: {error}", file=sys.stderr)
         return 3
     print(f"on_compiled: {tree} {'made' if made else 'was there'}", file=sys.stderr)
-    # Safe: else the working folder would come before the tree, and what is below services run as Python.
+    # Otherwise the working folder would precede the compiled tree, and services would run as Python.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join((str(tree), str(ROOT)))}
     paths = compiled_modules(tree, patterns) + (compiled_services(tree / "services") if services is not None else [])
     names = [".".join(path.with_suffix("").parts) for path in paths]
@@ -63,11 +67,11 @@ def run_on_compiled(arguments: Sequence[str], *, patterns: Sequence[str] = COMPI
         return looked.returncode
     command = [sys.executable, "-m", "pytest", "-o", f"pythonpath={tree} {ROOT}", "-p", "no:cacheprovider", *arguments]
     status = subprocess.run(command, env=environment, cwd=ROOT).returncode
-    return 1 if status == 3 else status  # pytest has a 3 of its own, for an error within it
+    return 1 if status == 3 else status  # pytest has a status 3 of its own, for an internal error
 
 
 def _look(names: Sequence[str]) -> int:
-    """1 if a module would run as Python."""
+    """Returns 1 if a module would run as Python, else 0."""
     where = {name: str(getattr(importlib.util.find_spec(name), "origin", "")) for name in names}
     python = [f"{name}: {origin}" for name, origin in where.items() if not origin.endswith(".so")]
     print("\n".join(["on_compiled: not compiled:", *python]) if python or not names else "", end="", file=sys.stderr)
@@ -75,7 +79,7 @@ def _look(names: Sequence[str]) -> int:
 
 
 def _tests(words: Sequence[str]) -> list[str]:
-    """``PURE``, or what of it is below the folders of ``tests`` that are named."""
+    """Returns the tests of ``PURE`` that are below the named folders of ``tests``, or all of them."""
     found = sorted({str(path.relative_to(ROOT)) for pattern in PURE for path in ROOT.glob(pattern)})
     return [each for each in found if not words or each.split("/")[1] in words]
 

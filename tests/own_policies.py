@@ -1,6 +1,6 @@
-"""Policies as somebody may write them who has no part in pinyon: each derives from what its seam lets it derive from.
+"""Policies as an outsider might write them: each derives only from the interface meant for it.
 
-Tests choose them by ``tests.own_policies:CLASS``, also in processes of their own.
+Tests choose them by ``tests.own_policies:CLASS``, also in other processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AtEndSettings:
 
 
 class AtEnd(PlacementPolicy):
-    """The first or the last instance by its id, or so many from there."""
+    """The first or the last instances by id, as many as configured."""
 
     name: ClassVar[str] = "at_end"  # type: ignore[misc]
 
@@ -61,7 +61,7 @@ class AtEnd(PlacementPolicy):
 
 
 class Newest(EvictionPolicy[Any]):
-    """What may go for the shortest time goes first."""
+    """An eviction policy that evicts first the block that became evictable last."""
 
     def __init__(self) -> None:
         self._free: dict[Any, None] = {}
@@ -98,7 +98,7 @@ class Newest(EvictionPolicy[Any]):
 
 
 class LastComes(ServiceOrder[Any]):
-    """Who came last is served first."""
+    """A service order that serves the latest arrival first."""
 
     short_first: ClassVar[bool] = False
 
@@ -136,7 +136,7 @@ class FewSettings:
 
 
 class Few(Batching):
-    """So many requests run at once, and a step decodes one of them."""
+    """A batching that runs a bounded number of requests and decodes one of them per step."""
 
     def __init__(self, settings: FewSettings) -> None:
         self._at_once = settings.at_once
@@ -149,7 +149,7 @@ class Few(Batching):
 
 
 class FewAdmitted(BatchingPolicy):
-    """As ``fcfs``, with fewer slots."""
+    """The ``fcfs`` policy with fewer slots."""
 
     def __init__(self, holdings: Holdings, at_once: int) -> None:
         self._fcfs, self._at_once = Fcfs(holdings, AsTheyCame()), at_once
@@ -229,7 +229,7 @@ class AsTheyCame(WaitingLine):
 
 
 class Singly(Rounds):
-    """A batch is one request; they take turns."""
+    """Rounds whose batch is a single request; the requests take turns."""
 
     def __init__(self) -> None:
         self.chunk_blocks, self.stopping = 1, Always()
@@ -265,7 +265,7 @@ class Singly(Rounds):
 
 
 class ByLastName(TargetPolicy):
-    """The available target whose name is last."""
+    """A policy that takes the available target whose name sorts last."""
 
     name: ClassVar[str] = "by_last_name"  # type: ignore[misc]
 
@@ -289,7 +289,7 @@ class ByLastName(TargetPolicy):
 
 
 class OneEach(PushingRule):
-    """One request of ours at each target."""
+    """A pushing rule with at most one of our requests at each target."""
 
     name: ClassVar[str] = "one_each"  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""Ports for what listens later, or stops and starts again, in a test."""
+"""Ports for servers that start late, or stop and start again, in a test."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TRIES = 100
 
 @contextlib.contextmanager
 def kept_port(length: int = 1) -> Iterator[int]:
-    """The first of so many ports of 127.0.0.1 in a row that the kernel gives to nobody else meanwhile.
+    """Yields the first of ``length`` consecutive ports of 127.0.0.1 that the kernel gives to nobody else meanwhile.
 
-    Each is bound here and not listened at: a server that sets SO_REUSEADDR, as all do, can listen there.
+    Each port is bound here but has no listener: a server that sets SO_REUSEADDR, as all do, can listen there.
     """
     for _ in range(TRIES):
         with contextlib.ExitStack() as stack:
@@ -26,7 +26,7 @@ def kept_port(length: int = 1) -> Iterator[int]:
                     keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     keeper.bind(("127.0.0.1", first and first + place))
                     first = first or keeper.getsockname()[1]
-            except (OSError, OverflowError):  # somebody has one of them, or there are no more
+            except (OSError, OverflowError):  # another process has one of the ports, or the numbers end here
                 continue
             yield first
             return
@@ -35,6 +35,6 @@ def kept_port(length: int = 1) -> Iterator[int]:
 
 @pytest.fixture
 def free_ports() -> Iterator[Callable[[int], int]]:
-    """Called with a number: the first of so many ports in a row, kept until the test ends."""
+    """A function that takes a count and returns the first of that many consecutive ports, kept until the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda length: stack.enter_context(kept_port(length))

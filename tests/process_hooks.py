@@ -1,4 +1,4 @@
-"""When pytest asks the owner of all processes what was forgotten. Takes effect through ``conftest.py``."""
+"""Hooks by which pytest asks the owner of all processes for leaks. They take effect through ``conftest.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.side_by_side import unit_of
 
 @pytest.fixture(autouse=True)
 def every_process_is_reaped(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set up before all other fixtures of a test, so it looks after all of them have been torn down."""
+    """A check that is set up before all other fixtures of a test, so it runs after their teardown."""
     yield
     if lost := OWNER.end_test(request.node.nodeid):
         pytest.fail("nobody waited for " + "; ".join(lost), pytrace=False)
@@ -28,7 +28,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """Looks when a unit's last test, and with it the fixtures of its file, have been torn down."""
+    """Checks for leaks when a unit's last test, and with it the fixtures of its file, has been torn down."""
     yield
     last = nextitem is None or unit_of(item.nodeid) != unit_of(nextitem.nodeid)
     if last and (lost := OWNER.end_unit()):

@@ -1,12 +1,12 @@
 """The owner of every process that a test starts.
 
-A process that is started and never waited for is a leak. Left to the garbage collector, its ``ResourceWarning`` fails
-whichever test happens to run then. Here each process is held until somebody has waited for it:
+A process that is started and never waited for is a leak. If the garbage collector found it, its ``ResourceWarning``
+would fail whichever test runs then. Here each process is held until it has been waited for:
 
-- When a test ends and nothing but this owner holds the process any more, that test fails, by its own name.
-- When the last test of a file ends (of a unit, as :mod:`tests.side_by_side` hands them out), all that was started for
-  the file has ended too. What is left was forgotten by a fixture of the file; the message names the test that was
-  running when the process was started.
+- When a test ends and only this owner still holds the process, that test fails, by its own name.
+- When the last test of a file ends (of a unit, as :mod:`tests.side_by_side` hands them out), every process that was
+  started for the file must have ended too. A process left then was forgotten by a fixture of the file; the message
+  names the test that was running when the process was started.
 
 A leaked process is killed and reaped in either case. :mod:`tests.process_hooks` asks the owner at these two times.
 """
@@ -29,11 +29,11 @@ HELD_BY_OWNER = 3
 attribute, the local name and the argument of the call itself."""
 
 UnownedPopen = subprocess.Popen
-"""For what lasts as long as the test run itself, such as the fork server."""
+"""The original class, for processes that last as long as the test run, such as the fork server."""
 
 
 class Process(Protocol):
-    """Of ``subprocess.Popen`` and ``tests.forks.ForkedChild`` what the owner needs."""
+    """The members of ``subprocess.Popen`` and ``tests.forks.ForkedChild`` that the owner needs."""
 
     pid: int
     returncode: int | None
@@ -48,22 +48,22 @@ class Started:
     process: Process
     what: str
     test: str
-    """The test that ran when it was started, its fixtures included."""
+    """The test that ran when the process was started, its fixtures included."""
     of_loop: bool = False
-    """It is asyncio's, which holds it until it has ended; the event loop ends with its test, so must the process."""
+    """True for a process of asyncio, which holds it until its end. It must end with its test, like the event loop."""
 
     def __str__(self) -> str:
         return f"process {self.process.pid} ({self.what[:SHOWN_CHARS]}), started during {self.test}"
 
 
 class Owner:
-    """Holds each process until it was waited for."""
+    """The owner, which holds each process until it has been waited for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # fixtures start and restart processes in threads
         self._started: list[Started] = []
         self.failed: set[str] = set()
-        """Tests that failed: their tracebacks hold what they had started, and one failure says enough."""
+        """Tests that failed. Their tracebacks hold their processes, and a second failure would add nothing."""
 
     def add(self, process: Process, what: str, *, of_loop: bool = False) -> None:
         started = Started(process, what, current_test(), of_loop)
@@ -71,7 +71,7 @@ class Owner:
             self._started.append(started)
 
     def end_test(self, test: str) -> list[str]:
-        """Reaps what ``test`` started and forgot; returns what that was."""
+        """Ends the processes that ``test`` started and forgot; returns their descriptions."""
         with self._lock:
             self._started = [each for each in self._started if each.process.returncode is None]
             lost = [each for each in self._started if each.test == test and (each.of_loop or _forgotten(each))]
@@ -79,7 +79,7 @@ class Owner:
         return self._reap(lost)
 
     def end_unit(self) -> list[str]:
-        """Reaps all that was not waited for; returns what that was, except what failed tests left."""
+        """Ends the processes that were not waited for; returns their descriptions, without those of failed tests."""
         with self._lock:
             lost = [each for each in self._started if each.process.returncode is None]
             self._started = []
@@ -101,8 +101,10 @@ def _forgotten(started: Started) -> bool:
 
 
 def _clear_away_transports() -> None:
-    """Drops what asyncio still has of processes that were forgotten: their finalizers would complain during a later
-    test, and fail that one. asyncio's thread that awaits a process holds its transport until it has seen the end."""
+    """Drops asyncio's transports of forgotten processes, whose finalizers would otherwise fail a later test.
+
+    asyncio's thread that awaits a process holds its transport until it has seen the end.
+    """
     for thread in threading.enumerate():
         if thread.name.startswith("asyncio-waitpid-"):
             thread.join(REAP_S)
@@ -117,7 +119,7 @@ def _clear_away_transports() -> None:
 
 
 def current_test() -> str:
-    """The running test's identifier, without its phase."""
+    """Returns the running test's identifier, without its phase."""
     return os.environ.get("PYTEST_CURRENT_TEST", "no test").rpartition(" (")[0] or "no test"
 
 
@@ -125,7 +127,7 @@ OWNER = Owner()
 
 
 class OwnedPopen(subprocess.Popen):  # type: ignore[type-arg]
-    """A ``subprocess.Popen`` that the owner is told of. asyncio starts its subprocesses by it as well."""
+    """A ``subprocess.Popen`` that reports to the owner. asyncio starts its subprocesses by it as well."""
 
     def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
         super().__init__(args, *rest, **options)
@@ -135,5 +137,5 @@ class OwnedPopen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def own_all() -> None:
-    """From now on, whoever starts a process in this one is watched."""
+    """Makes every later process of this interpreter one that the owner watches."""
     subprocess.Popen = OwnedPopen  # type: ignore[misc]

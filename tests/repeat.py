@@ -1,10 +1,10 @@
-"""Tests many times on a busy machine: ``./dev test --repeat N [SUITE] [..]``.
+"""Tests run many times on a busy machine: ``./dev test --repeat N [SUITE] [..]``.
 
-Each test runs N times beside busy loops, which is how a test that fails now and then shows itself. What ran is written
-down after each test, in ``.cache/repeat``, so a run that is interrupted goes on where it was. The table at the end says
-what ran when, and names each test that ever failed and how often.
+Each test runs N times beside busy loops, which exposes tests that fail now and then. The result of each test is
+appended to ``.cache/repeat``, so an interrupted run resumes there. The table at the end lists the runs with their
+times, and each test that ever failed, with how often.
 
-Loaded by ``pytest -p tests.repeat`` as well: that writes down what comes of each test and leaves out what is done.
+``pytest -p tests.repeat`` loads this module too, to record each test's result and to skip tests that are done.
 """
 
 from __future__ import annotations
@@ -31,41 +31,39 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".cache" / "repeat"
 LOOPS = 4
 RUN_S_MAX = 5400.0
-"""A run that takes longer hangs."""
+"""The time after which a run counts as hanging."""
 SAID_LINES = 4
-"""Of a failure."""
+"""Lines kept of a failure's message."""
 ERROR_OF_GROUP = re.compile(r"[\s|]+\| [\w.]+(Error|Exception|Interrupt)\b")
-"""How an exception of a group is told."""
+"""The line with which pytest reports an exception of a group."""
 NOTHING_LEFT = 5
 """pytest's exit status when no test was selected."""
 DONE, WRITE_TO, RUN, COMMIT = (f"PINYON_TEST_REPEAT_{name}" for name in ("DONE", "RESULTS", "RUN", "COMMIT"))
-"""How pytest is told: a file of what this run has done already, and how to write down what it does."""
+"""Environment variables that tell pytest the file of finished tests, the file for results, the run and the commit."""
 BUSY = "import os, sys\nparent = int(sys.argv[1])\nwhile os.getppid() == parent:\n    for _ in range(1_000_000): pass\n"
 """A busy loop that ends with its parent, however that ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one test in one run."""
-
     run: int
     test: str
     outcome: str
     """``passed``, ``failed`` (in any phase) or ``skipped``."""
     seconds: float
     at: str
-    """When it ended, UTC, as ISO 8601."""
+    """The time when the test ended, UTC, as ISO 8601."""
     commit: str
-    """What was tested; with a ``+`` if files had changed since."""
+    """The tested commit, with a ``+`` if files had changed since."""
     why: str = ""
-    """Of a skip its reason, of a failure what its first error says."""
+    """The reason of a skip, or what a failure's first error says."""
 
 
 # ---------------------------------------------------------------- within pytest
 
 
 class Writer:
-    """Appends a line for each test when its last phase has ended. Only the process that leads the workers writes."""
+    """A plugin of the workers' leader that appends a line for each test when its last phase has ended."""
 
     def __init__(self, path: Path, run: int, commit: str) -> None:
         self._path, self._run, self._commit = path, run, commit
@@ -74,7 +72,7 @@ class Writer:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._phases.setdefault(report.nodeid, []).append(report)
         if report.when in ("setup", "call"):
-            return  # the last phase is the teardown, or that its worker died
+            return  # the last phase is the teardown, or a report that the test's worker died
         phases = self._phases.pop(report.nodeid)
         outcome, why = outcome_of(phases)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -84,7 +82,7 @@ class Writer:
 
 
 def outcome_of(phases: Sequence[pytest.TestReport]) -> tuple[str, str]:
-    """What came of a test by the reports of its phases, and why."""
+    """Returns a test's outcome by the reports of its phases, and the reason."""
     for report in phases:
         if report.failed:
             text = str(report.longrepr).strip().splitlines() or [""]
@@ -107,7 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what this run has done: the same in every worker, since the list stays while it goes on."""
+    """Leaves out tests that this run has done, the same in every worker, as the list stays unchanged meanwhile."""
     done = set(Path(os.environ[DONE]).read_text().splitlines()) if DONE in os.environ else set()
     left = [item for item in items if item.nodeid not in done]
     if len(left) < len(items):
@@ -119,7 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line, on a line of its own also where the last one was cut off."""
+    """Appends a line, after a newline where the last one was cut off."""
     with path.open("ab+") as file:
         cut_off = False
         if file.tell():
@@ -129,7 +127,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_results(path: Path) -> tuple[list[Result], set[int]]:
-    """Returns all that was written down, and which runs are complete. A line that was cut off is none."""
+    """Returns all recorded results, and which runs are complete. A line that was cut off is ignored."""
     said = []
     for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):
@@ -138,7 +136,7 @@ def read_results(path: Path) -> tuple[list[Result], set[int]]:
 
 
 def table(results: Sequence[Result], runs: int) -> str:
-    """Markdown: a row for each run, then each test that ever failed. Only runs up to ``runs`` count."""
+    """Returns a Markdown table: a row for each run up to ``runs``, then each test that ever failed."""
     lines = [
         "| run | tests | passed | failed | skipped | from (UTC) | to | of commit | busiest test |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -172,7 +170,7 @@ def table(results: Sequence[Result], runs: int) -> str:
 
 
 def tested_commit() -> str:
-    """The short name of what is checked out, with a ``+`` if files have changed since."""
+    """Returns the short hash of the commit that is checked out, with a ``+`` if files have changed since."""
 
     def git(*arguments: str) -> str:
         ran = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -194,7 +192,7 @@ def busy_loops(number: int) -> Iterator[None]:
 
 
 def run_once(run: int, results: Path, done: Iterable[str], arguments: Sequence[str]) -> int:
-    """One run of pytest without what is ``done``; its exit status."""
+    """Runs pytest once without the tests that are ``done``; returns its exit status."""
     with tempfile.NamedTemporaryFile("w", prefix="pinyon-done-", suffix=".txt") as file:
         file.write("\n".join(sorted(done)))
         file.flush()
@@ -207,7 +205,7 @@ def run_once(run: int, results: Path, done: Iterable[str], arguments: Sequence[s
             child.send_signal(signal.SIGINT)
             await_end(child)
             raise
-        except BaseException:  # Ctrl-C reaches it as well, and it ends its workers
+        except BaseException:  # Ctrl-C reaches pytest as well, which ends its workers
             await_end(child)
             raise
         finally:
@@ -216,7 +214,7 @@ def run_once(run: int, results: Path, done: Iterable[str], arguments: Sequence[s
 
 
 class Terminated(KeyboardInterrupt):
-    """Somebody ends this process, not all of its group as Ctrl-C does."""
+    """The error raised when a signal ends this process alone, not its whole group as Ctrl-C does."""
 
 
 def terminated(*_: object) -> None:
@@ -229,7 +227,7 @@ def await_end(child: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every test ran as often as asked and never failed; 1: one failed; 2: wrong arguments; 130: stopped."""
+    """Returns 0 if every test ran as asked and never failed, 1 if one failed, 2 for bad arguments, 130 if stopped."""
     parser = argparse.ArgumentParser(
         prog="./dev test --repeat",
         description="Runs tests many times beside busy loops, goes on where it was, and says what ever failed.",
@@ -259,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 done = {each.test for each in results if each.run == run}
                 print(f"repeat: run {run} of {options.runs}, {len(done)} tests of it are done", file=sys.stderr)
                 status = run_once(run, path, done, arguments)
-                if status not in (0, 1, NOTHING_LEFT):  # stopped, or it could not be run at all
+                if status not in (0, 1, NOTHING_LEFT):  # stopped, or pytest could not run at all
                     unfinished = True
                     break
                 if not done and not any(each.run == run for each in read_results(path)[0]):

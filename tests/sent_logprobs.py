@@ -1,4 +1,4 @@
-"""Log-probabilities as they travel, for tests that play a worker."""
+"""Log-probabilities as a worker sends them, for tests that play a worker."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""What pytest-xdist may run side by side, what begins first, and how all end when one has to.
+"""The order in which pytest-xdist runs tests, and how all workers stop when a run has to end.
 
-A file is run by one worker from its first test to its last, so that what its fixtures start is started once. Files that
-share the session's cluster count as one. What takes longest begins first, so that the end of a run is small pieces.
-Every other worker begins with tests that mostly wait for processes, the rest with those that compute: together they
-keep the processors busy, and no more than half of the workers have a cluster at a time.
+One worker runs a file from its first test to its last, so that its fixtures start their processes once. Files that
+share the session's cluster count as one unit. The longest units begin first, so that a run ends with short ones. Every
+other worker begins with tests that mostly wait for processes, the rest with those that compute. Together they keep the
+processors busy, and at most half of the workers have a cluster at a time.
 
-The hooks take effect through ``conftest.py``. The guest of ``tests/rdma`` has no pytest-xdist and does not miss it.
+The hooks take effect through ``conftest.py``. The guest of ``tests/rdma`` runs without pytest-xdist, and so without
+them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ TOGETHER = {
 """Files that use the session's fixture ``cluster``."""
 MACHINES = "tests/rdma/machines"
 TOGETHER |= dict.fromkeys(("tests/docker/test_docker_compose.py", "tests/rdma/test_rdma_guest.py"), MACHINES)
-"""Each of them alone would take both processors for minutes: one after the other, beside the rest."""
+"""Files that would each take both processors for minutes; they run one after the other, beside the rest."""
 WAITING = ("tests/rdma/", "tests/cluster/", "tests/integration/")
 """Folders whose tests wait for processes most of the time."""
 FIRST = (*WAITING, "tests/simulation/", "tests/property/", "tests/reproduction/", "tests/unit/")
-"""Folders in the order in which their units are handed out, and below, what comes first in its folder."""
+"""Folders in the order in which their units are handed out, and below, the files that come first in their folder."""
 LONGEST = (
     "tests/cluster/test_cluster_faults.py",
     CLUSTER,
@@ -57,13 +58,13 @@ STOP = pytest.StashKey[Path]()
 
 
 def unit_of(nodeid: str) -> str:
-    """What runs on one worker, in order."""
+    """Returns the unit of a test: the tests that run on one worker, in order."""
     file = nodeid.partition("::")[0]
     return TOGETHER.get(file, file)
 
 
 def rank(nodeid: str) -> tuple[int, int, str]:
-    """Sorts tests; those of one unit stay together and, in a stable sort, in order."""
+    """Returns a sort key; tests of one unit stay together and, in a stable sort, in order."""
     unit = unit_of(nodeid)
     folder = next((number for number, name in enumerate(FIRST) if unit.startswith(name)), len(FIRST))
     return folder, LONGEST.index(unit) if unit in LONGEST else len(LONGEST), unit
@@ -75,24 +76,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Twice as many as there are processors: half of what they take is waiting for other processes, and each imports
-    and collects everything first. At most eight."""
+    """Returns twice the number of processors, at most eight, because workers wait for half of their time.
+
+    The limit is there because each worker first imports and collects everything.
+    """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     return min(2 * len(os.sched_getaffinity(0)), 8)
 
 
 def next_unit(units: Iterable[str], worker: int) -> str:
-    """The first one of the kind that this worker prefers, else the first one. Units come in the order of ``rank``."""
+    """Returns the first unit of the kind that this worker prefers, else the first, in the order of ``rank``."""
     queue = list(units)
     wanted = worker % 2 == 0
     return next((unit for unit in queue if unit.startswith(WAITING) is wanted), queue[0])
 
 
 def left_by(work: dict[str, dict[str, bool]]) -> tuple[dict[str, dict[str, bool]], str | None]:
-    """What others must run of what a worker was given (by unit: each test, and whether it is done), and the test during
-    which it ended, which is not run again. pytest-xdist would hand out its finished units too: whoever is given one has
-    nothing to report, is given nothing more for that, and the run never ends."""
+    """Returns what other workers must run of an ended worker's units, and the test during which it ended.
+
+    ``work`` maps each unit to its tests and whether each is done. The test that ended the worker is not run again. A
+    worker given only finished units, as pytest-xdist would do, reports nothing and gets no more, so the run never ends.
+    """
     ended_by = next((test for tests in work.values() for test, done in tests.items() if not done), None)
     left = {unit: {test: done or test == ended_by for test, done in tests.items()} for unit, tests in work.items()}
     return {unit: tests for unit, tests in left.items() if not all(tests.values())}, ended_by
@@ -100,7 +105,7 @@ def left_by(work: dict[str, dict[str, bool]]) -> tuple[dict[str, dict[str, bool]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hands out units in the order of collection, of each worker's kind first; whoever is idle takes the next."""
+    """Hands out units in the order of collection, of each worker's kind first; an idle worker takes the next."""
     from xdist.scheduler import LoadScopeScheduling
 
     class UnitScheduling(LoadScopeScheduling):
@@ -108,7 +113,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return unit_of(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
-            # It takes what is first in the queue.
+            # A worker takes the first unit of the queue.
             self.workqueue.move_to_end(next_unit(self.workqueue, int(node.gateway.id.removeprefix("gw"))), last=False)
             super()._assign_work_unit(node)
 
@@ -125,7 +130,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
-    """A worker that ends before it is told to is a failure, also when all of its tests had passed by then."""
+    """Reports a worker that ends before it is told to as a failure, even when all of its tests had passed."""
     if error is None:
         return
     name = f"worker {node.gateway.id}"
@@ -134,7 +139,7 @@ def pytest_testnodedown(node: Any, error: object | None) -> None:
     node.config.hook.pytest_runtest_logreport(report=said)
 
 
-# -- A worker that was given a file of tests would run it to its end though the session is over (-x). This tells it.
+# -- With -x a worker would run its current file to the end although the session is over. This file tells it to stop.
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -166,6 +171,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 def stop_file(config: pytest.Config) -> Path | None:
-    """A worker's; None without pytest-xdist and in the process that leads the workers."""
+    """Returns the file that tells this worker to stop; None without pytest-xdist and in the workers' leader."""
     name = getattr(config, "workerinput", {}).get("stop")
     return None if name is None else Path(name)

@@ -1,6 +1,8 @@
-"""The built-in model with fewer, narrower layers: what clusters compute where a test asks how they serve, not how well
-a large model is multiplied. A step takes a seventh, a prompt a twelfth of the processor time. Heads are grouped and
-everything else is as in the whole one; that one serves in the tests of docker, exactness, models and sharing."""
+"""The built-in model with fewer and narrower layers, for clusters whose tests ask how they serve, not how they compute.
+
+A step takes a seventh, a prompt a twelfth of the processor time. Heads are grouped, and all else is as in the whole
+model, which serves in the tests of docker, exactness, models and sharing.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ def small_config() -> ModelConfig:
 
 
 def use_small_model() -> None:
-    """For this process, which is to be a service, and for good."""
+    """Makes this process, which is to be a service, use the small model for good."""
     card.builtin_config = small_config
 
 
 def small_card() -> ModelCard:
-    """For an engine of one's own. Its fingerprint is the whole model's: nobody else is to see it."""
+    """Returns the card for a test's own engine. Its fingerprint is the whole model's, so nobody else may see it."""
     return replace(load_card(None), config=small_config())

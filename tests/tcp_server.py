@@ -1,4 +1,4 @@
-"""A TCP server for a test, written as one coroutine per connection. Nothing of it is left when it ends."""
+"""A TCP server for a test, written as one coroutine per connection; at its end nothing of it is left."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 ACCEPT_TURNS = 3
-"""Of the loop, until a connection that was taken has arrived: at a closed server asyncio leaves it open."""
+"""Turns of the loop until an accepted connection has arrived. A closed server of asyncio leaves it open."""
 
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
 async def tcp_server(handle: Handle, tls: ssl.SSLContext | None = None) -> AsyncIterator[asyncio.Server]:
-    """Serves on a free port of loopback. At the end connections are reset and their handlers awaited; one that failed
-    by anything but its connection fails the test.
+    """Serves on a free port of loopback. At the end connections are reset and their handlers awaited.
 
-    ``asyncio.start_server`` takes a coroutine too, and starts a task that nobody knows: cancelled before it begins, it
-    closes no connection.
+    A handler that failed by anything but its connection fails the test. ``asyncio.start_server`` takes a coroutine too,
+    but starts a task that nobody else can await: cancelled before it begins, it closes no connection.
     """
     writers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-    """Of all connections that there were, by their handlers."""
+    """The handler of each connection so far, with the connection's writer."""
     ended = False
 
     async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Certificates for tests, as ``pinyon certs`` makes them, and such as it never would."""
+"""Certificates for tests, as ``pinyon certs`` makes them, and invalid ones that it never makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.runtime.tls import Tls
 
 
 class TestAuthority:
-    """An authority in a folder of its own."""
+    """A certificate authority in a folder of its own."""
 
     __test__ = False
 
@@ -20,7 +20,7 @@ class TestAuthority:
         self.authority = Authority.open(root, self.now)
 
     def folder(self, role: str, instance_id: str = "", *, region: str = "", ended: bool = False) -> Path:
-        """The files of that process, made anew; ``ended`` ones were good until yesterday."""
+        """Returns a folder with new files for that process; with ``ended`` they expired yesterday."""
         now = self.now - datetime.timedelta(days=31) if ended else self.now
         identity = Identity(role, instance_id)
         return self.authority.issue(Wanted(identity, hosts_of(identity, (), region)), now, days=30)

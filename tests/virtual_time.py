@@ -1,5 +1,4 @@
-"""An event loop whose time passes only while nothing is to be done: a second of it is over in a moment, and a slow
-machine makes nothing of it longer."""
+"""An event loop whose virtual time passes only while nothing is to be done, so tests depend on no machine's speed."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import asyncio
 import selectors
 
 IDLE_S = 0.005
-"""Of real time without anything to read: then nothing is under way between sockets of this process."""
+"""Seconds of real time without anything to read, after which nothing is under way between this process's sockets."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -16,7 +15,7 @@ class _Selector(selectors.DefaultSelector):
         self.now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """If nothing comes, the time is over."""
+        """Returns the events that are ready; if there are none, advances the virtual time by the timeout."""
         if timeout is None or timeout <= 0:
             return super().select(timeout)
         found = super().select(IDLE_S)
@@ -26,7 +25,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
-    """``asyncio.Runner(loop_factory=VirtualTime)``; its ``time`` is also the clock for what is given one."""
+    """An event loop for ``asyncio.Runner(loop_factory=VirtualTime)``; its ``time`` is also the clock in tests."""
 
     def __init__(self) -> None:
         self._passed = _Selector()

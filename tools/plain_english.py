@@ -16,7 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-READY: tuple[str, ...] = ("tools/plain_english.py",)
+READY: tuple[str, ...] = (
+    *(
+        f"src/pinyon/{room}"
+        for room in (
+            *("cli", "core", "decisions", "eviction", "frontdoor", "http", "messages", "model", "openai", "paging"),
+            *("placement", "profiles", "runtime", "store", "transfer"),
+        )
+    ),
+    *(f"src/pinyon_lab/{room}" for room in ("caches", "cli", "figures", "pictures", "policies", "replay")),
+    *("services/conductor", "services/kvstore", "services/lb", "services/worker"),
+    *("launch", "tests", "tools/plain_english.py"),
+)
 """Files and folders whose prose passes; each that joins them stays in the list."""
 WORDS_MAX = 30
 TEST_NAME_MAX = 60
@@ -43,34 +54,35 @@ DETERMINERS = words("all another any both each either every one other same sever
 PRONOUNS = words("are is one ones other others rest same was were")
 VERBS = words(
     """abandon abort accept account acknowledge acquire adapt add adjust admit adopt advance agree allocate allow
-    announce answer append apply approve arrange ask assemble assert assign attach attempt authenticate avoid await
-    balance become begin bind block book borrow bound break bring broadcast build bump bypass calculate call cancel
-    capture carry catch cause change charge check choose claim clamp clean clear close collect combine come commit
-    compare compile complete compress compute confirm connect consume contain continue convert cool copy correct
-    count cover create credit cut debit decay decide declare decode decrease decrypt deduct default defer define
-    delay delete deliver demand deregister derive describe deserialize detach detect determine dial discard
-    disconnect dispatch display divide do double download drain draw drive drop dump ease echo embed emit empty
-    enable encode encrypt end enforce enqueue ensure enter enumerate erase estimate evaluate evict examine exchange
-    execute expand expect expire explain export expose express extend extract fail fall fetch fill filter find finish
-    fit fix flatten flip flush fold follow forbid force forget fork form format forward free freeze gather generate
-    get give go grant greet group grow guard guess halve hand handle hash have help hide hint hold ignore implement
-    import include increase index infer inform inherit initialize insert inspect install instantiate interpolate
-    interrupt introduce invalidate invoke join judge keep kill know label launch lay lead learn lease leave lend let
-    lie limit line link list listen load lock log look loop lose lower maintain make manage map mark match mean
-    measure merge migrate move multiply name narrow need normalize note notice notify number observe obtain occupy
-    offer open order overlap own pack pad parse pass patch pause pay perform permit pick pin ping place plan play
-    point poll pop post postpone predict prefer prepare present preserve print probe process produce project promise
-    prove provide prune publish pull purge push put quantize query queue quote raise rank reach read rebuild recall
-    receive reclaim recognize recompute reconnect record recover redial reduce refer refill refine refresh refuse
-    register reject relay release reload remember remind remove rename render renew renumber reopen repeat replace
-    replay reply report represent reserve reset resize resolve respond restart restore restrict resume retain retire
-    retry return reuse reverse revoke rewrite rise rotate round route run sample satisfy save say scale scan schedule
-    score search seek select send separate serialize serve set settle shake shape share shift show shrink shut sign
-    signal simulate skip sleep slice smooth sort speak split spread stamp stand start state stay steal stop store
-    stream strike strip submit subtract sum supply suppose suspend swap sweep switch synchronize take tell terminate
-    test throttle throw tick touch trace track train transfer translate traverse treat trim trust try tune turn
-    understand undo unload unlock unmap unpack unregister update upload use validate verify visit vote wait wake walk
-    want warm warn watch weigh widen wire withdraw work wrap write yield zero"""
+    announce answer append apply approve arrange ask assemble assert assign attach attempt attend authenticate avoid
+    await balance become begin bind block book borrow bound break bring broadcast build bump bypass calculate call
+    cancel capture carry catch cause change charge check choose claim clamp classify clean clear close collect
+    combine come commit compare compile complete compose compress compute confirm connect consume contain continue
+    convert cool copy correct count cover create credit cut debit decay decide declare decode decrease decrypt deduct
+    default defer define delay delete deliver demand deregister derive describe deselect deserialize detach detect
+    determine dial discard disconnect dispatch display divide do double download drain draw drive drop dump ease echo
+    embed emit empty enable encode encrypt end enforce enqueue ensure enter enumerate erase estimate evaluate evict
+    examine exchange exclude execute expand expect expire explain export expose express extend extract fade fail fall
+    fetch fill filter find finish fit fix flatten flip flush fold follow forbid force forget fork form format forward
+    free freeze gather generate get give go grant greet group grow guard guess halve hand handle hash have hear help
+    hide hint hold ignore implement import include increase index infer inform inherit initialize inject insert
+    inspect install instantiate interpolate interrupt introduce invalidate invoke iterate join judge keep kill know
+    label launch lay lead learn lease leave lend let lie limit line link list listen load lock log look loop lose
+    lower maintain make manage map mark match mean measure merge migrate mix move multiply name narrow need normalize
+    note notice notify number observe obtain occupy offer open order overlap own pack pad parse pass patch pause pay
+    perform permit pick pin ping place plan play point poll pop post postpone predict preempt prefer prepare present
+    preserve prevent print probe process produce project promise protect prove provide prune publish pull purge push
+    put quantize query queue quote raise rank reach read reap rebuild recall receive reclaim recognize recompute
+    reconnect record recover redial reduce refer refill refine refresh refuse register reject relay release reload
+    remember remind remove rename render renew renumber reopen repeat replace replay reply report represent require
+    reserve reset resize resolve respond restart restore restrict resume retain retire retry return reuse reverse
+    revoke rewrite rise rotate round route run sample satisfy save say scale scan schedule score search seek select
+    send separate serialize serve set settle shake shape share shift show shrink shut sign signal simulate skip sleep
+    slice smooth sort spare speak split spread stamp stand start state stay steal stop store stream strike strip
+    submit subscribe subtract sum supply suppose suspend swap sweep switch synchronize take teach tell terminate test
+    throttle throw tick tokenize touch trace track train transfer translate traverse treat trim trust try tune turn
+    understand undo unload unlock unmap unpack unpin unregister update upload use validate verify visit vote wait
+    wake walk want warm warn watch weigh widen wire withdraw work wrap write yield zero"""
 )
 """Verbs with which a function's docstring may begin, as they stand in a dictionary."""
 PROPERTIES = ("property", "cached_property", "setter", "fixture")

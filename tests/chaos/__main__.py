@@ -1,4 +1,4 @@
-"""``./dev chaos [faults | leave]`` and ``./dev soak``: long runs, each with a table, JSON, evidence of failures."""
+"""Long runs, each with a table, JSON and evidence of failures: ``./dev chaos [faults | leave]`` and ``./dev soak``."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def soak(arguments: argparse.Namespace, console: Console, evidence: Eviden
 
             def served(count: int) -> None:
                 progress.update(task, completed=count)
-                if not console.is_terminal and count % tenth == 0:  # where no bar moves
+                if not console.is_terminal and count % tenth == 0:  # no progress bar moves here
                     console.print(f"{count} requests")
 
             result = await run_soak(cluster, arguments.requests, arguments.seed, served)
@@ -176,7 +176,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Console, Evidence], Awaitable[
 
 
 async def _run(arguments: argparse.Namespace, console: Console, evidence: Evidence) -> bool:
-    """The command, cancelled by whatever asks this process to end."""
+    """Runs the command; SIGTERM and SIGHUP cancel it."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
     folder = arguments.out or ROOT / "tests" / "chaos" / "results" / time.strftime(f"{arguments.command}-%Y%m%d-%H%M%S")
-    # Child processes find the package; one BLAS thread each, as in a worker.
+    # As in a worker, each process has one BLAS thread.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with Evidence(folder, arguments.seed) as evidence:

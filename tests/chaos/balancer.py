@@ -1,8 +1,8 @@
-"""What stands before the load balancers of the suite in production: it sends each request to one that is well.
+"""A balancer as it stands before the suite's load balancers in production: it sends requests to those that are well.
 
-Like the usual ones it looks at ``/health/ready`` of each, tries another when a connection is refused, and sends a
-request again when the one it was sent to falls silent before the answer began. It repeats nothing else: a request whose
-answer had begun, or that was with a load balancer that died, is the client's loss.
+It polls ``/health/ready`` of each and tries another when a connection is refused. It sends a request again when the
+load balancer falls silent before the answer began. It repeats nothing else: if the answer had begun, or the load
+balancer died, the client loses the request.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from tests.chaos.http_exchange import Cut, Exchange, HttpConnection, Reply, completion
 
 LATE_S = 1.5
-"""Connecting takes no time here: this process had none, and what it connected to may have waited in vain."""
+"""Connecting takes no time here, so by then this process had no time, and the peer may have given up waiting."""
 LOOK_EVERY_S = 0.25
 LOOK_S = 1.0
-"""Silence for this long means it is not well."""
+"""A load balancer that is silent for this long is not well."""
 READY = b"GET /health/ready HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n"
 
 
@@ -32,7 +32,7 @@ class WithIt(NotServed):
 
 
 class Trace:
-    """Where a request went, for the records."""
+    """The way a request took, for the records."""
 
     def __init__(self) -> None:
         self.door = ""
@@ -52,7 +52,7 @@ class _Door:
         self.kept: list[HttpConnection] = []
 
     async def look(self) -> None:
-        """Ask once whether it is ready."""
+        """Asks the load balancer once whether it is ready."""
         connection = None
         try:
             async with asyncio.timeout(LOOK_S):
@@ -80,7 +80,7 @@ class _Door:
 
 
 class Balancer:
-    """Use as an async context manager; ``doors`` are name and HTTP address."""
+    """The balancer, an async context manager; ``doors`` are name and HTTP address."""
 
     def __init__(self, doors: Sequence[tuple[str, str]]) -> None:
         self._doors = [_Door(*door) for door in doors]
@@ -106,7 +106,7 @@ class Balancer:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def killed(self, name: str) -> None:
-        """It is about to be killed: what is with it now dies with it."""
+        """Marks a load balancer that is about to be killed: requests that are with it now die with it."""
         for door in self._doors:
             if door.name == name:
                 door.killed, door.well = True, False
@@ -117,7 +117,7 @@ class Balancer:
                 door.killed = False
 
     async def send(self, body: bytes, trace: Trace) -> Reply:
-        """The answer, from whoever is well. Raises :class:`NotServed`."""
+        """Sends a request to a load balancer that is well. Raises :class:`NotServed`."""
         refused: set[str] = set()
         while True:
             door = self._choose(refused)
@@ -142,7 +142,7 @@ class Balancer:
                     raise WithIt(f"{door.name} died with it") from None
                 if fresh or seen.began_s is not None:
                     raise NotServed(f"{door.name} cut the connection: {error}") from None
-                continue  # it closed a kept connection at the moment in which we used it, or one that we used too late
+                continue  # the server closed a kept connection just as we used it, or before a late use of ours
             trace.began_s = seen.began_s
             if reply is not None:
                 return reply
@@ -153,7 +153,7 @@ class Balancer:
         return doors[next(self._turn) % len(doors)]
 
     async def _exchange(self, door: _Door, connection: HttpConnection, request: bytes, seen: Exchange) -> Reply | None:
-        """None: the load balancer fell silent before it answered."""
+        """Returns the reply, or None if the load balancer fell silent before it answered."""
         exchange = asyncio.ensure_future(connection.exchange(request, seen))
         silence = asyncio.ensure_future(door.silent.wait())
         keep = False

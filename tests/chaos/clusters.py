@@ -1,4 +1,4 @@
-"""The clusters that are tried: what is started, who is struck, and what is asked of it."""
+"""The clusters under test: what is started, which services are struck, and what clients ask."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ HERE = Path(__file__).resolve().parent
 
 
 _WATCHED = {"lb": ("--lame-duck-s", "2")}
-"""The balancer in front asks whether they are ready; the launcher takes it that nobody does."""
+"""Options of the load balancer, whose readiness the balancer in front polls; the launcher assumes that nobody does."""
 
 
 def _paced(**values: object) -> ClusterSpec:
-    # A block of the paced engine is a kilobyte, and a large prompt takes 1,250 of them.
+    # A block of the paced engine has 1 KB, and a large prompt takes 1,250 blocks.
     extra = {"worker": ("--prefill-chunk-tokens", "4096", "--step-tokens", "8192"), **_WATCHED}
     profile = str(HERE / "profile-faults.json")
     return ClusterSpec(

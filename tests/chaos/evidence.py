@@ -18,12 +18,12 @@ from launch.cluster import LocalCluster
 from tests.chaos.traffic import Record
 
 LOG_BYTES = 4 << 20
-"""Of one service's log and one fault, at most; the end is kept."""
+"""The largest number of bytes kept of one service's log per fault; the end is kept."""
 SCRAPE_S = 5.0
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on, and how busy it was."""
+    """Returns the machine on which the figures were measured, and its load."""
     model = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -47,7 +47,7 @@ def _lines(path: str) -> list[str]:
 
 
 class Evidence:
-    """``folder`` of a run: ``logs`` while it lasts, and a folder per fault of which something is to be explained."""
+    """The ``folder`` of a run: ``logs`` while it lasts, and a folder for each fault that needs an explanation."""
 
     def __init__(self, folder: Path, seed: str) -> None:
         self.folder = folder
@@ -62,12 +62,12 @@ class Evidence:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        """The logs stay when the run failed, or something of it was kept."""
+        """Deletes the logs unless the run failed or evidence was kept."""
         if not self.kept and (kind is None or not issubclass(kind, Exception)):
             shutil.rmtree(self.logs, ignore_errors=True)
 
     def begin(self) -> None:
-        """A new fault: what is logged from here on belongs to it."""
+        """Begins a new fault, to which all later log lines belong."""
         self._offsets = {path: path.stat().st_size for path in self.logs.rglob("*.log")}
         self._events = []
 
@@ -75,7 +75,7 @@ class Evidence:
         self._events.append((time.monotonic(), what))
 
     def keep(self, name: str, cluster: LocalCluster, records: Iterable[Record], facts: Mapping[str, object]) -> Path:
-        """Write down the fault since :meth:`begin`."""
+        """Writes down the fault since :meth:`begin`."""
         self.kept = True
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One keep-alive HTTP/1.1 connection of a client that notes when the answer begins."""
+"""A client's keep-alive HTTP/1.1 connection that notes when the answer begins."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ class Cut(Exception):
 
 @dataclass
 class Exchange:
-    """What is known of an answer while it comes."""
+    """The state of an answer while it arrives."""
 
     began_s: float | None = None
-    """When its first byte came, by the monotonic clock."""
+    """The time at which its first byte arrived, by the monotonic clock."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
-
     status: int
     body: bytes
     keep: bool
 
     def text(self) -> str:
-        """Of a completion, streamed or not. Raises ValueError, with what came instead, if it is none or unfinished."""
+        """Returns a completion's text, streamed or not. Raises ValueError, with the body, if none or unfinished."""
         if self.status != 200:
             raise ValueError(f"HTTP {self.status}: {self.body[:300].decode(errors='replace')}")
         if not self.body.startswith(b"data: "):
@@ -54,7 +52,7 @@ class Reply:
 
 
 def completion(host: str, body: bytes) -> bytes:
-    """A request to ``/v1/completions``, head and body."""
+    """Returns a request to ``/v1/completions``, head and body."""
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -63,17 +61,17 @@ def completion(host: str, body: bytes) -> bytes:
 
 
 class HttpConnection:
-    """``open`` → ``exchange`` … → ``abort``."""
+    """A connection with the life ``open`` → ``exchange`` … → ``abort``."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.used = False
-        """It has carried an answer: the server may have closed it since."""
+        """True once it has carried an answer: the server may have closed it since."""
 
     @classmethod
     async def open(cls, address: str) -> HttpConnection:
-        """Raises OSError when nobody accepts in time."""
+        """Opens a connection. Raises OSError when nobody accepts in time."""
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -86,7 +84,7 @@ class HttpConnection:
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def exchange(self, request: bytes, seen: Exchange) -> Reply:
-        """Send, and read the whole answer. Raises :class:`Cut`."""
+        """Sends a request and reads the whole answer. Raises :class:`Cut`."""
         try:
             self._writer.write(request)
             await self._writer.drain()
@@ -113,5 +111,5 @@ class HttpConnection:
         return Reply(status, bytes(body), keep)
 
     def abort(self) -> None:
-        """Close without a goodbye."""
+        """Closes the connection without a shutdown handshake."""
         self._writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Requests of clients, each with a prompt of its own behind a beginning that others share, and what must come back."""
+"""Requests of clients, each with its own prompt behind a shared beginning, and their expected answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.cluster.reference import Ask, Reference, random_sampling, text_tokens
 
 MODEL = "pinyon-tiny"
 SIZES = {"2 KB": 2_000, "200 KB": 200_000}
-"""Bytes of a body: a text of 2,000 tokens, a list of 40,000 token ids."""
+"""Bytes of a body: a text of 2,000 tokens, or a list of 40,000 token ids."""
 TEXT_BYTES_MAX = 30_000
-"""Above it the prompt is a list of token ids, five bytes each: as a text it would not fit into the model's context."""
+"""Larger prompts are lists of token ids, five bytes each: as text they would not fit into the model's context."""
 ID_BYTES = 5
 SHARED = 4
 NAME_TOKENS = 8
-"""Eight letters that no other prompt has behind the shared beginning: the seed."""
+"""The seed as eight letters, which no other prompt has behind the shared beginning."""
 POOL_TOKENS = 200_000
 
 
@@ -38,17 +38,17 @@ class Jobs(Protocol):
 
 
 def body_of(prompt: Sequence[int], fields: dict[str, object], pad_to: int = 0) -> bytes:
-    """A body with the prompt as a list of token ids, with white space up to ``pad_to`` bytes."""
+    """Returns a body with the prompt as a list of token ids, padded with spaces to ``pad_to`` bytes."""
     body = json.dumps({"model": MODEL, **fields})[:-1] + ', "prompt": ' + json.dumps(list(prompt)) + "}"
     return body.encode().ljust(pad_to)
 
 
 class PacedJobs:
-    """For the paced engine, whose tokens follow from seed and place alone. A quarter of each prompt is shared."""
+    """Jobs for the paced engine, whose tokens follow from seed and place alone. A quarter of each prompt is shared."""
 
     def __init__(self, random_: random.Random, max_tokens: int = 48) -> None:
         self._max_tokens = max_tokens
-        # Letters as three-digit ids and as text: a slice of either is a prompt.
+        # The same letters as three-digit ids and as text: a slice of either is a prompt.
         letters = random_.choices(range(100, 123), k=POOL_TOKENS)
         self._text = bytes(letters)
         self._ids = b"".join(b"%d, " % letter for letter in letters)
@@ -57,7 +57,7 @@ class PacedJobs:
         return self.sized(random_, SIZES[size], stream)
 
     def sized(self, random_: random.Random, size_bytes: int, stream: bool, max_tokens: int = 0) -> Job:
-        """A job whose prompt takes ``size_bytes`` in its body."""
+        """Returns a job whose prompt takes ``size_bytes`` in its body."""
         max_tokens = max_tokens or self._max_tokens
         seed = random_.randrange(2**32)
         as_text = size_bytes <= TEXT_BYTES_MAX
@@ -80,16 +80,16 @@ class PacedJobs:
 
 
 def paced_text(seed: int, prompt_tokens: int, max_tokens: int) -> str:
-    """What the paced engine generates (services/worker/engines/paced.py)."""
+    """Returns what the paced engine generates (services/worker/engines/paced.py)."""
     places = ((index << 32) + prompt_tokens - 1 + index for index in range(max_tokens))
     return "".join(chr(97 + int(26 * uniform(seed, place))) for place in places)
 
 
 class ExactJobs:
-    """For the real engine: a set of prompts that share beginnings, their answers computed by an engine without a cache.
+    """Jobs for the real engine: prompts that share beginnings, with answers computed by an engine without a cache.
 
-    Bodies of the larger size are padded: prompts of that many tokens would take the engine minutes. ``card`` is of what
-    serves, by default the built-in model.
+    Bodies of the larger size are padded: prompts of that many tokens would take the engine minutes. ``card`` describes
+    the model that serves, by default the built-in one.
     """
 
     def __init__(

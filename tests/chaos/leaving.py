@@ -1,4 +1,4 @@
-"""Clients that leave with their request under way: how long each hop goes on working for nobody."""
+"""Clients that leave with their request under way, and how long each hop goes on working for them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.chaos.jobs import ID_BYTES, PacedJobs
 from tests.cluster.observe import wait_idle
 
 LEFT_S = 1.0
-"""Every hop knows by then."""
+"""Time in which every hop must notice."""
 GIVE_UP_S = 15.0
-"""Requests would run for much longer than this."""
+"""Time after which the measurement gives up; requests would run for much longer."""
 SIZES_BYTES = (2_000, 20_000, 64_000, 90_000, 200_000)
 ANSWER_TOKENS = 900
 REQUEST_S = 60.0
-"""Longest time that a request can take, all three together: 900 steps of 50 ms, and the prompts."""
+"""The longest time that a client's request can take with all three clients: 900 steps of 50 ms, and the prompts."""
 CLIENTS = 3
 POLL_S = 0.02
 
@@ -40,20 +40,24 @@ HOPS = {
     "decode-0": ("pinyon_worker_owned_requests", "pinyon_worker_running_requests", "pinyon_worker_remote_prefills"),
     "prefill-0": ("pinyon_worker_queued_prefills", "pinyon_worker_running_prefills", "pinyon_worker_pushes"),
 }
-"""Gauges that say whether a hop works for anybody."""
+"""Gauges that show whether a hop works on any request."""
 MOMENTS = ("prompt", "whole", "stream", "grpc")
-"""As soon as the load balancer has the request (at large sizes: while the prompt is computed); while an answer is made
-that is sent whole; between two events of a stream; between two messages of a gRPC stream."""
+"""Moments at which the clients leave.
+
+``prompt``: as soon as the load balancer has the request (at large sizes: during the prefill). ``whole``: while an
+answer that is sent whole is generated. ``stream``: between two events of a stream. ``grpc``: between two messages of a
+gRPC stream.
+"""
 
 
 @dataclass
 class Leaving:
-    """One size and moment. Seconds from the moment all clients are gone; None: it went on for :data:`GIVE_UP_S`."""
+    """One size and moment. Seconds count from when all clients are gone; None: work went on for :data:`GIVE_UP_S`."""
 
     size_bytes: int
     moment: str
     noticed_s: dict[str, float | None]
-    """By hop."""
+    """The time until each hop noticed."""
     others: float = 0.0
     """Share of the processors' time that went to neither the suite nor its clients."""
 
@@ -71,14 +75,14 @@ class Leaving:
 
 
 def leaving_spec() -> ClusterSpec:
-    """One of each, so that all of a request's hops are known; slow enough that nothing ends by itself."""
+    """Returns a cluster of one service per kind, so all hops are known, and so slow that no request ends by itself."""
     return ClusterSpec(
         prefill=1,
         decode=1,
         engine="paced",
         engine_profile=str(HERE / "profile-slow.json"),
         pool_blocks=16_384,
-        # The steps are short beside the second in which a leaving client must be noticed.
+        # Steps are short compared with the second in which a hop must notice.
         extra={
             "worker": ("--prefill-chunk-tokens", "256", "--step-tokens", "288"),
             "conductor": ("--ttft-slo-ms", "0"),
@@ -89,7 +93,7 @@ def leaving_spec() -> ClusterSpec:
 async def leave_once(
     cluster: LocalCluster, jobs: PacedJobs, random_: random.Random, size_bytes: int, moment: str
 ) -> Leaving:
-    """Three clients send, get as far as ``moment`` says, and leave at once."""
+    """Lets three clients send, get as far as ``moment`` says, and leave at once."""
     async with contextlib.AsyncExitStack() as stack:
         clients: list[_Http] | list[_Grpc]
         if moment == "grpc":
@@ -117,7 +121,7 @@ async def leave_once(
 
 async def _until(cluster: LocalCluster, hop: str, gauge: str, count: int) -> None:
     async with asyncio.timeout(REQUEST_S):
-        while True:  # gauges have no event
+        while True:  # gauges have no event to wait for
             if (await asyncio.to_thread(Scrape, cluster, (hop,), (gauge,))).of(hop, gauge) >= count:
                 return
             await asyncio.sleep(POLL_S)
@@ -153,14 +157,14 @@ class _Http:
                 await self._reader.readuntil(b"data: ")
 
     def leave(self) -> None:
-        self._writer.close()  # as a program that ends: the kernel says so to the peer
+        self._writer.close()  # as when a program ends: the kernel tells the peer
 
     async def close(self) -> None:
         self._writer.transport.abort()
 
 
 class _Grpc:
-    """The same by gRPC, with the prompt as tokens."""
+    """A client by gRPC, with the prompt as tokens."""
 
     def __init__(self, cluster: LocalCluster, size_bytes: int, random_: random.Random) -> None:
         self._channel = grpc.aio.insecure_channel(cluster.services["lb-0"].endpoints["grpc"])
@@ -186,7 +190,7 @@ class _Grpc:
 async def run_leaving(
     log_dir: Path, seed: str, say: Callable[[str], None], done: Callable[[Leaving, LocalCluster], None]
 ) -> None:
-    """All sizes and moments, on one cluster."""
+    """Measures all sizes and moments on one cluster."""
     random_ = random.Random(f"{seed} leaving")
     jobs = PacedJobs(random_)
     cluster = LocalCluster(leaving_spec(), log_dir)
@@ -195,6 +199,6 @@ async def run_leaving(
         for size_bytes, moment in itertools.product(SIZES_BYTES, MOMENTS):
             say(f"leaving: {size_bytes} bytes, {moment}")
             done(await leave_once(cluster, jobs, random_, size_bytes, moment), cluster)
-            await wait_idle(cluster, 2 * REQUEST_S)  # who was not missed is worked for until then
+            await wait_idle(cluster, 2 * REQUEST_S)  # if a hop did not notice, it works until then
     finally:
         cluster.stop()

@@ -1,4 +1,4 @@
-"""How much memory processes hold, and whether it grows: resident sets from ``/proc``, and a line through them."""
+"""The memory that processes hold, and whether it grows: resident sets from ``/proc``, and a line fitted to them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from pathlib import Path
 
 PER_REQUESTS = 10_000
 GROWTH_MAX = 0.01
-"""Share of its resident set that a process may grow by in :data:`PER_REQUESTS` requests, once it is warm."""
+"""The share of its resident set by which a warm process may grow in :data:`PER_REQUESTS` requests."""
 WARM_SHARE = 0.25
-"""Of the run; what is allocated, cached and filled in it does not count."""
+"""The share of the run whose allocations, caches and filling do not count."""
 
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def held_bytes(pid: int) -> dict[str, int]:
-    """The kernel's ``smaps_rollup`` of all threads together, with ``asked_huge``: what lies in huge pages that the
-    process asked for. Tables do, and take 2 MiB more whenever they grow a little. Raises OSError when it has ended."""
+    """Returns the kernel's ``smaps_rollup`` of a process, in bytes. Raises OSError when the process has ended.
+
+    The added ``asked_huge`` counts huge pages that the process asked for: tables use them and take 2 MiB more whenever
+    they grow a little.
+    """
     held = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, value = line.partition(":")
@@ -30,7 +33,7 @@ def held_bytes(pid: int) -> dict[str, int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Less what lies in huge pages that it asked for. Raises OSError when the process has ended."""
+    """Returns the resident set less the huge pages that were asked for. Raises OSError when the process has ended."""
     held = held_bytes(pid)
     return held["Rss"] - held["asked_huge"]
 
@@ -41,7 +44,7 @@ def open_files(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Growth:
-    """One process. ``per_10k`` is a share of its resident set after the warm-up."""
+    """The growth of one process. ``per_10k`` is a share of its resident set after the warm-up."""
 
     name: str
     warm_bytes: int
@@ -60,7 +63,7 @@ class Growth:
 
 
 def growth(name: str, requests: Sequence[int], resident: Sequence[int], files: Sequence[int] = ()) -> Growth:
-    """A least-squares line through ``resident`` bytes over ``requests`` served, the first quarter left out."""
+    """Fits a least-squares line through ``resident`` bytes over ``requests`` served, without the first quarter."""
     warm = next(place for place, count in enumerate(requests) if count >= WARM_SHARE * requests[-1])
     xs, ys = requests[warm:], resident[warm:]
     if len(xs) < 3:
@@ -87,7 +90,7 @@ class Samples:
         self.files: dict[str, list[int]] = {name: [] for name in pids}
 
     def take(self, requests: int) -> None:
-        """After so many ``requests``."""
+        """Takes a sample after so many ``requests``."""
         self.requests.append(requests)
         for name, pid in self._pids.items():
             self.resident[name].append(resident_bytes(pid))

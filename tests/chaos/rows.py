@@ -1,4 +1,4 @@
-"""What the records of one fault come to: a row per size of request. Values in, values out."""
+"""The results of one fault as rows, one per size of request, computed from its records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.chaos.jobs import SIZES
 from tests.chaos.traffic import Record
 
 GAP_S = 2.0
-"""Time after an event within which a request that any client sends then is answered."""
+"""The time after an event within which a request that any client sends then must be answered."""
 WORST_S = 3.5
-"""Time of the slowest single request."""
+"""The longest acceptable time of a single request."""
 
 
 @dataclass
@@ -25,20 +25,22 @@ class Row:
     size: str
     requests: int = 0
     failed: int = 0
-    """Neither answered nor excused; those with another text than expected among them."""
+    """Requests neither answered nor excused, including those with an unexpected text."""
     wrong: int = 0
     only_copy: int = 0
-    """With a load balancer that was killed, or answered in part by one that was frozen: nobody else could go on."""
+    """Requests that nobody else could finish: of a load balancer that was killed, or frozen with its answer begun."""
     gap_s: float | None = None
-    """From the fault, or the return if that was worse, to the answer of the first request that a client sent after it
-    and that was answered; of the client that waited longest."""
+    """The longest time that a client waited, from the fault or the return (whichever is worse), for an answer.
+
+    It counts the answer to the first request that the client sent after the event and that was answered.
+    """
     silence_s: float | None = None
-    """Longest time without any answer to anybody."""
+    """The longest time without an answer to any client."""
     worst_s: float | None = None
     calm_s: float | None = None
-    """The slowest single request of the calm before the fault."""
+    """The longest request of the calm before the fault."""
     details: list[str] = field(default_factory=list)
-    """How requests failed, with counts."""
+    """Reasons of failed requests, with counts."""
 
     @property
     def good(self) -> bool:
@@ -50,10 +52,7 @@ class Row:
 
 
 def gap_s(records: Sequence[Record], clients: Sequence[int], event_s: float) -> float | None:
-    """The longest time that one of the clients waited, from ``event_s`` on, for an answer to anything it sent after it.
-
-    None: one of them was never answered.
-    """
+    """Returns a client's longest wait, from ``event_s`` on, for an answer to a later request; None: it never came."""
     gaps = []
     for client in clients:
         ends = [
@@ -68,7 +67,7 @@ def gap_s(records: Sequence[Record], clients: Sequence[int], event_s: float) -> 
 
 
 def only_copy(record: Record, victim: str, fault: str, struck_s: float) -> bool:
-    """Whether the request was with the victim alone when that was struck."""
+    """Returns whether the victim alone had the request when it was struck."""
     if record.outcome == "died":
         return True
     if fault != "freeze" or record.door != victim or record.began_s is None:
@@ -79,7 +78,7 @@ def only_copy(record: Record, victim: str, fault: str, struck_s: float) -> bool:
 def rows_of(
     key: tuple[str, str, str], records: Sequence[Record], struck_s: float, events_s: Sequence[float]
 ) -> list[Row]:
-    """``key`` is configuration, victim and fault; ``events_s`` the moments after which a gap is measured."""
+    """Returns one row per size; ``key`` is configuration, victim and fault; gaps begin at each of ``events_s``."""
     _, victim, fault = key
     rows = []
     for size in sorted({record.size for record in records}, key=list(SIZES).index):
@@ -87,7 +86,7 @@ def rows_of(
         excused = [record for record in mine if only_copy(record, victim, fault, struck_s)]
         others = [record for record in mine if record not in excused]
         bad = [record for record in others if record.outcome != "ok"]
-        # Whoever began in the first half of the calm has ended before the fault, unless the machine is too slow.
+        # A request of the first half of the calm has ended before the fault, unless the machine is too slow.
         calm_s = (min(record.started_s for record in mine) + struck_s) / 2
         before = [record.seconds for record in others if record.outcome == "ok" and record.started_s <= calm_s]
         after = [record.seconds for record in others if record.outcome == "ok" and record.ended_s >= struck_s]

@@ -31,19 +31,19 @@ Say = Callable[[str], None]
 
 @dataclass
 class FaultResult:
-    """One fault: rows, and what else was seen."""
+    """One fault: its rows, and what else was observed."""
 
     victim: str
     fault: str
     rows: list[Row]
     away_s: float
-    """From the fault to the victim's return."""
+    """Seconds from the fault to the victim's return."""
     idle_s: float | None
-    """From the last answer until nothing of any request was left on any service; None: not in time."""
+    """Seconds from the last answer until no service holds anything of a request; None: not in time."""
     left: dict[str, float]
     """Gauges that stayed above zero."""
     lag_s: float
-    """Longest time by which the clients' own timer came late: how much of the times is the measuring process."""
+    """The longest delay of the clients' own timer: how much of the times the measuring process itself adds."""
     load: float
     """The machine's load average over a minute, at the end."""
     others: float
@@ -70,7 +70,7 @@ async def run_configuration(
     busy_max: float = 1.0,
     launch: Launch = INTERPRETER,
 ) -> None:
-    """One cluster, struck again and again; ``done`` is called after each fault.
+    """Strikes one cluster again and again; ``done`` is called after each fault.
 
     Before each fault it waits, for some minutes at most, until others take no more than ``busy_max`` of the machine.
     """
@@ -78,7 +78,7 @@ async def run_configuration(
     jobs = configuration.jobs(random.Random(f"{seed} {configuration.name}"))
     cluster = LocalCluster(configuration.spec, evidence.logs / configuration.name, launch)
     try:
-        # In this thread, which lives on: the services end with it.
+        # Services end with the thread that started them, and this thread lives on.
         cluster.start(lambda line: say(f"starting: {line.partition(' ')[0]}"))
         await _warm(cluster, configuration, jobs, seed)
         for victim, fault in strikes:
@@ -102,7 +102,7 @@ def _balancer(cluster: LocalCluster) -> Balancer:
 
 
 async def _warm(cluster: LocalCluster, configuration: Configuration, jobs: Jobs, seed: str) -> None:
-    """First requests are slow everywhere: nothing is measured of them."""
+    """Warms the cluster up: first requests are slow everywhere, so they are not measured."""
     async with (
         _balancer(cluster) as balancer,
         Traffic(balancer, jobs, configuration.clients, f"{seed} warm") as traffic,
@@ -173,7 +173,7 @@ async def _one(
 
 
 async def _whole(cluster: LocalCluster) -> list[str]:
-    """Everybody is there again."""
+    """Waits until all services serve again; returns what went wrong."""
     try:
         await asyncio.to_thread(cluster.wait_serving, time.monotonic() + MEND_S)
     except Exception as error:
@@ -182,7 +182,7 @@ async def _whole(cluster: LocalCluster) -> list[str]:
 
 
 async def _idle(cluster: LocalCluster) -> tuple[float | None, dict[str, float]]:
-    """Until nothing is left; how long that took, or what is left at the end."""
+    """Waits until nothing is left; returns how long that took, or None and what is left."""
     started_s = time.monotonic()
     while True:
         left = await asyncio.to_thread(leftovers, cluster)

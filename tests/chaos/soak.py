@@ -1,4 +1,4 @@
-"""Many requests, each with a prompt of its own, and what becomes of every process's memory."""
+"""A soak test: many requests, each with its own prompt, and how the memory of every process develops."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ CLIENTS = 12
 SAMPLES = 80
 ANSWER_TOKENS = 8
 SIZES_BYTES = (500, 2_000, 4_000, 8_000)
-"""Of the prompts. Large enough to fill, in the warm-up, every table that is bounded by blocks."""
+"""Sizes of the prompts, large enough to fill every table bounded by blocks during the warm-up."""
 LEAVE_SHARE = 0.03
-"""Of the clients, with their request under way."""
+"""The share of the clients that leave with their request under way."""
 ANSWER_S = 60.0
 
 
 class SoakResult:
-    """What came of it."""
-
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
         self.served = 0
@@ -51,7 +49,7 @@ class SoakResult:
 
 
 def soak_spec() -> ClusterSpec:
-    """Pools and store are full after a few hundred requests: what grows later is not theirs."""
+    """Returns a cluster whose pools and store fill within a few hundred requests, so later growth is not theirs."""
     return ClusterSpec(
         prefill=1,
         decode=1,
@@ -71,7 +69,7 @@ async def run_soak(
     progress: Callable[[int], None],
     sizes_bytes: Sequence[int] = SIZES_BYTES,
 ) -> SoakResult:
-    """``count`` requests of a few clients, streamed and whole; a few of them leave before the answer is whole."""
+    """Sends ``count`` requests of a few clients, streamed and whole; a few clients leave before the answer is whole."""
     pids = {name: service.pid for name, service in cluster.services.items()}
     pids["redis"] = redis_process(cluster).pid
     result = SoakResult(Samples(pids))
@@ -111,7 +109,7 @@ async def run_soak(
 async def _leave(address: str, body: bytes, after_s: float) -> None:
     connection = await HttpConnection.open(address)
     try:
-        async with asyncio.timeout(after_s):  # somewhere in the middle, wherever that is
+        async with asyncio.timeout(after_s):  # an arbitrary moment during the answer
             await connection.exchange(completion(address, body), Exchange())
     except TimeoutError:
         pass
@@ -120,7 +118,6 @@ async def _leave(address: str, body: bytes, after_s: float) -> None:
 
 
 def start_soak(log_dir: Path, say: Callable[[str], None]) -> LocalCluster:
-    """A running cluster to soak."""
     cluster = LocalCluster(soak_spec(), log_dir)
     cluster.start(lambda line: say(f"starting: {line.partition(' ')[0]}"))
     return cluster

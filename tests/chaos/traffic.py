@@ -1,4 +1,4 @@
-"""Clients that keep sending, whatever becomes of the requests before: a new one every period, each client its own."""
+"""Clients that send a new request every period, regardless of earlier ones; each client has its own period."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.chaos.balancer import Balancer, NotServed, Trace, WithIt
 from tests.chaos.jobs import Jobs
 
 ENDED_S = 60.0
-"""A request that takes longer has failed."""
+"""A request that takes longer counts as failed."""
 OPEN_MAX = 64
-"""Requests of one client at once; above it the client waits, as a person would."""
+"""Concurrent requests per client; at the limit the client waits, as a person would."""
 TICK_S = 0.02
 
 
 @dataclass(frozen=True)
 class ClientKind:
-    """``period_s`` between two requests of a client, seeded jitter of a fifth of it included."""
+    """A kind of client: ``period_s`` between two of its requests, with seeded jitter of a fifth."""
 
     size: str
     stream: bool
@@ -29,8 +29,10 @@ class ClientKind:
 
 @dataclass
 class Record:
-    """One request. Times are of the monotonic clock; ``outcome``: ok, failed, wrong (another text), died (with its load
-    balancer), or empty while it runs."""
+    """One request, with times of the monotonic clock.
+
+    ``outcome`` is ok, failed, wrong (another text), died (with its load balancer), or empty while it runs.
+    """
 
     client: int
     size: str
@@ -42,7 +44,7 @@ class Record:
     door: str = ""
     tries: int = 0
     began_s: float | None = None
-    """When the first byte of its answer came, if one did."""
+    """The time at which the first byte of its answer arrived, if one did."""
 
     @property
     def seconds(self) -> float:
@@ -50,7 +52,7 @@ class Record:
 
 
 class Traffic:
-    """Use as an async context manager: at its end all requests have ended."""
+    """The clients, as an async context manager; at its end all requests have ended."""
 
     def __init__(self, balancer: Balancer, jobs: Jobs, kinds: Sequence[ClientKind], seed: str) -> None:
         self._balancer = balancer
@@ -62,7 +64,7 @@ class Traffic:
         self._open: set[asyncio.Task[None]] = set()
         self.records: list[Record] = []
         self.lag_s = 0.0
-        """Longest time by which this process came late to its own timer."""
+        """The longest delay of this process's own timer."""
 
     async def __aenter__(self) -> Traffic:
         self._clients = [
@@ -73,7 +75,7 @@ class Traffic:
 
     async def __aexit__(self, *error: object) -> None:
         await self._end(self._clients)
-        if any(error):  # nobody waits for the answers
+        if any(error):  # after an error nobody reads the answers
             await self._end(list(self._open))
         elif self._open:
             await asyncio.wait(self._open)  # each has its own deadline
@@ -89,7 +91,7 @@ class Traffic:
         return len(self._kinds)
 
     def kick(self) -> None:
-        """Every client sends its next request now: the first one after something happened."""
+        """Makes every client send its next request now, as the first after an event."""
         self._kick.set()
         self._kick = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""One process of a cluster that is killed, frozen or told to go, and comes back."""
+"""The faults of one process: it is killed, frozen or told to end, and comes back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END_S = 60.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds: how long requests come before a fault and after the victim's return; how long it is dead or frozen."""
+    """Durations in seconds: traffic before a fault and after the victim's return, and the time it is dead or frozen."""
 
     calm_s: float = 3.0
     after_s: float = 5.0
@@ -33,7 +33,7 @@ Note = Callable[[str], None]
 
 
 async def strike(cluster: LocalCluster, balancer: Balancer, name: str, fault: str, pace: Pace, note: Note) -> None:
-    """Do it, and return when the victim is back. ``note`` is called right after what it names has happened."""
+    """Strikes the victim and returns when it is back. ``note`` is called right after the named event has happened."""
     process = _process(cluster, name)
     if fault == "freeze":
         process.send_signal(signal.SIGSTOP)
@@ -58,7 +58,7 @@ async def strike(cluster: LocalCluster, balancer: Balancer, name: str, fault: st
     if name == "redis":
         start_redis(cluster)
     else:
-        # Started from this thread, which lives on: a child ends with the thread that started it.
+        # A child ends with the thread that started it, and this thread lives on.
         service = cluster.restart(name, wait=False)
         await asyncio.to_thread(service.wait_ready, time.monotonic() + END_S)
     balancer.returned(name)
@@ -66,7 +66,7 @@ async def strike(cluster: LocalCluster, balancer: Balancer, name: str, fault: st
 
 
 def mend(cluster: LocalCluster) -> None:
-    """After a failure in between: everybody runs."""
+    """Makes all processes run again after an interrupted fault."""
     if cluster.redis is not None and cluster.redis.process is not None:
         with contextlib.suppress(ProcessLookupError):
             cluster.redis.process.send_signal(signal.SIGCONT)

@@ -1,10 +1,10 @@
 """Install clients, benchmarks and evaluations that people use, and run each, unmodified, against a local cluster.
 
-Each has an environment of its own under ``.cache/clients``, made once and kept, and its last output beside it. What
-they need of a tokenizer they read from the checkpoint that is served, a tiny random one.
+Each has an environment of its own under ``.cache/clients``, made once and kept, with its last output beside it. Clients
+that need a tokenizer read it from the checkpoint that is served, a tiny random one.
 
-Exit code 0: all ran without an error; 1: one did not, or pip refuses what it is asked for; 3: none failed, but some
-were not run, because there is no package index with them or it is too slow.
+The exit code is 0 if all ran without an error, and 1 if one did not, or pip refuses a requirement. It is 3 if none
+failed, but some were not run, because no package index has them or it is too slow.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tests.clients.environment import ENVIRONMENTS, NotHad, NotInstalled
 
 INSTALL_S = 1800
 QUICK_S = 180
-"""``--quick`` installs nothing more when it has taken this long."""
+"""Seconds after which ``--quick`` starts no further installation."""
 RUN_S = 300
-"""Bounds a hang."""
+"""The limit of a run, for one that hangs."""
 NOT_RUN = 3
 
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_COLOR": "1"}
-"""A run tells nobody about itself."""
+"""Settings by which no client sends telemetry."""
 COMPILE_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""pip does not compile what is never imported; what is, is compiled by the first run and kept."""
+"""A setting by which the first run compiles and keeps what it imports; pip does not compile what is never imported."""
 
 
 def run(name: str, client: Client, url: str, say: Callable[[str], None]) -> str:
-    """What it reported. Raises :class:`Wrong`, with one line."""
+    """Runs a client and returns what it reported. Raises :class:`Wrong`, with one line."""
     log = ENVIRONMENTS / f"{name}.log"
     log.write_bytes(b"")
     with tempfile.TemporaryDirectory(prefix="pinyon-client-") as scratch:

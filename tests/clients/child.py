@@ -1,4 +1,4 @@
-"""A program that is run to its end, within a limit, with all that it started."""
+"""A child process that runs to its end within a time limit, with all processes that it started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TICK_S = 15.0
 
 
 class TooLate(Exception):
-    """The limit was over; it and what it started are killed."""
+    """The time limit was reached; the child and the processes it started were killed."""
 
 
 def run_child(
@@ -26,9 +26,9 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     tick: Callable[[float], None] = lambda seconds: None,
 ) -> int:
-    """The exit status. What it writes is appended to ``output``; ``tick`` is called now and then with the seconds gone.
+    """Returns the exit status. Raises :class:`TooLate` at the limit.
 
-    Raises :class:`TooLate`.
+    The child's output is appended to ``output``; ``tick`` is called regularly with the seconds gone.
     """
     began_s = time.monotonic()
     with output.open("ab") as file:
@@ -50,7 +50,7 @@ def run_child(
                 return child.wait(min(TICK_S, limit_s - gone_s))
             tick(time.monotonic() - began_s)
     finally:
-        # Also after a good end: a client that leaves a process of its own behind must not slow down the next one.
+        # After success, too: a process that a client leaves behind must not slow down the next client.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -1,4 +1,4 @@
-"""The clients: what is installed, what is run, and what their own report must say."""
+"""The clients: what is installed, which command runs, and what its report must say."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VLLM_REQUESTS = 20
 INPUT_TOKENS = 64
 OUTPUT_TOKENS = 8
 LOG_PROBABILITIES = [-43.4, -42.61, -22.57, -24.82, -54.45, -28.8, -22.8, -31.72]
-"""Of the choices in ``lm_eval/questions.jsonl`` in order, by transformers in float32 with this checkpoint."""
+"""Log-probabilities of the choices in ``lm_eval/questions.jsonl``, in order, by transformers in float32."""
 
 
 class Wrong(Exception):
-    """What went wrong, in one line."""
+    """The error of a client, in one line."""
 
 
 def expect(what: str, found: object, wanted: object) -> None:
@@ -33,17 +33,17 @@ def expect(what: str, found: object, wanted: object) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """What a client is pointed at, and a folder that is its own and goes afterwards."""
+    """The server for a client, and a scratch folder that is deleted afterwards."""
 
     url: str
     scratch: Path
 
     def json(self, pattern: str) -> Any:
-        """The one file below ``scratch`` with that name."""
+        """Returns the one file below ``scratch`` with that name, as JSON."""
         return json.loads(self._text(pattern))
 
     def json_lines(self, pattern: str) -> list[Any]:
-        """The same of a file with a value on each line."""
+        """Returns the one file below ``scratch`` with that name, which has a JSON value on each line."""
         return [json.loads(line) for line in self._text(pattern).splitlines()]
 
     def _text(self, pattern: str) -> str:
@@ -54,20 +54,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Client:
-    """``command`` is a program of the environment; ``report`` reads what it left where its status is 0.
-
-    ``report`` raises :class:`Wrong`, or what reading JSON raises.
-    """
+    """One client: ``command`` is a program of the environment; ``report`` reads its results after exit status 0, or
+    raises :class:`Wrong`, or what reading JSON raises."""
 
     environment: Environment
     command: Callable[[Target], Sequence[str]]
     report: Callable[[Target], str]
     quick: bool = False
-    """Installs within a minute."""
+    """True if it installs within a minute."""
 
     @property
     def package(self) -> str:
-        """What it is, with the version: the first requirement of the environment with its name."""
+        """The client with its version: the first requirement of the environment with its name."""
         wanted = [requirement for step in self.environment.steps for requirement in step.requirements]
         return next(each for each in wanted if each.startswith(self.environment.name))
 
@@ -120,7 +118,7 @@ def _guidellm_report(target: Target) -> str:
     benchmark = target.json("guidellm.json")["benchmarks"][0]
     made = benchmark["scheduler_metrics"]["requests_made"]
     expect("requests", made, {"successful": REQUESTS, "incomplete": 0, "errored": 0, "total": REQUESTS})
-    # What it measures may leave out a request at either end of its window.
+    # A benchmark may leave out a request at either end of its window.
     measured, metrics = benchmark["metrics"]["request_totals"]["successful"], benchmark["metrics"]
     expect("more than half of the requests measured", measured > REQUESTS // 2, True)
     read, generated = (metrics[f"{kind}_token_count"]["successful"]["total_sum"] for kind in ("prompt", "output"))
@@ -149,7 +147,7 @@ def _aiperf_report(target: Target) -> str:
 
 
 def _tokens(requests: int, read: float, each: int, generated: float) -> str:
-    """What the server told of tokens; ``each`` prompt has that many at least, less one for an inexact random text."""
+    """Checks the token counts; each prompt has at least ``each`` tokens, less one for an inexact random text."""
     expect("tokens generated", generated, requests * OUTPUT_TOKENS)
     expect("enough tokens read", read >= requests * (each - 1), True)
     return f"{requests} requests, {read:.0f} tokens read, {generated:.0f} generated"
@@ -182,7 +180,7 @@ def _vllm_report(target: Target) -> str:
 
 
 TORCH = Step(("torch==2.13.0",))
-"""First and alone, so that what pip knows as a build for CPUs is taken, and satisfies what comes after it."""
+"""The first step, so that pip takes the build for CPUs, which then satisfies all later requirements."""
 _GPU = (
     *("PyNvVideoCodec", "apache-tvm-ffi", "fastsafetensors", "flashinfer-python", "humming-kernels", "instanttensor"),
     *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "nvtx", "quack-kernels", "tilelang", "tokenspeed-mla"),
@@ -192,7 +190,7 @@ VLLM = Environment(
     (
         TORCH,
         Step(("vllm==0.32.0",), alone=True),
-        # Gigabytes that a server needs, and its benchmark never imports.
+        # Gigabytes that a server needs, but its benchmark never imports.
         Step(needs_of="vllm", without=("torch", "torchaudio", "torchvision", "torchcodec", *_GPU)),
     ),
 )

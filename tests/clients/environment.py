@@ -1,4 +1,4 @@
-"""Environments of their own for clients, made with pip, once, and kept under ``.cache/clients``."""
+"""Environments for clients, made once with pip and kept under ``.cache/clients``."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ ENVIRONMENTS = ROOT / ".cache" / "clients"
 NO_INDEX = re.compile(
     r"from versions: none|connection broken|max retries|read timed out|name resolution", re.IGNORECASE
 )
-"""What pip writes where no index could be asked, or none that knows the package."""
+"""Errors of pip that mean no index was reached, or none that has the package."""
 
 
 class NotInstalled(Exception):
-    """pip could not install it although there is an index: what is asked for is wrong."""
+    """pip could not install although there is an index, so the requirement is wrong."""
 
 
 class NotHad(NotInstalled):
-    """There is no index with that package, or it was too slow."""
+    """The error when no index has the package, or it was too slow."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One call of ``pip install``.
 
-    ``alone``: without what the packages need. ``needs_of``: instead of ``requirements``, all that this package needs,
+    ``alone``: without dependencies. ``needs_of``: instead of ``requirements``, the dependencies of this package,
     installed ``alone`` before, except the packages ``without``.
     """
 
@@ -61,7 +61,7 @@ def _extras(requirement: Requirement) -> str:
 
 @dataclass(frozen=True)
 class Environment:
-    """A folder ``name`` below ``.cache/clients``; ``steps`` in order."""
+    """An environment: a folder ``name`` below ``.cache/clients``, and its ``steps`` in order."""
 
     name: str
     steps: tuple[Step, ...]
@@ -75,7 +75,7 @@ class Environment:
         return self.folder / "bin"
 
     def make(self, limit_s: float, say: Callable[[str], None]) -> None:
-        """Make it unless it is there. Raises :class:`NotInstalled` and :class:`NotHad`, with one line."""
+        """Makes the environment unless it exists. Raises :class:`NotInstalled` and :class:`NotHad`, with one line."""
         stamp, done = f"{sys.version_info[:2]} {self.steps}", self.folder / "installed"
         if done.is_file() and done.read_text() == stamp:
             return
@@ -88,7 +88,7 @@ class Environment:
             fetched = len(re.findall(r"^ *(?:Downloading|Processing|Using cached) ", said, re.MULTILINE))
             say(f"{self.name}: {time.monotonic() - began_s:.0f} s, {fetched} files fetched")
 
-        # pip of this interpreter serves all of them, which saves each one of its own.
+        # This interpreter's pip serves all environments, so none needs a copy.
         venv.create(self.folder, with_pip=False, clear=True)
         python = self.programs / "python"
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input", "--no-compile"]

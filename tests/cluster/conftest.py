@@ -1,4 +1,4 @@
-"""A real cluster: separate processes, real Redis, real sockets, the built-in transformer."""
+"""A cluster of separate processes, with real Redis, real sockets and the built-in transformer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = pytest.StashKey[LocalCluster]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """The shared cluster ends with the last of its files, not with the session: idle, it took a twentieth of a core."""
+    """Stops the shared cluster after its last file; idle until the session's end, it took a twentieth of a core."""
     yield
     if unit_of(item.nodeid) == CLUSTER and (nextitem is None or unit_of(nextitem.nodeid) != CLUSTER):
         running = item.config.stash.get(RUNNING, None)
@@ -28,7 +28,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
-    """2 prefill, 2 decode, 1 store node, conductor, load balancer. Shared: a test leaves it as it found it."""
+    """A shared cluster of 2 prefill, 2 decode, 1 store node, conductor, load balancer. Tests must not change it."""
     with LocalCluster(cluster_spec(extra=CHUNKS), tmp_path_factory.mktemp("cluster-logs"), forked) as running:
         pytestconfig.stash[RUNNING] = running
         yield running
@@ -36,11 +36,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 @pytest.fixture(scope="session")
 def reference() -> Reference:
-    """What the tokens must be."""
     return Reference()
 
 
 @pytest.fixture(scope="session")
 def small_reference() -> Reference:
-    """What they must be where clusters serve the smaller model (``forked.with_small_model``)."""
+    """The expected tokens of clusters that serve the smaller model (``forked.with_small_model``)."""
     return Reference(small_card())

@@ -1,4 +1,4 @@
-"""What the fault tests do with a cluster from outside: load, wait, look, break and mend."""
+"""Actions of the fault tests on a cluster from outside: load, wait, look, break and mend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 
 WAIT_S = 90.0
-"""Longest wait for anything: far above what is needed, far below a request's own two minutes."""
+"""The longest wait, far above what is needed and far below a request's own two minutes."""
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 INSTANCES = len(WORKERS) + 1
 
@@ -35,34 +35,34 @@ class Clients:
         self._running: list[tuple[Ask, Answer, asyncio.Task[Answer]]] = []
 
     def start(self, asks: list[Ask]) -> list[Answer]:
-        """Send them all at once; the answers grow."""
+        """Sends all requests at once; the answers grow as tokens arrive."""
         answers = [Answer() for _ in asks]
         for ask, answer in zip(asks, answers, strict=True):
             self._running.append((ask, answer, asyncio.create_task(send(self.stub, ask, answer))))
         return answers
 
     async def exact(self) -> None:
-        """All that was started ends in time and without an error, with the right tokens."""
+        """Waits until all requests have ended in time and without an error, and compares their tokens."""
         running, self._running = self._running, []
-        # What is expected is computed while the cluster works (or waits for a frozen process).
+        # The expected tokens are computed while the cluster works (or waits for a frozen process).
         asks = [ask for ask, _, _ in running]
         expecting = asyncio.get_running_loop().run_in_executor(None, self._reference.all_tokens, asks)
         try:
             async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(*(task for _, _, task in running))
         finally:
-            expected = await expecting  # it takes what it takes: it is not what is timed
+            expected = await expecting  # outside the timeout, as this computation is not part of the wait
         wrong = [number for number, (_, answer, _) in enumerate(running) if answer.tokens != expected[number]]
         assert not wrong, f"requests {wrong} of {len(running)} got other tokens than without faults"
 
     @property
     def tasks(self) -> list[asyncio.Task[Answer]]:
-        """Of what was started."""
+        """The tasks of the requests under way."""
         return [task for _, _, task in self._running]
 
     @property
     def waiting(self) -> bool:
-        """Something that was started has not ended."""
+        """True while a request that was started has not ended."""
         return any(not task.done() for task in self.tasks)
 
     async def end(self) -> None:
@@ -80,12 +80,12 @@ def make_asks(random_: random.Random, count: int, prompt_tokens: int, max_tokens
 
 
 def again(random_: random.Random, asks: list[Ask], max_tokens: int = 8) -> list[Ask]:
-    """The same prompts, sampled differently: what was kept of them is used, and seen if it is damaged."""
+    """Returns the same prompts with other sampling, which use the KV kept of them and expose any damage to it."""
     return [Ask(ask.prompt, random_sampling(random_, max_tokens)) for ask in asks]
 
 
 async def until(what: str, true: Callable[[], Awaitable[bool]]) -> None:
-    """Poll: processes and their metrics have no event for outsiders."""
+    """Polls until the condition is true; processes and their metrics have no event for outsiders."""
     deadline = time.monotonic() + WAIT_S
     while not await true():
         assert time.monotonic() < deadline, f"not in time: {what}"
@@ -99,8 +99,7 @@ async def value(cluster: LocalCluster, service: str, metric: str) -> float:
 async def busiest(
     cluster: LocalCluster, kind: str, metric: str, clients: Clients, begin: Callable[[], Awaitable[object]]
 ) -> ServiceProcess:
-    """The instance of this kind with most of ``metric``; waits until there is one with any. ``begin`` makes the clients
-    ask, again if all of it had ended before anybody looked."""
+    """Returns the instance of this kind with most of ``metric``, once one has any; ``begin`` (re)sends the requests."""
     found: list[ServiceProcess] = []
 
     async def some() -> bool:
@@ -117,7 +116,7 @@ async def busiest(
 
 
 async def generating(answers: list[Answer], tokens: int = 3) -> None:
-    """Until each has this many tokens; it must not have got to its end meanwhile, so ask for many more."""
+    """Waits until each answer has this many tokens. Callers ask for many more, so that no answer ends meanwhile."""
 
     async def far() -> bool:
         return all(len(answer.tokens) >= tokens for answer in answers)
@@ -126,7 +125,7 @@ async def generating(answers: list[Answer], tokens: int = 3) -> None:
 
 
 async def restart(cluster: LocalCluster, name: str) -> None:
-    # Started from this thread, which lives on: a child ends with the thread that started it.
+    # A child ends with the thread that started it, and this thread lives on.
     service = cluster.restart(name, wait=False)
     await asyncio.to_thread(service.wait_ready, time.monotonic() + WAIT_S)
 
@@ -136,7 +135,7 @@ async def known(cluster: LocalCluster, count: int = INSTANCES) -> None:
 
 
 async def used(cluster: LocalCluster, clients: Clients, random_: random.Random, name: str, metric: str) -> None:
-    """The (restarted) instance gets work again."""
+    """Waits until the (restarted) instance gets work again."""
 
     async def gets_work() -> bool:
         clients.start(make_asks(random_, 4, 100, 4))
@@ -147,7 +146,7 @@ async def used(cluster: LocalCluster, clients: Clients, random_: random.Random, 
 
 
 async def whole(cluster: LocalCluster) -> None:
-    """Nothing is going on, nothing is left, and every block of every pool is accounted for."""
+    """Waits until nothing is under way or left, and checks that every block of every pool is accounted for."""
     await wait_idle(cluster)
     scrape = await asyncio.to_thread(Scrape, cluster, WORKERS)
     for name in WORKERS:
@@ -156,7 +155,7 @@ async def whole(cluster: LocalCluster) -> None:
 
 
 def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
-    """Leading blocks of the prompt by holder, as the conductor's index has it."""
+    """Returns the prompt's leading blocks by holder, according to the conductor's index."""
     with cluster.access.channel(cluster.services["conductor"]) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         instances = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances
@@ -184,7 +183,7 @@ def kill_redis(cluster: LocalCluster) -> None:
 
 
 def start_redis(cluster: LocalCluster) -> None:
-    """Again, empty, where it was."""
+    """Starts Redis again, empty, at the same address."""
     assert cluster.redis is not None
     cluster.redis.start()
 
@@ -194,7 +193,7 @@ def exit_status(service: ServiceProcess) -> int | None:
 
 
 def http_accepts(cluster: LocalCluster, lb: ServiceProcess) -> bool:
-    """Whether the HTTP side takes a new completion; anything but yes, a 503 or a closed door is an error here."""
+    """Returns whether the HTTP side takes a new completion; an answer other than yes, a 503 or a refusal fails."""
     connection = cluster.access.http(lb, WAIT_S)
     body = json.dumps({"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1})
     try:

@@ -1,4 +1,4 @@
-"""Messages that no service of ours would send: random bytes, and valid messages of which something was changed."""
+"""Messages that no service of ours would send: random bytes, and valid messages with a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinyon.api.lb.v1 import lb_pb2
 from pinyon.api.worker.v1 import worker_pb2
 
 MAX_TOKENS = 12
-"""Whatever else is changed, nobody is asked to generate for long."""
+"""The limit on generated tokens, which no change of a message exceeds."""
 
 _SERVICES = {
     "conductor": (conductor_pb2, ("ConductorService",)),
@@ -59,7 +59,7 @@ METHODS = [
 
 
 class Kept:
-    """Values under which messages mean something to this cluster."""
+    """Values with which messages are valid in this cluster."""
 
     def __init__(self, random_: random.Random, instances: Iterable[conductor_pb2.Instance]) -> None:
         self.random = random_
@@ -94,7 +94,7 @@ class Kept:
         return common_pb2.RequestClass(kind="chat", turn=1, session="s", user="u", geographies=["eu-west"])
 
     def segment(self) -> common_pb2.Segment:
-        """Of somebody who is not there."""
+        """Returns the segment of a peer that does not exist."""
         return common_pb2.Segment(host="127.0.0.1", port=1, boot_id=self.random.randbytes(8).hex(), host_id="elsewhere")
 
     def region(self) -> common_pb2.Region:
@@ -146,7 +146,7 @@ class Kept:
         )
 
     def report(self) -> conductor_pb2.ReportSessionRequest:
-        """Of a store node that nobody else is: as a worker it would be given requests."""
+        """Returns the report of a new store node; a worker would be given requests."""
         message = conductor_pb2.ReportSessionRequest(
             load=conductor_pb2.InstanceLoad(pending_requests=1, mean_tbt_ms=5.0),
             snapshot=conductor_pb2.CacheSnapshot(seq=1, keys=self.keys(20), first=True, last=True),
@@ -200,7 +200,7 @@ class Kept:
 
 
 def payload(target: Target, kept: Kept) -> bytes:
-    """One request message, more or less."""
+    """Returns one request message, valid, changed or random."""
     random_ = kept.random
     message = kept.valid(target.request)
     how = random_.random()
@@ -248,7 +248,7 @@ _FLOATS = (0.0, -1.0, 1e-300, 1e300, float("inf"), float("-inf"), float("nan"))
 
 
 def _change(message: Message, random_: random.Random) -> None:
-    """One field, here or below, to something else."""
+    """Changes one field of the message, or of a message within it."""
     fields = [each for each in message.DESCRIPTOR.fields if each.message_type is None or random_.random() < 0.9]
     if not fields:
         return
@@ -300,10 +300,7 @@ def _scalar(field: FieldDescriptor, random_: random.Random) -> Any:
 
 
 def _restrain(message: Message) -> bool:
-    """Nobody poses as an instance that there is, or as one that is given requests, or asks for many tokens.
-
-    Returns whether something was changed for that.
-    """
+    """Forbids posing as an existing or serving instance, and many tokens; returns whether the message was changed."""
     changed = False
     for field, value in message.ListFields():
         if field.message_type is None:

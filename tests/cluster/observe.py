@@ -1,4 +1,4 @@
-"""Whether anything is left on a running cluster when it is idle."""
+"""A check that an idle cluster holds nothing of its requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from launch.cluster import LocalCluster
 from launch.scrape import Scrape
 
-# What must be zero when nothing is going on, on every service: a slot, lease, buffer or queue entry that was left.
+# Zero on every idle service; otherwise a slot, lease, buffer or queue entry was left.
 IDLE_GAUGES = (
     "pinyon_lb_queue_requests",
     "pinyon_lb_in_flight_requests",
@@ -45,16 +45,16 @@ IDLE_GAUGES = (
 
 
 def leftovers(cluster: LocalCluster) -> dict[str, float]:
-    """Gauges that should be zero on an idle cluster and are not."""
+    """Returns gauges that should be zero on an idle cluster and are not."""
     scrape = Scrape(cluster, metrics=IDLE_GAUGES)
     return {name: value for name in IDLE_GAUGES if (value := scrape.total(name))}
 
 
 async def wait_idle(cluster: LocalCluster, timeout_s: float = 90.0) -> None:
-    """Until no leftovers are there; fails with what is left. Metrics have no event to wait for, so it polls, less and
-    less often.
+    """Waits until no leftovers are there; fails with those left at the deadline.
 
-    It yields to the event loop first and between looks: a socket that was dropped is closed by the loop.
+    Metrics have no event, so it polls, less and less often. It sleeps before each look, as the event loop must close
+    dropped sockets first.
     """
     deadline, pause_s = time.monotonic() + timeout_s, 0.05
     while True:

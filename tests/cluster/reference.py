@@ -1,4 +1,4 @@
-"""What the tokens must be: one engine in this process that never reuses anything, and requests to compare with it."""
+"""The expected tokens, from one engine in this process that reuses no KV, and requests to compare with it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ BLOCK_TOKENS = 32
 ABREAST = 8
 """Answers that the reference decodes in one step."""
 ASK_BLOCKS = 64
-"""Longest prompt with its answer."""
+"""Blocks of the longest prompt with its answer."""
 KEPT = 24
 """Prompts whose KV the reference keeps; at least :data:`ABREAST`."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: prompt tokens and how to sample."""
+    """One request: prompt tokens and sampling parameters."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
 
 
 def text_tokens(random_: random.Random, count: int) -> list[int]:
-    """Tokens of printable ASCII."""
+    """Returns tokens of printable ASCII."""
     return [random_.randrange(32, 127) for _ in range(count)]
 
 
 def random_sampling(random_: random.Random, max_tokens: int) -> SamplingParams:
-    """Greedy or not, with a seed of its own, penalised or not; always exactly ``max_tokens`` tokens."""
+    """Returns seeded sampling for exactly ``max_tokens`` tokens, greedy or not, penalised or not."""
     greedy, penalised = random_.random() < 0.5, random_.random() < 0.5
     return SamplingParams(
         max_tokens=max_tokens,
@@ -54,28 +54,28 @@ def random_sampling(random_: random.Random, max_tokens: int) -> SamplingParams:
 
 
 class Reference:
-    """One engine, no cache of blocks: whole prompts, each in a step of its own, then token by token.
+    """One engine without a block cache: whole prompts, each in a step of its own, then token by token.
 
-    Answers are decoded abreast, which costs a third, and of a prompt that comes again only the last token is computed
-    again: neither changes a token (tests/property/test_engine_invariance.py).
+    Answers are decoded abreast, which costs a third. For a repeated prompt only the last token is computed again.
+    Neither changes a token (tests/property/test_engine_invariance.py).
     """
 
     def __init__(self, card: ModelCard | None = None) -> None:
-        """Of the built-in model, or of another."""
+        """Makes the engine of the built-in model, or of another."""
         self._engine = create_engine("numpy", card or load_card(None), KEPT * ASK_BLOCKS, BLOCK_TOKENS)
         self._known: dict[Ask, list[int]] = {}
         self._tables: dict[tuple[int, ...], range] = {}
-        """By prompt, the one used last at the end."""
+        """The block table of each prompt, the most recently used last."""
 
     def tokens(self, ask: Ask) -> list[int]:
         return self.all_tokens([ask])[0]
 
     def all_tokens(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """In the order of ``asks``."""
+        """Returns the tokens of each answer, in the order of ``asks``."""
         fresh = list(dict.fromkeys(ask for ask in asks if ask not in self._known))
-        fresh.sort(key=lambda ask: ask.sampling.max_tokens)  # neighbours end together
+        fresh.sort(key=lambda ask: ask.sampling.max_tokens)  # answers of similar length are decoded together
         while fresh:
-            # Those with the same prompt would write their answers into the same blocks: one after the other.
+            # Answers to the same prompt would share blocks, so they are decoded one after the other.
             abreast: dict[tuple[int, ...], Ask] = {}
             for ask in fresh:
                 abreast.setdefault(ask.prompt, ask)
@@ -84,7 +84,7 @@ class Reference:
         return [self._known[ask] for ask in asks]
 
     def _place(self, prompt: tuple[int, ...]) -> tuple[range, int]:
-        """The prompt's blocks, and how many of its tokens are there already."""
+        """Returns the prompt's blocks, and how many of its tokens are computed already."""
         table = self._tables.pop(prompt, None)
         there = 0 if table is None else len(prompt) - 1
         if table is None and len(self._tables) < KEPT:
@@ -129,14 +129,14 @@ def _counts(ask: Ask, output: Sequence[int]) -> TokenCounts | None:
 
 @dataclass
 class Answer:
-    """What came so far; :func:`send` fills it."""
+    """The answer so far; :func:`send` fills it."""
 
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
 
 
 async def send(stub: lb_pb2_grpc.LbServiceStub, ask: Ask, answer: Answer | None = None) -> Answer:
-    """The whole answer over gRPC; ``answer``, if given, grows while it comes."""
+    """Returns the whole answer over gRPC; ``answer``, if given, grows as tokens arrive."""
     answer = answer or Answer()
     request = lb_pb2.GenerateRequest(
         prompt_tokens_le32=np.array(ask.prompt, dtype="<u4").tobytes(), sampling=sampling_to_proto(ask.sampling)

@@ -1,4 +1,4 @@
-"""Several regions under load, and who answered the requests."""
+"""Load on several regions, and which region answered each request."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PROMPTS = 6
 TOKENS = 96
 CLIENTS = 30
 WAIT_S = 90.0
-"""Only ends what hangs."""
+"""A limit that only ends what hangs."""
 REFUSED = "refused"
 
 
 def ask(regions: LocalRegions, region: str, number: int, timeout_s: float = WAIT_S) -> tuple[str, str]:
-    """The text, and who served it last."""
+    """Returns the text and the region that served it last."""
     prompt = f"In region after region, question {number % PROMPTS} is asked."
     fields = {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": TOKENS, "seed": 7, "temperature": 0.8}
     headers = {"content-type": "application/json", "x-pinyon-report": "1"}
@@ -33,11 +33,10 @@ def ask(regions: LocalRegions, region: str, number: int, timeout_s: float = WAIT
 
 
 class Load:
-    """More clients of a region than it has room for, each of which asks again and again until ``check``: whatever is
-    waited for meanwhile, there is load."""
+    """A load of more clients than a region has room for; each client asks again and again until ``check``."""
 
     def __init__(self, regions: LocalRegions, region: str = "us", *, may_fail: bool = False) -> None:
-        """``may_fail``: a clear refusal counts as an answer of :data:`REFUSED`."""
+        """Starts the clients. With ``may_fail`` a clear refusal counts as an answer of :data:`REFUSED`."""
         self._regions = regions
         self._region = region
         self._may_fail = may_fail
@@ -73,7 +72,7 @@ class Load:
                 self._changed.notify_all()
 
     def more(self, count: int = CLIENTS) -> Counter[str]:
-        """Who answered the next ``count`` of those requests that are asked from now on."""
+        """Returns how many of the next ``count`` answers to requests from now on each region gave."""
         with self._changed:
             first = self._asked
 
@@ -83,12 +82,12 @@ class Load:
             came = self._changed.wait_for(enough, WAIT_S)
             served = Counter(region for number, (_, region) in self._answers.items() if number >= first)
         if not came:
-            self.check()  # says what error a client was told, which asks no more
+            self.check()  # raises the error of a client that has stopped
         assert came, "answers do not come"
         return served
 
     def check(self) -> Counter[str]:
-        """It ends. All answers are there and right; who gave how many of them."""
+        """Ends the load and checks all answers; returns how many each region gave."""
         self._ending = True
         for client in self._clients:
             client.result(WAIT_S)
@@ -103,7 +102,7 @@ def value(regions: LocalRegions, region: str, name: str) -> float:
 
 
 def until(condition, what: str) -> None:
-    """A process that comes or goes while it is asked has not said it yet."""
+    """Waits for a condition; a process that starts or ends may refuse to answer meanwhile."""
     deadline, away = time.monotonic() + WAIT_S, ""
     while True:
         try:
@@ -112,9 +111,9 @@ def until(condition, what: str) -> None:
         except (OSError, LookupError) as error:
             away = f": {error}"
         assert time.monotonic() < deadline, what + away
-        time.sleep(0.05)  # a poll with a deadline: processes have no event for us
+        time.sleep(0.05)  # polls until the deadline: processes have no event for us
 
 
 def taken_by(regions: LocalRegions, region: str) -> None:
-    """Until it serves requests, while there is a :class:`Load`."""
+    """Waits until the region serves requests, while there is a :class:`Load`."""
     until(lambda: value(regions, region, "pinyon_worker_running_requests") >= 2, f"{region} serves nothing")

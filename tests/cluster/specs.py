@@ -1,4 +1,4 @@
-"""Clusters as the tests start them: with TLS everywhere when ``PINYON_TEST_TLS`` is set (``./dev test --tls``)."""
+"""The tests' clusters: with TLS everywhere when ``PINYON_TEST_TLS`` is set (``./dev test --tls``)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from launch.cluster import ClusterSpec
 
 CHUNKS = {"worker": ("--prefill-chunk-tokens", "96")}
-"""So short that prompts of a few hundred tokens are computed in several."""
+"""Chunks so short that a prompt of a few hundred tokens takes several."""
 
 
 PATIENT = ("--conductor-timeout-s", "10")
-"""Of load balancers: on a busy machine the conductor's answer takes longer than what usually counts as none."""
+"""A load balancer's patience: on a busy machine the conductor answers later than the default timeout."""
 
 
 def cluster_spec(**values: Any) -> ClusterSpec:

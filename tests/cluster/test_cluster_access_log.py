@@ -1,4 +1,4 @@
-"""A request's id in the logs of all it passed, and one line at the front door for each request that has ended."""
+"""A request's id in the logs of every service it passed, and one access line for each request that has ended."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def ask(cluster: LocalCluster, method: str, path: str, body: dict | None = None,
 
 
 def lines(cluster: LocalCluster, service: str) -> list[dict[str, Any]]:
-    whole, _, _ = cluster.services[service].log_path.read_text().rpartition("\n")  # the last one may not be whole yet
+    whole, _, _ = cluster.services[service].log_path.read_text().rpartition("\n")  # the last line may be incomplete
     return [json.loads(each) for each in whole.splitlines() if each.startswith("{")]
 
 
 def accessed(cluster: LocalCluster, **wanted: Any) -> dict[str, Any]:
-    """The one access line with these facts; it is written just after the answer."""
+    """Waits for the one access line with these facts; it is written just after the answer."""
     deadline = time.monotonic() + WAIT_S
     while True:
         found = [
@@ -64,7 +64,7 @@ def accessed(cluster: LocalCluster, **wanted: Any) -> dict[str, Any]:
             assert len(found) == 1
             return found[0]
         assert time.monotonic() < deadline, wanted
-        time.sleep(0.02)  # a poll with a deadline
+        time.sleep(0.02)
 
 
 def completion(**changes: Any) -> dict[str, Any]:
@@ -87,17 +87,17 @@ def test_a_completion_can_be_followed_through_all_logs(running, stream):
         deadline = time.monotonic() + WAIT_S
         while not any(each.get("request_id", "") == line["request_id"] for each in lines(running, service)):
             assert time.monotonic() < deadline, service
-            time.sleep(0.02)  # as above
+            time.sleep(0.02)
 
 
 def running_id(cluster: LocalCluster, own: str) -> dict[str, str]:
-    """The log's id of the request with that id of its client."""
+    """Returns the log's id of the request that its client gave this id."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         for each in lines(cluster, "lb-0"):
             if each.get("request_id", "").startswith(f"{own}."):
                 return {"request_id": each["request_id"]}
-        time.sleep(0.02)  # as above
+        time.sleep(0.02)
     raise AssertionError(own)
 
 
@@ -120,13 +120,13 @@ def test_what_is_refused_has_a_line_too(running):
 
 @pytest.mark.parametrize("bad", ["x" * 65, "two words", "r\xf6t", "a\\nb", "{json}"])
 def test_an_id_that_could_harm_a_log_is_not_taken(running, bad):
-    """A line's end cannot be in a header's value at all."""
+    """Line ends are not among these ids: a header's value cannot contain one."""
     seen = len(lines(running, "lb-0"))
     assert ask(running, "GET", "/v1/models", x_request_id=bad) == 200
     deadline = time.monotonic() + WAIT_S
     while not (new := [each for each in lines(running, "lb-0")[seen:] if each.get("route") == "/v1/models"]):
         assert time.monotonic() < deadline
-        time.sleep(0.02)  # as above
+        time.sleep(0.02)
     assert all(re.fullmatch(r"[0-9a-f]{20,}", each["request_id"]) for each in new)
 
 

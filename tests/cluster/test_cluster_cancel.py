@@ -1,4 +1,4 @@
-"""Clients that go away, in every phase: afterwards no slot, lease, buffer or queue entry is left on any service."""
+"""Clients that disconnect in every phase: afterwards no slot, lease, buffer or queue entry is left on any service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEED = 77
 
 
 class Stream:
-    """A streaming completion on a socket of its own, read event by event and dropped at will."""
+    """A streaming completion on its own socket, read event by event and dropped at will."""
 
     def __init__(self, cluster: LocalCluster, prompt: str, max_tokens: int) -> None:
         self._address = cluster.services["lb-0"].endpoints["http"]
@@ -44,7 +44,7 @@ class Stream:
         await self._writer.drain()
 
     async def events(self, count: int) -> int:
-        """Wait for up to ``count`` events; how many came before the end."""
+        """Waits for up to ``count`` events; returns how many arrived before the end."""
         assert self._reader is not None
         seen = 0
         while seen < count:
@@ -55,14 +55,14 @@ class Stream:
         return seen
 
     def drop(self) -> None:
-        """Close without a goodbye: the peer sees a reset."""
+        """Closes the connection without a shutdown handshake: the peer sees a reset."""
         assert self._writer is not None
         self._writer.transport.abort()
 
 
 LONG = "A prompt that takes a while to compute, because it is long. " * 40
 SHORT = LONG[:600]
-"""Where what comes after the prompt is the point."""
+"""A prompt for tests of the phases after prefill."""
 
 
 def ended_by_cancel(cluster: LocalCluster) -> float:
@@ -70,11 +70,11 @@ def ended_by_cancel(cluster: LocalCluster) -> float:
 
 
 async def accepted(cluster: LocalCluster, count: int) -> None:
-    """Until the load balancer owns ``count`` requests: a hang-up before that would test nothing."""
+    """Waits until the load balancer owns ``count`` requests: a disconnect before that would test nothing."""
     deadline = time.monotonic() + 60
     while (await asyncio.to_thread(Scrape, cluster, ("lb-0",))).total("pinyon_lb_in_flight_requests") < count:
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)  # gauges have no event
+        await asyncio.sleep(0.01)  # gauges have no event to wait for
 
 
 @pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
@@ -137,7 +137,7 @@ async def test_deadlines_release_everything(cluster):
 
 
 async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
-    """More requests than there is room for: some wait in queues when their client goes."""
+    """Requests exceed the room for them, so that some wait in queues when their client disconnects."""
     random_ = random.Random(SEED)
     print(f"seed {SEED}")
     spec = cluster_spec(prefill=1, decode=1, pool_blocks=64, store_mib=4)
@@ -147,13 +147,13 @@ async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
             await stream.send()
         leaving = streams[::2]
         random_.shuffle(leaving)
-        # The first event of anyone is the starting signal: from here on some run and others wait.
+        # From the first event of any stream on, some requests run and others wait.
         assert await streams[1].events(1) == 1
         for stream in leaving:
             stream.drop()
-            await asyncio.sleep(random_.random() * 0.05)  # spreads the departures over phases; nothing relies on it
+            await asyncio.sleep(random_.random() * 0.05)  # spreads the disconnects over phases; nothing relies on it
         counts = await asyncio.gather(*(stream.events(10_000) for stream in streams[1::2]))
-        counts[0] += 1  # of the starting signal: all of an answer may be one event
+        counts[0] += 1  # the event read above: a whole answer may be one event
         assert all(counts), "somebody who stayed got nothing"
         for stream in streams[1::2]:
             stream.drop()

@@ -1,4 +1,4 @@
-"""Requests between a conductor's restart and the moment at which its instances have found it again."""
+"""Requests between a conductor's restart and its rediscovery of all instances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLIENTS = 4
 
 
 class Gate:
-    """A TCP proxy in front of the conductor. Closed, it lets nobody in and cuts who is there."""
+    """A TCP proxy in front of the conductor. When closed, it refuses connections and cuts existing ones."""
 
     def __init__(self, target: str) -> None:
         self._target = parse_address(target)
@@ -77,7 +77,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     except OSError:
-        pass  # the other end is gone: so is this one
+        pass  # the other end is gone, so this one ends, too
 
 
 async def complete(cluster: LocalCluster, prompt: str) -> Reply:
@@ -88,7 +88,7 @@ async def complete(cluster: LocalCluster, prompt: str) -> Reply:
 
 
 async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
-    """Killed and started again: it is there, and knows nobody. Clients that keep asking all along notice nothing."""
+    """The conductor is killed and restarted without knowing any instance. Clients that keep asking notice nothing."""
     ports = HeldPorts()
     port = ports.take("127.0.0.1")
     async with Gate(f"127.0.0.1:{port}").serving() as gate:
@@ -96,7 +96,7 @@ async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
         extra = {"worker": behind, "kvstore": behind, "lb": (*PATIENT, "--instances-grace-s", "3600")}
         spec = ClusterSpec(prefill=1, decode=1, engine="instant", conductor_port=port, extra=extra)
         cluster = LocalCluster(spec, tmp_path, forked)
-        starter = ThreadPoolExecutor(1)  # processes end with the thread that starts them, and the gate must serve
+        starter = ThreadPoolExecutor(1)  # processes end with their starting thread, and the loop runs the gate
         try:
             await asyncio.get_running_loop().run_in_executor(starter, cluster.start)
             over, replies = asyncio.Event(), []
@@ -110,7 +110,7 @@ async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
                     group.create_task(client(number))
 
                 async def more(count: int) -> list[Reply]:
-                    """The replies that come from now on, to requests sent after this call too."""
+                    """Returns the replies that arrive from now on to requests sent after this call."""
                     have = len(replies) + CLIENTS
 
                     async def came() -> bool:

@@ -1,5 +1,7 @@
-"""Reuse never changes a token: hundreds of seeded prompts through 2 prefill and 2 decode processes, against one engine
-in this process that never reuses anything; also while blocks are evicted and while the store node dies and returns."""
+"""Reuse never changes a token, also while blocks are evicted, and while the store node dies and returns.
+
+Hundreds of seeded prompts go through 2 prefill and 2 decode processes, and are compared with an engine without reuse.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ CONCURRENCY = 6
 ROUNDS_MAX = 5
 
 READ_S = 300.0
-"""Until a node is read again: where fetching was slow once, it is believed to be for minutes."""
+"""The longest time until a node is read again: a slow fetch is remembered for minutes."""
 
 
 def make_asks(count: int, seed: int, shared: int = 8, longest: int = 280) -> list[Ask]:
-    """Prompts that share prefixes of a few documents, cut at any token, each with an ending of its own."""
+    """Returns prompts that share prefixes of a few documents, cut at any token, each with its own ending."""
     random_ = random.Random(seed)
     documents = [text_tokens(random_, random_.randrange(longest * 2 // 7, longest)) for _ in range(shared)]
     asks = []
@@ -42,7 +44,7 @@ def make_asks(count: int, seed: int, shared: int = 8, longest: int = 280) -> lis
 
 
 async def send_all(cluster: LocalCluster, asks: list[Ask], on_done=lambda count: None) -> list[Answer]:
-    """All asks in order, ``CONCURRENCY`` at a time; ``on_done`` is called with the number finished."""
+    """Sends all asks in order, ``CONCURRENCY`` at a time; ``on_done`` is called with the number finished."""
     answers: list[Answer | None] = [None] * len(asks)
     queue = iter(range(len(asks)))
     finished = 0
@@ -63,7 +65,7 @@ async def send_all(cluster: LocalCluster, asks: list[Ask], on_done=lambda count:
 
 
 def reusable_tokens(asks: list[Ask]) -> int:
-    """Prompt tokens that one unlimited cache could have given, in whole blocks and never the whole prompt."""
+    """Returns how many prompt tokens an unlimited cache could have provided: whole blocks, never the whole prompt."""
     seen: set[tuple[int, ...]] = set()
     total = 0
     for ask in asks:
@@ -97,10 +99,10 @@ async def test_tokens_are_exact_and_most_of_what_can_be_reused_is(cluster, refer
 
 
 async def test_tokens_are_exact_while_blocks_are_evicted(small_reference, tmp_path):
-    # Pools that hold a few requests, and a store of 1 MiB = 32 KV objects: everything is evicted all the time.
+    # Pools that hold a few requests, and a store of 1 MiB = 32 KV objects, so that eviction never stops.
     spec = cluster_spec(pool_blocks=28, store_mib=1, extra=CHUNKS)
     with LocalCluster(spec, tmp_path, forked.with_small_model) as small:
-        # How many blocks a busy worker offers the store is up to the clock, so one round may not fill it.
+        # How many blocks a busy worker offers the store depends on timing, so one round may not fill it.
         for seed in range(SEED + 1, SEED + 1 + ROUNDS_MAX):
             asks = make_asks(usually(22, long=160), seed)
             check(small_reference, asks, await send_all(small, asks))
@@ -115,8 +117,8 @@ async def test_tokens_are_exact_while_blocks_are_evicted(small_reference, tmp_pa
 
 
 async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference, tmp_path):
-    # Long enough for the node to be read rather than that they are computed again, also beside other work; pools that
-    # hold a few requests, so that others push the rest out.
+    # The prompts are so long that reading them from the node beats computing them, even on a busy machine. The pools
+    # hold only a few requests, so that others push these out.
     asks = make_asks(usually(48, long=72), SEED + 2, shared=usually(22, long=32), longest=520)
     dies, returns, others_each = usually(20, long=32), usually(36, long=56), usually(12, long=16)
     with LocalCluster(cluster_spec(pool_blocks=64), tmp_path, forked) as cluster:
@@ -141,7 +143,8 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
         await wait_idle(cluster)
         assert lost, "the node held nothing when it died"
         lost = lost[:6]
-        for _ in range(8):  # used once: the loss is noticed; twice: here, not read from another worker
+        # The first use notices the loss; the second reuses local KV instead of reading from another worker.
+        for _ in range(8):
             check(reference, lost, await send_all(cluster, lost))
             await wait_idle(cluster)
             if all(map(stored, lost)):
@@ -150,11 +153,11 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
             pytest.fail("what the node had lost and workers reuse was not put into it again")
         deadline_s = time.monotonic() + READ_S
         seed = SEED + 3
-        while time.monotonic() < deadline_s:  # some may be in a pool, or fetching be believed slow
+        while time.monotonic() < deadline_s:  # some prompts may be in a pool, or fetching may count as slow
             await push_out(seed)
             seed += 1
             check(reference, lost, await send_all(cluster, lost))
-            # Its counters began anew with it.
+            # The node's counters started at zero with it.
             if Scrape(cluster).total("pinyon_kvstore_get_bytes_total") > 0:
                 break
         else:

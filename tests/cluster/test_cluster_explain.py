@@ -1,4 +1,4 @@
-"""Why a request went where it went, asked of a running suite with what its client saw."""
+"""Explanations of a request's placement, asked of a running suite by the id that its client saw."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def complete(cluster, prompt: str, **more) -> dict:
 
 
 def measured(cluster, capsys, request_id: str, count: int) -> list[dict]:
-    """The decisions, as the command prints them, once all of them are measured: that comes with the next report."""
+    """Returns the decisions, as the command prints them, once the next report has added all measurements."""
     deadline = time.monotonic() + WAIT_S
     while True:
         assert main(["explain", request_id, "--conductor", cluster.conductor, "--json"]) == 0
@@ -59,7 +59,7 @@ def test_where_it_ran_and_what_came_of_it(cluster, capsys):
     assert first["computed_tokens"] == report["computed_tokens"]
     assert int(first["compute_us"]) <= int(first["ttft_us"]) <= 1e3 * report["ttft_ms"] + 1
     assert decision["placement"]["predicted_ttft_ms"] == pytest.approx(report["predicted_ttft_ms"], abs=1e-3)
-    # for people, by the id that the client chose
+    # The text output, by the id that the client chose.
     assert main(["explain", "a-jay.1", "--conductor", cluster.conductor]) == 0
     shown = capsys.readouterr().out
     assert f"went to {report['prefill_instance']} (decodes on {report['decode_instance']}) because " in shown

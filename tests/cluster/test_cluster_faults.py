@@ -1,5 +1,7 @@
-"""Processes that are killed, frozen and told to go while they work: tokens stay exact, waits stay bounded, nothing is
-left. Real processes, real signals; what is expected comes from an engine in this process that knows of no faults."""
+"""Processes that are killed, frozen and told to end while they work: tokens stay exact, waits bounded, nothing is left.
+
+The processes and signals are real. The expected tokens come from an engine in this process.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,19 @@ from tests.forks import forked
 SEED = 4711
 TRIES = 5
 MANY = 16
-"""Prompts of 1,000 tokens: instances compute them while somebody looks who is busy."""
+"""Prompts of 1,000 tokens, whose prefill lasts while the test finds the busiest instance."""
 LONG = 480
-"""Tokens of an answer, for the same."""
+"""Tokens of an answer, whose decoding lasts while the test finds the busiest instance."""
 ENDED = 150
-"""Requests in the mix of faults, at least."""
+"""The least number of requests in the mix of faults."""
 THINK_S = 0.2
-"""Between two requests of a client, in the mix of faults: those are tried, not how much two processors compute."""
+"""The pause between two requests of a client in the mix of faults, which tests faults, not the processors' speed."""
 
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """2 prefill, 2 decode, 1 store node. Pools of eight long requests: freed blocks are soon used again."""
-    # What runs may be finished on a machine that is much slower: how long that takes is not what is tested.
+    """A cluster of 2 prefill, 2 decode and 1 store node. Pools hold eight long requests, so blocks are soon reused."""
+    # Requests may finish even on a much slower machine: the time for that is not under test.
     drain = ("--drain-s", str(WAIT_S / 2))
     extra = {"conductor": ("--inflight-unclaimed-s", "3"), "prefill": drain, "decode": drain, "lb": drain}
     spec = cluster_spec(pool_blocks=256, extra=extra)
@@ -80,7 +82,7 @@ async def clients(fragile: LocalCluster, small_reference: Reference) -> AsyncIte
         clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
         yield clients
         await clients.end()
-    # Nothing to do unless the test failed in between: the next one begins with a whole cluster.
+    # These repair the cluster for the next test if this one failed.
     for name, service in fragile.services.items():
         service.signal(signal.SIGCONT)
         if not service.alive:
@@ -92,10 +94,10 @@ async def clients(fragile: LocalCluster, small_reference: Reference) -> AsyncIte
 
 
 async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tuple[str, list[Ask]]:
-    """Kill the busiest of this kind; what ``begin`` began is exact all the same. Its name, and what was asked.
+    """Kills the busiest instance of this kind; what ``begin`` began must stay exact. Returns its name and the requests.
 
-    Until ``counter`` of the load balancer shows that something ran there: between the look and the signal, all of it
-    may have ended, on a busy machine.
+    It repeats until ``counter`` of the load balancer shows that a request ran there. On a busy machine all requests may
+    end between the look and the signal.
     """
     for _ in range(TRIES):
         before = await value(fragile, "lb-0", counter)
@@ -166,11 +168,11 @@ async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kin
     victim = await busiest(fragile, kind, metric, clients, begin)
     victim.signal(signal.SIGSTOP)
     try:
-        # Those it had may have ended before the signal; nobody knows yet, so more come to it.
+        # Its requests may have ended before the signal. Nobody knows of its end yet, so it gets more.
         clients.start(make_asks(random_, 5, 300, max_tokens if kind == "prefill" else 40))
         await clients.exact()
         assert await value(fragile, "lb-0", "pinyon_lb_retries_total") > retries, "nothing ran where it was frozen"
-        # The memory it was writing to belongs to others when it wakes up and goes on.
+        # The memory that it was writing to belongs to other requests when it wakes up and continues.
         others = again(random_, asks, 40) + make_asks(random_, 2, 900, 40)
         await generating(clients.start(others), 5)
     finally:
@@ -199,22 +201,22 @@ async def test_the_conductor_is_killed_under_load(fragile, clients, random_):
 
     await until("the load balancer is connected", connected)
     fallbacks = await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total")
-    # Nothing was computed since it came back: what it knows of these prompts, it knows from snapshots.
+    # Nothing was computed since the conductor returned, so its knowledge comes from snapshots.
     for ask in asks:
         holders = await asyncio.to_thread(lookup, fragile, ask.prompt)
         assert any(name in WORKERS for name in holders), holders
-        # it is told of a block every 64 tokens
+        # workers report a block every 64 tokens
         assert max(holders.values()) == len(ask.prompt) // 64 * 64 // BLOCK_TOKENS
     answers = clients.start(again(random_, asks))
     await clients.exact()
-    # Where to compute anew is sooner, as on a busy machine it may be, a prompt is computed anew.
+    # On a busy machine computing anew may be sooner for a prompt, so only some reuse is required.
     assert any(answer.cached > 0 for answer in answers), [answer.cached for answer in answers]
     assert await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total") == fallbacks
     await whole(fragile)
 
 
 async def test_the_load_balancer_is_killed(fragile, clients, random_):
-    """What it had asked for is given up everywhere, also what was placed and never reached its instance."""
+    """Every service gives up its requests, including those placed that never reached their instance."""
     await generating(clients.start(make_asks(random_, 4, 60, 400)))
 
     async def begin() -> None:
@@ -237,7 +239,7 @@ async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
     kill_redis(fragile)
     clients.start(make_asks(random_, 6, 300, 10))
     await clients.exact()
-    await whole(fragile)  # also: nothing waits for a store that cannot be found
+    await whole(fragile)  # also shows that nothing waits for a store that cannot be found
 
     start_redis(fragile)
 
@@ -245,7 +247,7 @@ async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
         before = (await asyncio.to_thread(Scrape, fragile, WORKERS)).total("pinyon_worker_stored_blocks_total")
         clients.start(make_asks(random_, 2, 100, 2))
         await clients.exact()
-        await wait_idle(fragile)  # what was computed has been offered to the store, one way or the other
+        await wait_idle(fragile)  # by then the computed blocks have been offered to the store
         return (await asyncio.to_thread(Scrape, fragile, WORKERS)).total("pinyon_worker_stored_blocks_total") > before
 
     await until("blocks are stored again", stores)
@@ -254,14 +256,14 @@ async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
     await whole(fragile)
 
 
-# -- those who are asked to go
+# -- processes that are told to end
 
 
 async def test_the_load_balancer_drains(fragile, clients, random_):
     lb = fragile.services["lb-0"]
     assert await asyncio.to_thread(http_accepts, fragile, lb)
     answers: list[Answer] = []
-    while all(len(answer.tokens) == LONG for answer in answers):  # again, if everything has ended before anybody looks
+    while all(len(answer.tokens) == LONG for answer in answers):  # again, if everything has ended before the test looks
         answers = clients.start(make_asks(random_, 3, 120, LONG))
         await generating(answers)
     lb.signal(signal.SIGTERM)
@@ -313,12 +315,12 @@ async def test_a_worker_drains(fragile, clients, random_, kind, metric, prompt_t
 # -- everything at once
 
 AWAY = ("kill", "kill", "freeze", "kill", "long freeze")
-"""What happens to workers, in random order; meanwhile, to the others:"""
+"""The faults of workers, in random order; the list below has those of the other services meanwhile."""
 OTHERS = ("kvstore-0 kill", "kvstore-0 freeze", "redis kill", "redis freeze", "conductor kill", "conductor freeze")
 
 
 def make_mix(random_: random.Random, count: int) -> list[Ask]:
-    """Prompts that share beginnings."""
+    """Returns prompts that share beginnings."""
     documents = [text_tokens(random_, random_.randrange(100, 400)) for _ in range(6)]
     return [
         Ask(
@@ -373,7 +375,7 @@ async def test_a_random_mix_of_faults(fragile, clients, random_, small_reference
         await until("enough requests have ended", enough)
         over.set()
     print(f"{len(ended)} requests, {len(errors)} errors: {sorted(set(errors))}")
-    # Of a request that failed, what came is right as far as it goes.
+    # The tokens received of a failed request must be right.
     wrong = [ask for ask, answer in ended if answer.tokens != small_reference.tokens(ask)[: len(answer.tokens)]]
     short = [ask for ask, answer in ended if len(answer.tokens) < ask.sampling.max_tokens]
     assert not wrong
@@ -385,7 +387,7 @@ async def test_a_random_mix_of_faults(fragile, clients, random_, small_reference
 
 
 def clean(error: grpc.aio.AioRpcError) -> str:
-    """An error for the client that says what it is; anything else fails the test."""
+    """Returns the text of a typed error; any other error fails the test."""
     assert ERROR_METADATA_KEY in dict(error.trailing_metadata() or ()), error
     typed = error_from_rpc(error)
     assert typed.grpc_code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"), error
@@ -393,9 +395,9 @@ def clean(error: grpc.aio.AioRpcError) -> str:
 
 
 async def inject(cluster: LocalCluster, random_: random.Random, fault: str) -> None:
-    """One fault, for a while that nothing relies on, and its repair."""
+    """Causes one fault for an arbitrary time, and repairs it."""
     name, _, what = fault.partition(" ")
-    # A short freeze is over before anybody notices, a long one is not: that takes 1.5 s.
+    # Only the long freeze lasts until others notice, which takes 1.5 s.
     pause_s = 4.0 if what == "long freeze" else random_.uniform(0.1, 1.0)
     print(f"{fault} {pause_s:.2f} s")
     process = redis_process(cluster) if name == "redis" else cluster.services[name].process

@@ -1,4 +1,4 @@
-"""Long generations in pools that hold few of them: they hold up nobody, and none of them loses a token."""
+"""Long generations in pools that hold few of them: they block no other request and lose no token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.forks import forked
 SEED = 51_000
 LONG_TOKENS = 1200
 POOL_BLOCKS = 84
-"""Two long ones at their end, and a little more."""
+"""Blocks for two long requests at their end, and a few more."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients
     others = Clients(clients.stub, small_reference)
     others.start(make_asks(dice, 40, 20, 4))
     had: list[int] = []
-    for task in others.tasks:  # looked at in the order in which answers come, not later
+    for task in others.tasks:  # read when each answer arrives, not later
         task.add_done_callback(lambda _: had.append(max(len(answer.tokens) for answer in long)))
-    # Before anything is compared: that computes in this process, and answers would wait for it.
+    # First of all: comparing computes in this process and would delay the answers.
     await asyncio.wait(others.tasks, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
     print(f"{had[:1]} tokens of the longest when the first short one was through")
     assert had, "no short one came through"

@@ -1,6 +1,8 @@
-"""Thousands of gRPC messages that nobody should send, to every service of a live cluster, and of HTTP requests: each
-gets a status that says whose fault it was, nobody dies or grows, nothing is left, and the next request is served as if
-nothing had been."""
+"""Thousands of invalid gRPC messages and HTTP requests, sent to every service of a live cluster.
+
+Each gets a status that says whose fault it was. No service dies or grows, nothing is left, and the next request is
+served as usual.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,19 @@ SLOW = 20
 FLOOD_BYTES = 6_000_000
 CALL_S = 30.0
 PATIENCE_S = 0.5
-"""The lb's, here, once it has seen a first byte of a head; for that one and for a body it waits four times as long."""
+"""The load balancer's limit here for a head after its first byte; four times as much for that byte, and for a body."""
 GROWTH_MAX = usually(107, long=110) / 100
-"""Up to 4 % are seen when nothing is kept. Of the size of what is allowed: 6 KiB kept for each message that a process
-gets, a fifth of all, or 2 KiB for each HTTP request that has a handler."""
+"""The growth that is allowed; up to 4 % occurs when nothing is kept.
+
+It amounts to 6 KiB kept for each message that a process gets, a fifth of all, or 2 KiB for each HTTP request that has a
+handler.
+"""
 
 LOOKS = 3
-"""At most, at who has grown."""
+"""Attempts, at most, to find that no process grew."""
 
 STATUS_LOST = "Internal error from Core"
-"""What grpc's client puts in the place of the status when it still writes as the call ends."""
+"""The text that grpc's client puts in place of the status when it still writes as the call ends."""
 CODE = grpc.StatusCode
 CALLERS_FAULT = {
     CODE.OK,
@@ -59,14 +64,14 @@ CALLERS_FAULT = {
     CODE.DEADLINE_EXCEEDED,
     CODE.CANCELLED,
 }
-"""What may come of a message that can be parsed. Never UNKNOWN or INTERNAL."""
+"""The statuses allowed for a message that can be parsed. UNKNOWN and INTERNAL are never among them."""
 
 
 @pytest.fixture(scope="module")
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     extra = {
         "conductor": ("--inflight-unclaimed-s", "3", "--ttft-slo-ms", "0"),
-        # What a message says of the time that its put may take is not believed beyond this.
+        # Limits the time that a message may claim for its put.
         "kvstore": ("--put-timeout-max-s", "3"),
         "lb": ("--head-timeout-s", f"{PATIENCE_S}", "--body-timeout-s", f"{4 * PATIENCE_S}"),
     }
@@ -76,14 +81,13 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 def memory_kib(pid: int) -> int:
-    """What a process holds, less its code, the store's pool, which is shared memory and fills with KV, and the tables
-    in huge pages."""
+    """Returns a process's memory without code, tables in huge pages, and the store's pool (shared, fills with KV)."""
     held = held_bytes(pid)
     return (held["Anonymous"] - held["asked_huge"]) // 1024
 
 
 class Attacker:
-    """Sends what a seed says, over one channel per process."""
+    """A client that sends seeded messages, over one channel per process."""
 
     def __init__(self, cluster: LocalCluster, channels: dict[str, grpc.aio.Channel], kept: Kept) -> None:
         self.cluster = cluster
@@ -107,14 +111,14 @@ class Attacker:
         count = random_.randint(1, 6) if target.method.client_streaming else 1
         payloads = [payload(target, self.kept) for _ in range(count)]
         self.sent += count
-        leaves = random_.random() < 0.1  # without waiting for what comes
+        leaves = random_.random() < 0.1  # without waiting for the reply
         began_s = time.monotonic()
         code, details = await self._outcome(target, payloads, leaves)
         took_s = time.monotonic() - began_s
         self.codes[f"{target.process} {target.method.name} {code.name}"] += 1
         expected = CALLERS_FAULT
         if len(payloads) == 1 and not parses(target, payloads[0]) and not leaves:
-            expected = {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION}  # the role is looked at before a message is
+            expected = {CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION}  # the role is checked before the message
         if details == STATUS_LOST and target.method.client_streaming:
             return
         if code not in expected or took_s >= CALL_S:
@@ -122,7 +126,7 @@ class Attacker:
             self.wrong.append(f"{target.process} {target.path}: {code.name} ({details}), {took_s:.1f} s, for {sent}")
 
     async def _outcome(self, target: Target, payloads: list[bytes], leaves: bool) -> tuple[grpc.StatusCode, str]:
-        """The status of one call that sends all of it and waits for the end."""
+        """Returns the status of one call that sends all payloads and waits for the end."""
         call = getattr(self._channels[target.process], target.kind)(target.path)(
             self._messages(payloads) if target.method.client_streaming else payloads[0], timeout=CALL_S
         )
@@ -148,7 +152,7 @@ class Attacker:
 
 
 class Siege:
-    """A cluster before and after: it is the same, and serves."""
+    """A cluster whose memory is compared before and after, and which must serve all the time."""
 
     def __init__(self, cluster: LocalCluster, clients: Clients, random_: random.Random) -> None:
         self._cluster = cluster
@@ -157,14 +161,14 @@ class Siege:
         self._before: dict[str, int] = {}
 
     async def warm_up(self) -> None:
-        """Once as long as any of the attacker's prompts, and until every block of the pools has been used."""
+        """Serves a prompt as long as the attacker's longest, and requests until every block of the pools was used."""
         for count, prompt_tokens in ((1, 1900), (4, 1000)):
             self._clients.start(make_asks(self._random, count, prompt_tokens, 8))
             await self._clients.exact()
         self._before = self._memory()
 
     async def begins(self) -> None:
-        """After the first of what is sent. What an allocator has given back for a moment is no growth later."""
+        """Sets the baseline after the first messages; what an allocator released only briefly is no growth later."""
         await self._serves()
         self._before = {name: max(held, self._before[name]) for name, held in self._memory().items()}
 
@@ -175,7 +179,7 @@ class Siege:
         await wait_idle(self._cluster)
 
     async def has_harmed_nobody(self, more: Callable[[], Awaitable[None]]) -> None:
-        """``more`` sends some more. An allocator may hold what nobody does, until it is asked again; a leak stays."""
+        """Checks that no process grew. ``more`` sends more messages: allocators then release memory; a leak stays."""
         cluster, before = self._cluster, self._before
         grown = set(before)
         for _ in range(LOOKS):
@@ -228,7 +232,7 @@ async def test_hostile_messages(besieged: LocalCluster, clients: Clients) -> Non
 
 
 class HttpAttacker:
-    """Fuzzed requests over many connections, while others send heads, trailers and bodies that never end, or drip."""
+    """A client with many fuzzed requests, while others send heads, trailers and bodies that never end, or drip."""
 
     def __init__(self, address: str, dice: random.Random) -> None:
         self._address = address
@@ -252,7 +256,7 @@ class HttpAttacker:
                 for _ in range(CONNECTIONS):
                     group.create_task(fuzz())
                 for begin, piece, status in NEVER_ENDING:
-                    group.create_task(self._flood(begin, piece, {status, 408}))  # 408: not within its time
+                    group.create_task(self._flood(begin, piece, {status, 408}))  # 408: too slow for the limit
                 group.create_task(self._flood("", b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 500, {200}))
             for task in slow:
                 task.cancel()
@@ -263,14 +267,14 @@ class HttpAttacker:
             self.wrong.append(f"{status} for {raw[:300]!r}")
 
     async def _flood(self, begin: str, piece: bytes, expected: Collection[int]) -> None:
-        began_s = time.monotonic()  # before the server can have seen us
+        began_s = time.monotonic()  # before the server can have seen the connection
         async with Connection(self._address) as connection:
             connection.writer.write(begin.encode("latin-1"))
             await flood(connection.reader, connection.writer, piece, FLOOD_BYTES)
             await self._answered(connection.reply(), expected, begin.encode("latin-1") + piece, began_s)
 
     async def _drip(self, begin: str) -> None:
-        """A byte now and then, which buys no time, again and again."""
+        """Sends a byte now and then, again and again, which must extend no deadline."""
         while True:
             began_s = time.monotonic()
             async with Connection(self._address) as connection:
@@ -286,8 +290,8 @@ class HttpAttacker:
         try:
             self._note((await reply).status, expected, raw)
         except (ConnectionError, asyncio.IncompleteReadError) as error:
-            # It went on sending for longer than anybody listens, and the answer went with the connection; or we were
-            # so slow with the first byte that it counted as idle.
+            # It sent for longer than the server listens, and the answer was lost with the connection. Or its first byte
+            # was so late that the connection counted as idle.
             self.cut += 1
             if time.monotonic() - began_s < PATIENCE_S:
                 self.wrong.append(f"{error!r} at once for {raw[:300]!r}")

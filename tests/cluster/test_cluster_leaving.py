@@ -1,6 +1,6 @@
-"""Clients that leave are missed on every hop, whatever the size of what they asked.
+"""Clients that leave are noticed on every hop, whatever the size of their request.
 
-How soon is measured by ``./dev chaos leave``; here it is enough that each hop stops long before the answer would end.
+``./dev chaos leave`` measures how soon. Here each hop must stop long before the answer would end.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.long import usually
 SEED = 77
 ALL = [*itertools.product(MOMENTS, (2_000, 90_000)), ("prompt", 200_000), ("stream", 200_000)]
 EACH = [each for number, each in enumerate(ALL) if number // 2 % 2 == number % 2]
-"""Every moment once, and both sizes alike often; the largest while the prompt is computed."""
+"""Every moment once, and both sizes equally often; the largest size during prefill."""
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """One of each; answers take most of a minute."""
+    """A cluster with one service of each kind, whose answers take most of a minute."""
     with LocalCluster(leaving_spec(), tmp_path_factory.mktemp("leaving-logs"), forked) as running:
         yield running
 

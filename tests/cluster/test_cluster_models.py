@@ -54,10 +54,10 @@ def complete(cluster: LocalCluster, **body: object) -> tuple[int, Any]:
 
 
 async def test_each_answers_as_it_does_alone(running):
-    """The built-in one as the reference, the checkpoint as transformers; at once, in turns."""
+    """The built-in model must match the reference, the checkpoint must match transformers; concurrent and in turns."""
     random_, reference = random.Random(7), Reference()
     asks: list[tuple[dict[str, object], list[int]]] = []
-    for case in filter(itemgetter("text"), GOLDEN["texts"]):  # an empty one is refused
+    for case in filter(itemgetter("text"), GOLDEN["texts"]):  # an empty text is refused
         prompt = tuple(text_tokens(random_, 100))
         tokens = reference.tokens(Ask(prompt, SamplingParams(max_tokens=12, ignore_eos=True)))
         asks.append(({"model": FIRST, "prompt": list(prompt), "max_tokens": 12}, tokens))
@@ -78,7 +78,7 @@ async def test_each_answers_as_it_does_alone(running):
 
 
 async def test_only_the_own_kv_is_reused(running):
-    """The same token ids mean another thing to another model."""
+    """Token ids of one model mean other text to another model."""
     prompt = text_tokens(random.Random(8), 300)
 
     async def cached(model: str) -> int:
@@ -138,13 +138,13 @@ def test_the_limits_are_the_models_own(running):
 
 
 def test_one_without_instances_does_not_take_the_other_away(running):
-    """Ready says that something is served, and names what is not."""
+    """Ready means that some model is served; the text names the models that are not."""
     try:
         running.services["decode-1"].kill()
         deadline = time.monotonic() + WAIT_S
         while "lacks" not in (said := ask(running, "GET", "/health/ready"))[1]:
             assert time.monotonic() < deadline, said
-            time.sleep(0.05)  # a poll with a deadline
+            time.sleep(0.05)
         status, page = said
         assert status == 200
         assert list(page["lacks"]) == [SECOND]
@@ -157,7 +157,7 @@ def test_one_without_instances_does_not_take_the_other_away(running):
     deadline = time.monotonic() + WAIT_S
     while "lacks" in ask(running, "GET", "/health/ready")[1]:
         assert time.monotonic() < deadline
-        time.sleep(0.05)  # as above
+        time.sleep(0.05)
     assert complete(running, model=SECOND, prompt="a", max_tokens=2)[0] == 200
 
 
@@ -170,8 +170,8 @@ def test_metrics_and_log_tell_them_apart(running):
                    for each, sign in ((Scrape(running, {"lb-0"}), 1), (before, -1)))  # fmt: skip
 
     deadline = time.monotonic() + WAIT_S
-    # Who has an answer may look before it is counted and noted.
+    # An answer may arrive before it is counted and logged.
     while more(SECOND) < 3 or f"model={SECOND}" not in running.services["lb-0"].log_path.read_text():
         assert time.monotonic() < deadline
-        time.sleep(0.02)  # a poll with a deadline
+        time.sleep(0.02)
     assert (more(FIRST), more(SECOND)) == (0, 3)

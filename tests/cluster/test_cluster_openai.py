@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def client(cluster):
-    import openai  # not above: every worker that collects this would import it, in half a second
+    import openai  # here, as importing it takes half a second in every worker that collects this file
 
     http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
     with openai.OpenAI(
@@ -58,7 +58,7 @@ def test_a_second_turn_reuses_the_first(client):
         asked = [*messages, {"role": "user", "content": question}]
         answer = client.chat.completions.create(model="pinyon-tiny", messages=asked, max_tokens=8, temperature=0)
         cached.append(answer.usage.prompt_tokens_details.cached_tokens)
-    # Where another instance is sooner done without it (the holder is busy, or just was), nothing is reused.
+    # Where another instance is sooner done without it (the holder is or was busy), nothing is reused.
     assert max(cached) > 0.5 * first.usage.prompt_tokens, cached
 
 
@@ -85,13 +85,13 @@ def test_stop_strings_end_the_text(client):
     ],
 )
 def test_bad_input_is_an_openai_error(client, change, status, word):
-    from openai import APIStatusError  # as above
+    from openai import APIStatusError
 
     with pytest.raises(APIStatusError) as caught:
         client.completions.create(**{"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1, **change})
     assert caught.value.status_code == status
     assert word in str(caught.value.body)
-    # and the suite lives on
+    # The suite still serves.
     assert client.completions.create(model="pinyon-tiny", prompt="a", max_tokens=1).choices
 
 

@@ -1,4 +1,4 @@
-"""Processes that serve under policies which only whoever started them named."""
+"""Processes that serve under policies from outside the suite, named in their arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = {
 
 
 def answered(cluster: LocalCluster) -> tuple[str, str]:
-    """How a completion ended, and the policy that placed it."""
+    """Returns how a completion ended, and the policy that placed it."""
     fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 6}
     headers = {"content-type": "application/json", "x-pinyon-report": "1"}
     request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)

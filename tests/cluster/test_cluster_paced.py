@@ -1,4 +1,4 @@
-"""A paced cluster with chosen policies: what ``./dev up --engine paced --eviction workload_aware ...`` starts."""
+"""A paced cluster with chosen policies, as ``./dev up --engine paced --eviction workload_aware ...`` starts it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHOSEN = {"placement": "least_loaded", "routing": "round_robin", "batching": "fc
 
 
 def complete(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
-    """Text, how it ended, policy."""
+    """Returns the text, the reason of its end, and the policy."""
     fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 12, "seed": number % 2}
     headers = {"content-type": "application/json", "x-pinyon-report": "1"}
     request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
@@ -35,7 +35,7 @@ def test_two_paced_instances_serve_with_the_chosen_policies(tmp_path):
     with LocalCluster(spec, tmp_path, forked) as cluster, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: complete(cluster, number), range(16)))
         assert {(end, policy) for _, end, policy in answers} == {("length", "least_loaded")}
-        # one text per seed, whichever instance gave it
+        # one text per seed, whichever instance generated it
         assert [text for text, *_ in answers] == [answers[number % 2][0] for number in range(16)]
         assert answers[0][0] != answers[1][0]
         scrape = Scrape(cluster)

@@ -17,7 +17,7 @@ import pytest
 from launch.process import ROOT
 
 WAIT_S = 180.0
-"""Five interpreters that import everything, on a machine that has other things to do."""
+"""Time for five interpreters to import everything on a busy machine."""
 SMALL = (
     "--prefill",
     "0",
@@ -38,7 +38,7 @@ SMALL = (
 
 @contextlib.contextmanager
 def suite() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """The command, and what it printed until it was up. It is ended in any case."""
+    """Yields the command and its output until it was up, and always ends it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "launch", "up", *SMALL],
         cwd=ROOT,
@@ -74,7 +74,7 @@ def read_until(descriptor: int, word: str, timeout_s: float) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids below ``pid``, from /proc."""
+    """Returns the process ids below ``pid``, from /proc."""
     found = []
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -96,10 +96,10 @@ def gone(pid: int) -> bool:
 
 
 def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
-    """Those of ``pids`` that are still there at the deadline."""
+    """Returns those of ``pids`` that are still there at the deadline."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)  # processes of others have no event for us
+        time.sleep(0.02)  # processes of others have no event to wait for
     return left
 
 

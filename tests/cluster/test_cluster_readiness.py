@@ -1,4 +1,4 @@
-"""A load balancer is ready when a request would be served now, and says what is missing when none would be."""
+"""A load balancer is ready when a request would be served now, and otherwise says what is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def running(tmp_path) -> Iterator[LocalCluster]:
 
 
 def ready(cluster: LocalCluster) -> tuple[int, str]:
-    """Status and text of ``/health/ready``."""
+    """Returns the status and text of ``/health/ready``."""
     connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
     try:
         connection.request("GET", "/health/ready")
@@ -36,7 +36,7 @@ def ready(cluster: LocalCluster) -> tuple[int, str]:
 
 
 def generate(cluster: LocalCluster) -> tuple[int, str]:
-    """Status of a completion, and what was said if it is none."""
+    """Returns the status of a completion, and the text of an error."""
     connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
     try:
         body = json.dumps({"model": "pinyon-tiny", "prompt": "The jay", "max_tokens": 4})
@@ -49,7 +49,7 @@ def generate(cluster: LocalCluster) -> tuple[int, str]:
 
 
 def health(cluster: LocalCluster) -> set[int]:
-    """What the gRPC health service says of the whole and of the front door."""
+    """Returns the states that the gRPC health service reports for the whole service and for the front door."""
     with cluster.access.channel(cluster.services["lb-0"]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         names = ("", "pinyon.api.lb.v1.LbService")
@@ -57,11 +57,11 @@ def health(cluster: LocalCluster) -> set[int]:
 
 
 def wait_ready(cluster: LocalCluster, status: int) -> str:
-    """Until HTTP says so, and then gRPC; returns the text."""
+    """Waits until HTTP and then gRPC report the status; returns the text."""
     deadline = time.monotonic() + WAIT_S
     while (said := ready(cluster))[0] != status or health(cluster) != {SERVING if status == 200 else NOT_SERVING}:
         assert time.monotonic() < deadline, said
-        time.sleep(0.05)  # a poll with a deadline
+        time.sleep(0.05)
     return said[1]
 
 
@@ -69,20 +69,20 @@ def wait_metric(cluster: LocalCluster, name: str, value: float) -> None:
     deadline = time.monotonic() + WAIT_S
     while Scrape(cluster).total(name) != value:
         assert time.monotonic() < deadline
-        time.sleep(0.05)  # as above
+        time.sleep(0.05)
 
 
 def test_without_a_conductor_the_instances_are_asked(running):
     wait_ready(running, 200)
     assert health(running) == {SERVING}
-    wait_metric(running, "pinyon_lb_instances", 3)  # whom it does not know when the conductor goes it never learns of
+    wait_metric(running, "pinyon_lb_instances", 3)  # without a conductor it learns of no further instance
     running.services["conductor"].kill()
     wait_metric(running, "pinyon_lb_conductor_connected", 0)
-    # Two rounds of asking: whoever lives is not taken for dead.
+    # Two rounds of probes: a live instance is not taken for dead.
     until = time.monotonic() + 3.0
     while time.monotonic() < until:
         assert generate(running) == (200, "")
-    wait_ready(running, 200)  # one that had no time to answer is heard at the next round
+    wait_ready(running, 200)  # an instance that had no time to answer is heard in the next round
     running.services["decode-0"].kill()
     assert generate(running) == (200, ""), "one is left"
     wait_ready(running, 200)
@@ -95,7 +95,7 @@ def test_without_a_conductor_the_instances_are_asked(running):
     deadline = time.monotonic() + WAIT_S
     while "No instance of pinyon-tiny is available" not in ready(running)[1]:
         assert time.monotonic() < deadline
-        time.sleep(0.05)  # as above
+        time.sleep(0.05)
     for name in ("conductor", "prefill-0", "decode-1"):
         running.restart(name)
     wait_ready(running, 200)

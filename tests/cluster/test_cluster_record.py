@@ -1,4 +1,4 @@
-"""Chats through the OpenAI API, recorded as a trace: it says what they share, and nothing of what was said."""
+"""Chats through the OpenAI API, recorded as a trace: it has what they share, and nothing of their text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_chats_as_a_trace(cluster: Any, tmp_path: Path) -> None:
     try:
         while "records a trace" not in lb.log_path.read_text():
             assert recording.poll() is None, recording.stderr and recording.stderr.read()
-            time.sleep(0.02)  # a poll: the command gives up by itself after a while
+            time.sleep(0.02)  # the command gives up by itself after a while
         chats: dict[str, list[dict[str, str]]] = {
             user: [{"role": "system", "content": "You know herons and magpies. " * 4}] for user in USERS
         }
@@ -81,7 +81,7 @@ def test_chats_as_a_trace(cluster: Any, tmp_path: Path) -> None:
     assert [row.category for row in rows] == [f"chat/{turn}" for turn in (1, 2, 3) for _ in USERS]
     assert [row.parent for row in rows] == ["", "", "", *(rows[at].chat for at in range(6))]
 
-    # The ideal hit ratio, of the prompts themselves: which of their beginnings came before.
+    # The ideal hit ratio of the prompts: the share of their beginnings that came before.
     seen: set[bytes] = set()
     hits = []
     for _, tokens, _ in asked:

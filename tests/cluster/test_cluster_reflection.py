@@ -1,5 +1,4 @@
-"""What grpcurl does: a client that knows no proto file lists, describes and calls the conductor by reflection, by its
-present version and by the one before."""
+"""A client like grpcurl, without proto files: it lists, describes and calls the conductor, in both versions."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ class Reflector:
 
     def __init__(self, channel: grpc.Channel, version: str) -> None:
         self._channel = channel
-        # The versions' messages are the same on the wire.
+        # Both versions have the same messages on the wire.
         self._info = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -123,7 +122,7 @@ def test_bad_input_names_the_field(reflector, request_, code, word):
     deadline = time.monotonic() + 60
     while reflector.call(SERVICE, "ListInstances", {}).get("incomplete"):  # until then any refusal is UNAVAILABLE
         assert time.monotonic() < deadline
-        time.sleep(0.02)  # a poll with a deadline: nothing announces it to people
+        time.sleep(0.02)
     with pytest.raises(grpc.RpcError) as caught:
         reflector.call(SERVICE, "Schedule", request_)
     assert caught.value.code() is code

@@ -1,4 +1,4 @@
-"""``pinyon replay``: what a trace says is sent, at its times, and told as ``pinyon simulate`` tells it."""
+"""``pinyon replay`` sends a trace's requests at their times, and reports as ``pinyon simulate`` does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(path: Path, rows: list[dict[str, object]]) -> str:
 def replayed(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], trace: str, rows: Path, *more: str, status: int = 0
 ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    """What it says, of each request, and what it says to people."""
+    """Returns the command's report, its rows of requests, and its text for people."""
     folder = cluster.access.admin
     asked = ["replay", trace, "--lb", cluster.services["lb-0"].endpoints["grpc"], "--warm-up", "0", "--json"]
     asked += ["--tls-dir", str(folder)] if folder else []
@@ -52,10 +52,10 @@ def replayed(
 def test_prompts_share_and_turns_go_on(
     running: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same hits as simulated: of the second turn the answer as well, whose last token nobody computed."""
+    """The hits equal the simulated ones: the second turn reuses the answer, too, but for its last, uncomputed token."""
     rows = [
         turn("a", "", 0.0, 70, 40, [1, 2, 3, 4, 5]),
-        turn("x", "", 2.0, 64, 5, [1, 2, 30, 31]),  # the one before is long over
+        turn("x", "", 2.0, 64, 5, [1, 2, 30, 31]),  # the one before ended long ago
         turn("b", "a", 2.1, 150, 9, [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]),
         turn("y", "", 5.0, 150, 9, [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]),
         turn("c", "b", 5.5, 40, 9, [1, 2, 40]),

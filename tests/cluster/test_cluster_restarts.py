@@ -1,4 +1,4 @@
-"""``python -m launch up`` starts again what dies, says so, and gives up on what does not live."""
+"""``python -m launch up`` restarts services that die, says so, and gives up on those that die again and again."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def generate(address: str) -> int:
 
 
 def pids(text: str) -> dict[str, int]:
-    """Of the services, from the table that was printed."""
+    """Returns the process ids of the services, from the table that was printed."""
     return {name: int(pid) for name, pid in re.findall(r"│ ([a-z]+(?:-[0-9]+)?) +│ ([0-9]+) ", text)}
 
 
 def redis_of(pid: int) -> int:
-    """The Redis among the children of the suite."""
+    """Returns the process id of the suite's Redis."""
     names: dict[int, str] = {}
     for each in children(pid):
         with contextlib.suppress(OSError):  # it has ended
@@ -84,12 +84,12 @@ def test_what_is_killed_is_started_again_and_serves():
 
 
 def test_what_does_not_live_is_given_up(tmp_path):
-    """By a clock that leaves the pauses out. It is a process that dies by itself, and says why."""
+    """A service that dies by itself and says why, under a clock that leaves the pauses out."""
     said: list[str] = []
     spec = cluster_spec(prefill=0, decode=0, mixed=1, stores=0)
     with LocalCluster(spec, tmp_path, forked) as cluster:
         dying = cluster.services["lb-0"]
-        dying.arguments += ["--queue-limit", "-1"]  # which it refuses at its start
+        dying.arguments += ["--queue-limit", "-1"]  # the service refuses this at its start
         supervisor = Supervisor(cluster, said.append, lambda: False, 0.0)
         started_s = time.monotonic()
         dying.kill()
@@ -147,7 +147,7 @@ def test_two_load_balancers_both_serve(tmp_path, free_ports):
 
 
 def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
-    """While it is dead, a client's connection may have got its port from the system."""
+    """The system may give a dead instance's port to a client's connection."""
     spec = ClusterSpec(prefill=0, decode=0, mixed=1, stores=0, http_port=0, lb_port=0)
     with LocalCluster(spec, tmp_path, forked) as cluster:
         service = cluster.services["mixed-0"]
@@ -161,7 +161,7 @@ def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
 
 
 def test_ports_that_are_found_by_address_stay_while_one_is_dead(tmp_path):
-    """Nobody is told where else a conductor or a load balancer would be."""
+    """Other processes would never learn a new address of a conductor or a load balancer."""
     with LocalCluster(cluster_spec(prefill=0, decode=0, mixed=1, stores=0), tmp_path, forked) as cluster:
         for who in ("conductor", "lb-0"):
             service = cluster.services[who]
@@ -171,7 +171,7 @@ def test_ports_that_are_found_by_address_stay_while_one_is_dead(tmp_path):
             service.kill()
             for address in before.values():
                 with socket.socket() as other, pytest.raises(OSError, match="in use"):
-                    other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # as the system looks for a free one
+                    other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # as a search for a free port does
             cluster.restart(who)
             assert before.items() <= service.endpoints.items()
 

@@ -1,4 +1,4 @@
-"""Who reuses whose KV: requests with another salt do not, and what must not be stored is found by nobody."""
+"""The sharing of KV: a request with another salt reuses none, and what must not be stored is never found."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def prompt() -> str:
-    """Nobody has asked it before."""
+    """A prompt that is used only once."""
     return f"{next(_numbers)} {TEXT}"
 
 
 @pytest.fixture
 def cached(cluster):
-    """Asks, and returns how many tokens were reused."""
-    import openai  # not above: every worker that collects this would import it, in half a second
+    """A function that sends a prompt and returns how many tokens were reused."""
+    import openai  # here, as importing it takes half a second in every worker that collects this file
 
     http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
     with openai.OpenAI(
@@ -34,7 +34,7 @@ def cached(cluster):
             answer = await asyncio.to_thread(
                 client.completions.create, **values, extra_headers=headers, extra_body=fields
             )
-            await wait_idle(cluster)  # what it left is known to the conductor
+            await wait_idle(cluster)  # by then the conductor knows the blocks that it left
             return answer.usage.prompt_tokens_details.cached_tokens
 
         yield ask
@@ -42,7 +42,7 @@ def cached(cluster):
 
 @pytest.fixture
 def found(cached):
-    """Whether what is there is reused: where another instance is sooner done without it, it is not, so several ask."""
+    """A function that asks several times whether a prompt is reused: another instance may be sooner done without it."""
 
     async def ask(prompt: str, headers: dict[str, str] | None = None, **fields: object) -> bool:
         for _ in range(5):

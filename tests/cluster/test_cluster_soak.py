@@ -1,7 +1,7 @@
-"""A thousand requests, each with a prompt of its own: no process grows with them.
+"""A thousand requests, each with its own prompt: no process grows with them.
 
-The short version of ``./dev soak``, which holds 20,000 requests against one per cent. In so few, caches and tables that
-are bounded still fill: what is asked here is that nothing of the size of a prompt stays behind for each.
+The short version of ``./dev soak``, which holds 20,000 requests against one per cent. With so few, bounded caches and
+tables still fill, so the test only checks that nothing of a prompt's size stays per request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SEED = "2000"
 REQUESTS = usually(1_000, long=2_000)
 SIZES_BYTES = (200, 800)
 BYTES_PER_REQUEST = 6_144
-"""The load balancer's tables take 3 MB while they fill, which they have after 1,500 requests."""
+"""The load balancer's tables take 3 MB while they fill, which lasts for 1,500 requests."""
 
 
 async def test_no_process_grows_with_the_requests_it_served(tmp_path):

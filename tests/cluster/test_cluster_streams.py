@@ -1,5 +1,4 @@
-"""Thousands of clients on one load balancer: processes as they are started by default, with an engine that costs
-nothing."""
+"""Thousands of clients on one load balancer, with processes as started by default and an engine that costs nothing."""
 
 from __future__ import annotations
 

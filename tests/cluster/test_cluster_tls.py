@@ -1,4 +1,4 @@
-"""A cluster with TLS: it serves as without, and nobody gets in who does not belong."""
+"""A cluster with TLS: it serves as without TLS, and refuses callers without the right certificate."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, keys_file: Path, certs: Pa
 
 @pytest.fixture(scope="module")
 def authority(secured: LocalCluster, certs: Path) -> TestAuthority:
-    """The cluster's own."""
+    """The cluster's own authority."""
     return TestAuthority(certs)
 
 
@@ -84,7 +84,7 @@ def test_the_printed_line_lists_the_instances(secured: LocalCluster) -> None:
 
 
 def channel_as(folder: Path | None, service: ServiceProcess, endpoint: str = "grpc") -> grpc.Channel:
-    """With the files in ``folder``; None: plain."""
+    """Returns a channel with the certificates in ``folder``; None: without TLS."""
     address = service.endpoints[endpoint]
     if folder is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -101,7 +101,7 @@ def status_of(call: object) -> grpc.StatusCode:
 
 
 def client_of(cluster: LocalCluster, key: str = FIRST_KEY) -> object:
-    import openai  # not above: every worker that collects this would import it, in half a second
+    import openai  # here, as importing it takes half a second in every worker that collects this file
 
     http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context())
     return openai.OpenAI(base_url=f"{cluster.http}/v1", api_key=key, max_retries=0, timeout=WAIT_S, http_client=http)
@@ -138,7 +138,7 @@ async def test_tokens_are_exact_and_reused_and_nothing_goes_by_shm(secured: Loca
 
 
 class WithKey:
-    """The load balancer's stub for somebody with an API key."""
+    """The load balancer's stub for a caller with an API key."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = lb_pb2_grpc.LbServiceStub(channel)
@@ -166,7 +166,7 @@ def test_strangers_get_into_no_service(
         shutil.copy(certs / "ca" / "ca.crt", folder / "ca.crt")
 
     for service in secured.services.values():
-        # The load balancer's own port is for people's programs: they have API keys, and need no certificate.
+        # The load balancer's own port is for users' programs: they have API keys, and need no certificate.
         endpoint = "admin" if service.name.startswith("lb") else "grpc"
         with channel_as(folder, service, endpoint) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
@@ -210,7 +210,7 @@ def test_another_roles_certificate_opens_nothing(
 
 
 def read(answer: object) -> None:
-    """A stream's status comes with its end."""
+    """Reads a stream to its end, where its status arrives."""
     if hasattr(answer, "__iter__"):
         list(answer)
 
@@ -254,7 +254,7 @@ def listed(cluster: LocalCluster) -> list[conductor_pb2.Instance]:
 
 
 def shown(service: ServiceProcess, endpoint: str, folder: Path) -> int:
-    """The serial number of the certificate that a server shows."""
+    """Returns the serial number of the server's certificate."""
     context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     context.check_hostname = False
@@ -268,7 +268,7 @@ def shown(service: ServiceProcess, endpoint: str, folder: Path) -> int:
 
 
 def until(what: str, true: Callable[[], bool]) -> None:
-    """Poll: files are looked at every two seconds, and that has no event for outsiders."""
+    """Polls until the condition is true: services check files every two seconds, without an event for outsiders."""
     deadline = time.monotonic() + WAIT_S
     while not true():
         assert time.monotonic() < deadline, f"not in time: {what}"
@@ -296,7 +296,7 @@ def test_certificates_are_renewed_without_a_restart(
 
 
 def test_api_keys_are_renewed_without_a_restart(secured: LocalCluster, keys_file: Path) -> None:
-    from openai import AuthenticationError  # as above
+    from openai import AuthenticationError
 
     def accepted(key: str) -> bool:
         with client_of(secured, key) as client:
@@ -366,7 +366,7 @@ def test_an_admin_changes_what_runs_and_nobody_else(
         ("conductor", conductor.endpoints["grpc"], ["placement=nonsense"], "no placement policy 'nonsense'"),
         ("worker", worker.endpoints["grpc"], ["service_order=fifo"], "needs a restart"),
         ("kvstore", store.endpoints["grpc"], ["eviction=nonsense"], "known: lru, workload_aware"),
-        ("lb", lb.endpoints["grpc"], [], "at its --admin-listen"),  # the port of people's programs
+        ("lb", lb.endpoints["grpc"], [], "at its --admin-listen"),  # the port of users' programs
     ):
         assert admin(role, address, *changes) == 1
         assert said in capsys.readouterr().err

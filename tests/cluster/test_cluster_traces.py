@@ -30,11 +30,11 @@ class Span(NamedTuple):
     parent: bytes
     name: str
     request_class: dict[str, str]
-    """Its attributes ``class.*``, in a form that compares."""
+    """The span's attributes ``class.*``, in a form that compares."""
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP endpoint that keeps what it is sent."""
+    """An OTLP endpoint that keeps the spans it receives."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -55,7 +55,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait_for(self, look: Callable[[dict[bytes, set[str]]], Any]) -> Any:
-        """What ``look`` finds in the hops by trace, as soon as it finds something. A worker's hop is its role."""
+        """Returns the first true result of ``look`` for the hops of each trace. A worker's hop is its role."""
         deadline = time.monotonic() + 60
         with self.changed:
             while True:
@@ -92,8 +92,8 @@ def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
             sampling=common_pb2.SamplingParams(max_tokens=4),
             labels=lb_pb2.RequestLabels(kind="file", turn=3, session="s-1", user="anna", priority=-2),
         )
-        # The first run computes the prompt and stores it. With its prefill instance gone, and the other one empty,
-        # a later run has to read from the store.
+        # The first run computes the prompt and stores it. With its prefill instance killed, and the other one empty, a
+        # later run must read from the store.
         assert list(stub.Generate(request, timeout=90))
         collector.wait_for(lambda hops: any("prefill" in found for found in hops.values()))
         holder = next(span.instance for span in collector.spans if span.instance.startswith("prefill-"))
@@ -106,7 +106,7 @@ def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
     roots = [span for span in spans if span.parent not in ids]
     assert len(roots) == 1, f"not one tree: {[(span.instance, span.name) for span in roots]}"
     assert roots[0].service == "pinyon-lb"
-    # every hop was told the same class: load balancer, conductor, decode, prefill, store
+    # Every hop got the same class: load balancer, conductor, decode, prefill, store.
     said = roots[0].request_class
     assert len(said) == len(fields(RequestClass)) - 1, "all but the cache salt"
     assert all(text in said[name] for name, text in {
@@ -117,10 +117,10 @@ def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
 
 
 def wait_stored(cluster: LocalCluster) -> None:
-    """Until the background puts are through."""
+    """Waits until the background puts have ended."""
     deadline = time.monotonic() + 60
     while not Scrape(cluster).total("pinyon_kvstore_objects") or Scrape(cluster).total(
         "pinyon_worker_store_queue_blocks"
     ):
         assert time.monotonic() < deadline, "nothing was stored"
-        time.sleep(0.02)  # metrics have no event
+        time.sleep(0.02)  # metrics have no event to wait for

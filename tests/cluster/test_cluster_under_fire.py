@@ -1,7 +1,7 @@
-"""Requests keep coming while services are killed, frozen and told to go: none fails but what had its only copy there.
+"""Services are killed, frozen and told to end: no request fails but those that only the victim could finish.
 
-The short version of ``./dev chaos faults``, which also measures how long things take (docs/faults.md); here nothing
-depends on how fast the machine is. What went wrong is explained in the folder that the failure names.
+The short version of ``./dev chaos faults``, which also measures times (docs/faults.md); here nothing depends on the
+machine's speed. The folder that a failure names has the evidence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STRIKES = {
 
 
 def calmer(configuration: Configuration) -> Configuration:
-    """Fewer requests, or answers to compare with, of a smaller model: every client asks at a fault and at its end."""
+    """Returns it with fewer requests, or answers of a smaller model: each client still asks at a fault and its end."""
     if configuration.name == "exact":
         return replace(configuration, jobs=functools.partial(ExactJobs, count=10, card=small_card()))
     clients = tuple(replace(each, period_s=usually(3, long=2) * each.period_s) for each in configuration.clients)

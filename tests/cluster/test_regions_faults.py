@@ -1,4 +1,4 @@
-"""Three regions under load, and what goes wrong in one of them: nothing hangs, and every answer is the right one."""
+"""Three regions under load with faults in one of them: nothing hangs, and every answer is right."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_frozen_load_balancer_is_left_behind(regions: LocalRegions) -> None:
 
 
 def test_a_region_that_is_cut_off(regions: LocalRegions) -> None:
-    """All of its processes stand still: no answer comes from there, and no connection is closed."""
+    """The region's processes are stopped: it gives no answer and closes no connection."""
     with Load(regions) as load:
         taken_by(regions, "ap")
         for service in regions.clusters["ap"].services.values():
@@ -76,7 +76,7 @@ def test_an_instance_killed_in_mid_stream(regions: LocalRegions) -> None:
         assert load.more()["us"] == 0
         regions.clusters["us"].restart("mixed-0")
         taken_by(regions, "us")
-        load.check()  # of those that it had begun, too
+        load.check()  # also of the requests that it had begun
 
 
 def test_law_holds_whatever_fails(tmp_path: Path) -> None:

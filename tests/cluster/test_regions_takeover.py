@@ -1,4 +1,4 @@
-"""The load balancer of a region is killed and stays away: its instances serve on through another region's."""
+"""The load balancer of a region is killed and stays away: another region's load balancer serves its instances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.forks import forked
 from tests.long import usually
 
 PATIENCE = ("--silence-s", "60", "--probe-timeout-s", "30", "--lease-s", "60")
-"""Who is killed is found out by its session and its port; nobody is by being slow."""
+"""Limits so long that only closed sessions and ports reveal a dead load balancer, never slowness."""
 
 
 def adopters(regions: LocalRegions) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool)
             taken_by(regions, "eu")
             assert regions.controller is not None
             controller = regions.controller.services["controller"]
-            controller.signal(signal.SIGKILL)  # what was told last goes on to count
+            controller.signal(signal.SIGKILL)  # what the controller said last stays in force
             controller.wait(10)
             load.more()
             taken_by(regions, "eu")

@@ -1,4 +1,4 @@
-"""Regions with TLS between them: who forwards has the certificate of a load balancer."""
+"""Regions with TLS between them: a region that forwards has the certificate of a load balancer."""
 
 from __future__ import annotations
 

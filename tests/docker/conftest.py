@@ -11,7 +11,7 @@ from tests.docker.containers import ContainerSuite, NoContainers
 
 @pytest.fixture(scope="session")
 def suite() -> Iterator[ContainerSuite]:
-    """All containers healthy. A test leaves it as it found it."""
+    """The running suite with all containers healthy. A test leaves it as it found it."""
     try:
         running = ContainerSuite()
     except NoContainers as reason:
@@ -28,7 +28,7 @@ def suite() -> Iterator[ContainerSuite]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A failed test shows what the containers logged."""
+    """Adds the containers' logs to the report of a failed test."""
     report = yield
     running = item.funcargs.get("suite")
     if call.when == "call" and report.failed and running is not None:

@@ -1,7 +1,6 @@
-"""The suite as containers, for the tests: builds the image, brings ``deploy/compose.yaml`` up, watches, takes it down.
+"""The suite as containers, for the tests: builds the image, starts ``deploy/compose.yaml``, watches and stops it.
 
-Docker has no event that a test could wait for across all engines and compose versions, so waiting is polling, always
-with a deadline.
+Docker has no event for this across all engines and compose versions, so waits poll, always with a deadline.
 """
 
 from __future__ import annotations
@@ -34,26 +33,25 @@ SERVICES = ("redis", "conductor", "kvstore", "prefill-1", "prefill-2", "decode-1
 REGISTERED = frozenset({"kvstore", "prefill-1", "prefill-2", "decode-1", "decode-2"})
 
 WAIT_S = 300.0
-"""Longest wait for anything but the build: it only ends what hangs."""
+"""The longest wait for anything but the build; it only ends what hangs."""
 BUILD_S = 900.0
 
 PIDS = Path("/proc/self/ns/pid")
 _HERE = f"{socket.gethostname()} {PIDS.stat().st_ino if PIDS.exists() else ''}"
 OURS = f"pinyontest_{zlib.crc32(_HERE.encode()):08x}_"
-"""What projects of this machine's test runs begin with, where processes have the same numbers; that of the process that
-made one comes next."""
+"""The prefix of compose projects of test runs in this process namespace; the process id of the run follows."""
 
 Value = TypeVar("Value")
 
 
 class NoContainers(Exception):
-    """This machine cannot run the suite as containers; the message says why."""
+    """The error when this machine cannot run the suite as containers; the message says why."""
 
 
 def run(
     *command: str, timeout_s: float, env: dict[str, str] | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """A command from the repository root; on failure an error with all it said."""
+    """Runs a command from the repository root; on failure raises an error with all its output."""
     try:
         result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -64,18 +62,18 @@ def run(
 
 
 def until(what: str, look: Callable[[], Value | None], timeout_s: float) -> Value:
-    """What ``look`` returns once it returns something; fails at the deadline."""
+    """Returns the first true value of ``look``; fails at the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = look()
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.25)  # a poll with a deadline
+        time.sleep(0.25)  # polls until the deadline
 
 
 def find_compose() -> tuple[str, ...]:
-    """The compose command of this machine. Raises :class:`NoContainers` without one, or without an engine."""
+    """Returns the compose command of this machine. Raises :class:`NoContainers` without one, or without an engine."""
     if shutil.which("docker") is None:
         raise NoContainers("no docker command (tools/docker_engine.sh installs one)")
     if run("docker", "version", timeout_s=WAIT_S, check=False).returncode != 0:
@@ -88,13 +86,13 @@ def find_compose() -> tuple[str, ...]:
 
 
 def find_base() -> dict[str, str]:
-    """Settings of the build: the local base image and its wheels, else the public ones if a registry answers."""
+    """Returns settings of the build: the local base image and wheels, else public ones if a registry answers."""
     name = run("sh", "tools/docker_base.sh", "--name", timeout_s=WAIT_S).stdout.strip()
     if run("docker", "image", "inspect", name, timeout_s=WAIT_S, check=False).returncode == 0:
-        # Compiling takes two minutes of a processor: only where somebody made the image for it.
+        # Compiling takes two processor minutes, so it happens only where the compiler's image was made.
         compiler = run("docker", "image", "inspect", f"{name}-cc", timeout_s=WAIT_S, check=False).returncode == 0
         script = ["tools/docker_base.sh", *(["--builder"] if compiler else [])]
-        made = run("sh", *script, timeout_s=BUILD_S, check=False)  # the wheels, if the lock is another
+        made = run("sh", *script, timeout_s=BUILD_S, check=False)  # makes the wheels anew if the lock changed
         if made.returncode == 0:
             builder = f"{name}-cc" if compiler else name
             return {"PINYON_BASE_IMAGE": name, "PINYON_BUILDER_IMAGE": builder, "PINYON_WHEELS": "deploy/wheels"}
@@ -112,7 +110,7 @@ def find_base() -> dict[str, str]:
 
 
 class ContainerSuite:
-    """One compose project with a name of its own. :meth:`down` in any case."""
+    """One compose project with a name of its own. Callers always call :meth:`down`."""
 
     def __init__(self) -> None:
         self._compose = find_compose()
@@ -130,7 +128,7 @@ class ContainerSuite:
         self._tls = tempfile.TemporaryDirectory(prefix="pinyon-test-tls-")
 
     def compose(self, *arguments: str, timeout_s: float = WAIT_S, check: bool = True, project: str = "") -> str:
-        """Output of a compose command on this project, or another one."""
+        """Returns the output of a compose command on this project, or on another one."""
         files = ("-f", "deploy/compose.yaml", "-f", "deploy/compose.test.yaml")
         command = (*self._compose, "-p", project or self._project, *files, *arguments)
         return run(*command, timeout_s=timeout_s, env=self._env, check=check).stdout
@@ -138,7 +136,7 @@ class ContainerSuite:
     # -- life
 
     def up(self) -> None:
-        """Build, start, and wait until every container is healthy and the conductor lists every instance."""
+        """Builds and starts the suite; waits until all containers are healthy and the conductor lists all instances."""
         self._sweep()
         begun = time.monotonic()
         self.compose("build", timeout_s=BUILD_S)
@@ -150,14 +148,13 @@ class ContainerSuite:
         self.seconds["healthy"] = time.monotonic() - begun
 
     def down(self) -> None:
-        """Remove everything of this project."""
         self._tls.cleanup()
         self.compose("down", "-v", "--remove-orphans", "-t", "5", timeout_s=WAIT_S)
 
     def _sweep(self) -> None:
-        """Remove what test runs left that were killed: the engine starts their containers again and again."""
+        """Removes what killed test runs left, since the engine restarts their containers forever."""
         if not PIDS.exists():
-            return  # nobody can tell here whose process lives
+            return  # without process ids nobody can tell which runs still live
         project = '{{.Label "com.docker.compose.project"}}'
         for name in set(run("docker", "ps", "-a", "--format", project, timeout_s=WAIT_S).stdout.split()):
             pid = name.removeprefix(OURS).partition("_")[0]
@@ -167,7 +164,7 @@ class ContainerSuite:
     # -- looking
 
     def container(self, service: str) -> str:
-        """Id of the container of a service, running or not."""
+        """Returns the id of a service's container, running or not."""
         label = ("--filter", f"label=com.docker.compose.project={self._project}")
         only = ("--filter", f"label=com.docker.compose.service={service}")
         listed = run("docker", "ps", "-a", "-q", *label, *only, timeout_s=WAIT_S).stdout.split()
@@ -179,12 +176,12 @@ class ContainerSuite:
         return described[0]
 
     def health(self, service: str) -> str:
-        """starting, healthy, unhealthy; or exited and the like."""
+        """Returns starting, healthy or unhealthy; or exited and the like."""
         state = self.inspect(service)["State"]
         return state["Health"]["Status"] if state["Status"] == "running" else state["Status"]
 
     def wait_healthy(self, timeout_s: float, services: Sequence[str] = SERVICES) -> None:
-        """Until all are healthy. One that keeps ending fails at the deadline with its log in the report."""
+        """Waits until all are healthy. At the deadline it fails, with the log of unhealthy containers in the report."""
         of_ours = ("--filter", f"label=com.docker.compose.project={self._project}", "--filter", "health=healthy")
         names = ("--format", '{{.Label "com.docker.compose.service"}}')
 
@@ -197,7 +194,7 @@ class ContainerSuite:
             raise AssertionError(f"{error}\n{self._unhealthy(services)}") from None
 
     def _unhealthy(self, services: Sequence[str]) -> str:
-        """What Docker says of those that are not healthy, the last probes with it."""
+        """Returns Docker's state of the containers that are not healthy, with their last probes."""
         states = {service: self.inspect(service)["State"] for service in services}
         return "\n".join(
             f"{service}: {json.dumps(state)}"
@@ -206,12 +203,12 @@ class ContainerSuite:
         )
 
     def published(self, service: str, port: int) -> str:
-        """``host:port`` on this machine of a container's port."""
+        """Returns ``host:port`` on this machine of a container's port."""
         (binding,) = self.inspect(service)["NetworkSettings"]["Ports"][f"{port}/tcp"]
         return f"{binding['HostIp']}:{binding['HostPort']}"
 
     def files(self, service: str) -> Path:
-        """A folder with the service's TLS files."""
+        """Returns a folder with the service's TLS files."""
         folder = Path(self._tls.name) / service
         if not folder.exists():
             read = {
@@ -224,14 +221,14 @@ class ContainerSuite:
         return folder
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For HTTP clients of the load balancer."""
+        """Returns the context for HTTP clients of the load balancer."""
         return ssl.create_default_context(cafile=str(self.files("lb") / "ca.crt"))
 
     def logs(self) -> str:
         return self.compose("logs", "--no-color", "--tail", "60", check=False)
 
     def instances(self) -> dict[str, conductor_pb2.Instance]:
-        """What the conductor lists, asked through its published port with the load balancer's certificate."""
+        """Returns the conductor's instances, asked through its published port with the load balancer's certificate."""
         credentials = client_credentials(self.files("lb"))
         options = tls_options(peer_name(CONDUCTOR, "conductor"))
         with grpc.secure_channel(self.published("conductor", 7000), credentials, options=options) as channel:
@@ -239,11 +236,11 @@ class ContainerSuite:
             try:
                 reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=10, wait_for_ready=True)
             except grpc.RpcError:
-                return {}  # it starts, or ends, just now
+                return {}  # the conductor is starting or ending
         return {instance.info.instance_id: instance for instance in reply.instances}
 
     def wait_listed(self, names: frozenset[str], timeout_s: float) -> dict[str, conductor_pb2.Instance]:
-        """Until the conductor lists exactly these."""
+        """Waits until the conductor lists exactly these instances; returns them."""
         return until(
             f"the conductor lists exactly {sorted(names)}",
             lambda: listed if (listed := self.instances()).keys() == names else None,

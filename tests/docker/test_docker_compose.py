@@ -1,4 +1,4 @@
-"""``deploy/compose.yaml`` for real: the image built, eight containers, requests through the published port, losses."""
+"""Tests of ``deploy/compose.yaml``: the built image, eight containers, requests through the published port, losses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECODE = ("decode-1", "decode-2")
 
 @pytest.fixture
 def client(suite):
-    from openai import DefaultHttpxClient, OpenAI  # not above: every worker that collects this would import it
+    from openai import DefaultHttpxClient, OpenAI  # here, so that collecting this file does not import it
 
     address = suite.published("lb", 8000)
     http = DefaultHttpxClient(verify=suite.ssl_context())
@@ -31,13 +31,13 @@ def client(suite):
 
 
 def complete(client, prompt, tokens=16):
-    """Text and usage, greedy."""
+    """Returns the text and usage of a greedy completion."""
     answer = client.completions.create(model="pinyon-tiny", prompt=prompt, max_tokens=tokens, temperature=0)
     return answer.choices[0].text, answer.usage
 
 
 def metric(suite, name):
-    """A value from the load balancer's own /metrics, through the published port."""
+    """Returns a value from the load balancer's own /metrics, through the published port."""
     address, trust = suite.published("lb", 8000), suite.ssl_context()
     with urllib.request.urlopen(f"https://{address}/metrics", timeout=WAIT_S, context=trust) as reply:
         lines = reply.read().decode().splitlines()
@@ -71,7 +71,7 @@ def test_requests_through_the_published_port(client):
     )
     assert len(parts) > 2
     assert "".join(part.choices[0].text for part in parts if part.choices) == text
-    # The second one found the first one's KV: bytes of KV moved between containers, or stayed where they were.
+    # The second request found the KV of the first, whether it was moved between containers or stayed.
     assert parts[-1].usage.prompt_tokens_details.cached_tokens > 0
 
 
@@ -90,7 +90,7 @@ def test_the_conductor_lists_every_instance(suite):
 
 
 def test_a_stranger_gets_in_nowhere(suite):
-    """From another container of the network, and through the published ports, without a certificate."""
+    """Access without a certificate, from another container of the network and through the published ports."""
     probe = ("python", "-m", "pinyon.runtime.healthcheck")
     for address in ("conductor:7000", "kvstore:7100", "prefill-1:7200", "decode-1:7200", "http://lb:8000/health"):
         said = run("docker", "exec", suite.container("lb"), *probe, address, timeout_s=WAIT_S, check=False)
@@ -120,7 +120,7 @@ def test_images_hold_what_serves_only(suite):
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_containers_may_do_nothing_they_need_not(suite, service):
-    # init and the service; not all of /proc, where the start of a health probe is root for a moment
+    # Only init and the service: elsewhere in /proc, a starting health probe is root for a moment.
     ids = "for p in 1 $(cat /proc/1/task/1/children); do grep -e ^Uid: -e ^Gid: -e ^CapEff: /proc/$p/status; done"
     said = run("docker", "exec", suite.container(service), "sh", "-c", ids, timeout_s=WAIT_S).stdout
     lines = [line.split() for line in said.splitlines()]
@@ -137,7 +137,7 @@ def test_containers_may_do_nothing_they_need_not(suite, service):
 
 
 def test_a_killed_decode_container_costs_no_request(suite, client):
-    """Streams are under way on it: all go on elsewhere, with the very tokens they would have had."""
+    """Streams are under way on the killed container; all continue elsewhere with exactly the same tokens."""
     prompts = [f"Tale {index} of the pinyon jay and the pines. " * 3 for index in range(6)]
     tokens = 300
     resumed = metric(suite, "pinyon_lb_resumes_total")
@@ -164,7 +164,7 @@ def test_a_killed_decode_container_costs_no_request(suite, client):
     killed = threading.Event()
 
     def streams_of(prompt):
-        """One after the other, so that something is under way whenever the container is killed."""
+        """Streams answers one after the other, so that one is under way whenever the container is killed."""
         texts = [stream(prompt)]
         while not killed.is_set():
             texts.append(stream(prompt))
@@ -173,13 +173,13 @@ def test_a_killed_decode_container_costs_no_request(suite, client):
     with ThreadPoolExecutor(len(prompts)) as pool:
         streams = [pool.submit(streams_of, prompt) for prompt in prompts]
         try:
-            # All six: of a single stream the last token may have come before the container is killed.
+            # All six streams, as a single one might end before the container is killed.
             assert all(first_tokens.acquire(timeout=WAIT_S) for _ in prompts)
             victim = until("a decode instance runs requests", busiest, WAIT_S)
             run("docker", "kill", suite.container(victim), timeout_s=WAIT_S)
         finally:
             killed.set()
-        # Arriving while nobody has noticed yet is no harm either.
+        # Requests that arrive before the loss is noticed succeed as well.
         assert [complete(client, prompt, tokens)[0] for prompt in prompts[:2]] == expected[:2]
         assert [set(result.result(timeout=WAIT_S)) for result in streams] == [{text} for text in expected]
     assert metric(suite, "pinyon_lb_resumes_total") > resumed, "the container that was killed had nothing under way"
@@ -197,11 +197,11 @@ def test_a_killed_decode_container_costs_no_request(suite, client):
 
 @pytest.mark.parametrize("service", ["decode-2", "conductor", "redis"])
 def test_a_process_that_dies_is_restarted(suite, client, service):
-    """By the restart policy alone; requests are served meanwhile."""
+    """The restart policy alone restarts it; requests are served meanwhile."""
     expected = complete(client, "The seeds of the pinyon pine. " * 6)[0]
     before = suite.inspect(service)
     boots = {name: instance.info.boot_id for name, instance in suite.instances().items()}
-    # from inside, so that the engine sees a process that ended, not a person who stopped it
+    # killed from inside, so that the engine sees a process that ended, not a person who stopped it
     kill = "kill -9 $(cat /proc/1/task/1/children)"
     run("docker", "exec", suite.container(service), "sh", "-c", kill, timeout_s=WAIT_S, check=False)
     if service == "decode-2":

@@ -1,4 +1,4 @@
-"""A conductor with real gRPC in this process; its instances and load balancers are played by the test."""
+"""A conductor with real gRPC in this process; the test plays its instances and load balancers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LoadBalancer:
 
 
 class World:
-    """One conductor with a clock of its own, and a channel to it."""
+    """One conductor with its own clock, and a channel to it."""
 
     def __init__(self, **settings) -> None:
         self.now_s = 1000.0
@@ -105,7 +105,7 @@ class World:
         self.listen = ""
 
     async def start(self) -> None:
-        """Again, it is where it was."""
+        """Starts the conductor, again at the same address."""
         self.listen = self.listen or f"127.0.0.1:{self.ports.take('127.0.0.1')}"
         settings = ConductorSettings(**{"listen": self.listen, "lease_ms": 3000, "settle_ms": 0, **self.settings})
         self.registry = CollectorRegistry()
@@ -117,7 +117,7 @@ class World:
         self.stub = conductor_pb2_grpc.ConductorServiceStub(self.channel)
 
     async def restart(self) -> None:
-        """Returns when it is there again and what is called next goes to it: the channel has seen the old one end."""
+        """Restarts the conductor; returns when the channel has seen the old one end, so calls reach the new one."""
         await self.conductor.server.drain(0)
         async with asyncio.timeout(WAIT_S):
             while (state := self.channel.get_state()) is grpc.ChannelConnectivity.READY:

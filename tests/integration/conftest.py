@@ -12,7 +12,7 @@ from tests.integration.kvstore_parts import empty
 
 @pytest.fixture(scope="module")
 def redis_server() -> Iterator[str]:
-    """Its URL."""
+    """The URL of the file's Redis."""
     server = find_redis()
     yield server.url
     server.close()
@@ -20,6 +20,6 @@ def redis_server() -> Iterator[str]:
 
 @pytest.fixture
 async def redis_url(redis_server: str) -> str:
-    """Of the file's Redis, emptied for this test."""
+    """The URL of the file's Redis, emptied for this test."""
     await empty(redis_server)
     return redis_server

@@ -1,4 +1,4 @@
-"""A controller with real gRPC, in this process or one of its own, and load balancers that are nothing but sessions."""
+"""A controller with real gRPC, in this process or its own, and load balancers that consist only of their session."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from services.controller.app import Controller, build
 from services.controller.settings import ControllerSettings
 
 WAIT_S = 60.0
-"""Longest wait for anything: it only ends what hangs."""
+"""The longest wait, which only ends what hangs."""
 PATIENT = {"settle_s": 0.5, "grace_s": WAIT_S, "silence_s": WAIT_S, "probe_timeout_s": 10.0, "lease_s": WAIT_S}
-"""Who dies is found out by its session and a port that nobody listens at, however slow the machine is. Tests of these
-times set them."""
+"""Times so long that only a closed session and port reveal a dead load balancer; tests of these times set them."""
 
 
 class Health(health_pb2_grpc.HealthServicer):
@@ -41,8 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 class StubLb:
-    """It is there in its context, unless ``kill`` (no farewell) or ``leave`` ends it before. What it was told is in
-    ``told``."""
+    """A load balancer in its context, until ``kill`` (no farewell) or ``leave``; it keeps what it is ``told``."""
 
     def __init__(self, lb_id: str, controller: str, boot: str = "1", **info) -> None:
         region = lb_id.partition("-")[0]
@@ -57,7 +55,7 @@ class StubLb:
         self.draining = False
         self.health = Health()
         self._port: socket.socket | None = None
-        """Keeps its port from others while it is dead: they would answer probes for it."""
+        """The bound port while the load balancer is dead, so that no other process answers probes at it."""
         self.changed = asyncio.Condition()
         self._notices: set[asyncio.Task[None]] = set()
         self.address = ""
@@ -71,7 +69,6 @@ class StubLb:
         return self
 
     def dial(self, controller: str) -> None:
-        """A session with that controller."""
         self.session = ControllerSession(
             controller, self._on, lambda: self.load, lambda: self.latencies_ms, lambda: self.draining, period_s=0.2
         )
@@ -89,7 +86,7 @@ class StubLb:
         task.add_done_callback(self._notices.discard)
 
     async def until(self, condition: Callable[[Federation], bool]) -> Federation:
-        """It was told so, by now."""
+        """Waits until the controller's latest message meets the condition; returns it."""
         async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(lambda: self.told and condition(self.told[-1]))
         return self.told[-1]
@@ -100,7 +97,7 @@ class StubLb:
         )
 
     async def kill(self) -> None:
-        """As by SIGKILL: sockets close, nobody says farewell."""
+        """Ends the load balancer as SIGKILL would: sockets close without a farewell."""
         await self.hang_up()
         await self._close_door()
 
@@ -121,15 +118,15 @@ class StubLb:
             self._port = None
 
     async def hang_up(self) -> None:
-        """Its session ends, without a farewell."""
+        """Ends its session without a farewell."""
         link = self.session._link
-        if link._task is not None:  # before it is told that it ends: a report that is due just then would say so
+        if link._task is not None:  # a report that is due just then would say that it ends
             link._task.cancel()
             await asyncio.wait({link._task})
         await link.close()
 
     def freeze(self) -> None:
-        """Its event loop hangs: connections stand, and gRPC's threads answer pings."""
+        """Simulates a hanging event loop: connections stand, and gRPC's threads answer pings."""
         self.health.go.clear()
         self.session._period_s = 3600.0
 
@@ -144,30 +141,30 @@ class StubLb:
 
 
 async def spin(condition: Callable[[], bool]) -> None:
-    """Until it is so: for what has no event."""
+    """Polls until the condition is true, where there is no event."""
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 def cluster_of(federation: Federation, region: str) -> Cluster:
-    """One of nobody if there is none."""
+    """Returns the region's cluster, or one without an owner if there is none."""
     return next((each for each in federation.clusters if each.region == region), Cluster(region, ""))
 
 
 def state_of(federation: Federation, lb_id: str) -> LbState | None:
-    """None: it is not there."""
+    """Returns the load balancer's state, or None if it is not known."""
     return next((each.state for each in federation.members if each.info.lb_id == lb_id), None)
 
 
 def connected(federation: Federation) -> set[str]:
-    """Ids of those that have a session."""
+    """Returns the ids of the load balancers that have a session."""
     return {each.info.lb_id for each in federation.members if each.connected}
 
 
 @contextlib.asynccontextmanager
 async def running_controller(**settings) -> AsyncIterator[tuple[Controller, str, CollectorRegistry]]:
-    """In this process: the controller, its address, its metrics."""
+    """Yields a controller in this process, its address and its metrics."""
     registry = CollectorRegistry()
     controller = build(ControllerSettings(**{**PATIENT, **settings}), registry)
     endpoints = await controller.start()
@@ -178,7 +175,7 @@ async def running_controller(**settings) -> AsyncIterator[tuple[Controller, str,
 
 
 class ControllerProcess:
-    """In a process of its own, which can be killed and started again on its port. Its context ends it in any case."""
+    """A controller in its own process, which can be killed and restarted on its port. Its context always ends it."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         own = {"state_file": folder / "state.json", **PATIENT, **settings}
@@ -197,7 +194,7 @@ class ControllerProcess:
         await self.kill()
 
     async def start(self) -> str:
-        """Its gRPC address."""
+        """Starts the process and returns its gRPC address."""
         loop = asyncio.get_running_loop()
         self.process.spawn()
         await asyncio.to_thread(self.process.wait_ready, loop.time() + WAIT_S)

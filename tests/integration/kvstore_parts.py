@@ -1,4 +1,4 @@
-"""Store nodes in this process, with real Redis, gRPC and transfers, and a client with memory of its own."""
+"""Store nodes in this process, with real Redis, gRPC and transfers, and a client with its own memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from services.kvstore.node import StoreNode
 from services.kvstore.settings import KvStoreSettings
 
 WAIT_S = 60.0
-"""Far more than anything takes, far less than a hang."""
+"""Seconds far above what anything takes, far below a hang."""
 OBJECT = 64 * 1024
 
 
@@ -39,12 +39,12 @@ def key(number: int) -> bytes:
 
 
 def content(number: int, size: int = OBJECT) -> bytes:
-    """What object ``key(number)`` must hold."""
+    """Returns the content of object ``key(number)``."""
     return hashlib.shake_128(number.to_bytes(8, "big")).digest(64) * (size // 64)
 
 
 async def eventually(condition: Callable[[], object], what: str) -> None:
-    """Wait for a state that another task or process brings about; the condition may be a coroutine function."""
+    """Waits for a state that another task or process brings about; the condition may be a coroutine function."""
     try:
         async with asyncio.timeout(WAIT_S):
             while True:
@@ -58,8 +58,6 @@ async def eventually(condition: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Node:
-    """A node that serves."""
-
     node: StoreNode
     context: ServiceContext
 
@@ -91,8 +89,10 @@ class Client:
     """A store client over a buffer of ``slots`` objects."""
 
     def __init__(self, redis_url: str, slots: int = 64, redis_timeout_s: float = WAIT_S, **transfer: str) -> None:
-        """``transfer``: settings of its transfer engine. Redis gets all the time there is by default: that it answers
-        slowly is no case for most, and that it has gone shows at once."""
+        """Starts the client; ``transfer`` are settings of its transfer engine.
+
+        Redis gets ample time by default: most tests do not cover slow answers, and its loss shows at once.
+        """
         self.engine = start_transfer_engine(TransferSettings(**transfer))  # type: ignore[arg-type]
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)
@@ -102,7 +102,7 @@ class Client:
         self.store = StoreClient(self.engine, metadata, self.reader, clock=lambda: time.monotonic() + self._ahead_s)
 
     def forget_nodes(self) -> None:
-        """Let the time pass for which a list of nodes is believed."""
+        """Advances the clock until the list of nodes is no longer fresh."""
         self._ahead_s += NODES_FRESH_S
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class Client:
         await asyncio.to_thread(self.engine.close)
 
     def fill(self, numbers: Sequence[int]) -> list[tuple[bytes, Region, int]]:
-        """The objects of these numbers, in this client's memory from slot 0 on."""
+        """Writes the objects of these numbers to this client's memory, from slot 0 on; returns them."""
         objects = []
         for slot, number in enumerate(numbers):
             self.memory[slot * OBJECT : (slot + 1) * OBJECT] = content(number)
@@ -122,7 +122,7 @@ class Client:
         return await self.store.put(self.fill(numbers), OBJECT, WAIT_S)
 
     async def stored(self, numbers: Sequence[int]) -> None:
-        """Put objects that the store lacks."""
+        """Puts objects that the store lacks."""
         result = await self.put(numbers)
         assert result == (PutOutcome.STORED,) * len(numbers)
 
@@ -130,26 +130,26 @@ class Client:
         return bytes(self.memory[slot * OBJECT : (slot + 1) * OBJECT])
 
     async def get(self, numbers: Sequence[int]) -> list[bool]:
-        """Read the objects and check what arrived."""
+        """Reads the objects and checks those that arrived."""
         self.memory[:] = bytes(len(self.memory))
         offsets = [slot * OBJECT for slot in range(len(numbers))]
         arrived = await self.store.get([key(each) for each in numbers], self.region, offsets, OBJECT, WAIT_S)
-        await self.reader.settled()  # its lease ends beside
+        await self.reader.settled()  # the lease ends in the background
         for slot, (number, whole) in enumerate(zip(numbers, arrived, strict=True)):
             assert not whole or self.slot(slot) == content(number), f"object {number} holds something else"
         return arrived
 
     async def fetch(self, address: str, numbers: Sequence[int]) -> int:
-        """Read from this holder; how many leading objects arrived, which are checked."""
+        """Reads from this holder; returns how many leading objects arrived, after checking them."""
         self.memory[:] = bytes(len(self.memory))
         keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(len(numbers))]
         arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, WAIT_S)).leading
-        await self.reader.settled()  # as above
+        await self.reader.settled()
         assert [self.slot(slot) for slot in range(arrived)] == [content(each) for each in numbers[:arrived]]
         return arrived
 
     async def remove(self, numbers: Sequence[int]) -> int:
-        """Remove the objects wherever they are, by the nodes' own RPC; replicas removed."""
+        """Removes the objects wherever they are, by the nodes' own RPC; returns the number of replicas removed."""
         request, stub = kvstore_pb2.RemoveRequest(keys=b"".join(map(key, numbers))), kvstore_pb2_grpc.KvStoreServiceStub
         removed = 0
         for node in await self.store.nodes():
@@ -157,7 +157,7 @@ class Client:
         return removed
 
     async def listed(self, numbers: Sequence[int]) -> list[int]:
-        """How many readable replicas each object has by the metadata."""
+        """Returns how many readable replicas each object has by the metadata."""
         return [len(replicas) for replicas in await self.store.metadata.locate([key(each) for each in numbers])]
 
     async def until_listed(self, numbers: Sequence[int], replicas: int = 1) -> None:
@@ -178,7 +178,7 @@ async def client_of(
 
 
 async def end_redis(server: RedisServer) -> None:
-    """It is killed, and has ended; ``start`` starts it again, empty, where it was."""
+    """Kills Redis and waits for its end; ``start`` starts it again, empty, at the same address."""
     assert server.process is not None
     server.process.kill()
     await asyncio.to_thread(server.process.wait, WAIT_S)

@@ -1,4 +1,4 @@
-"""A load balancer in this process between hand-written conductor and workers, with switches for what goes wrong."""
+"""A load balancer in this process between a hand-written conductor and workers, with switches for faults."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ from tests.sent_logprobs import logprobs_to_proto
 
 MODEL = "pinyon-tiny"
 WAIT_S = 60.0
-"""Longest wait for anything: it only ends what hangs."""
+"""The longest wait, which only ends what hangs."""
 BLOCK_TOKENS = 32
 SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
-    # As the real ones: else a session that is silent for a while ends by GOAWAY.
+    # As real services set it; otherwise a session that is silent for a while ends by GOAWAY.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
 
 
 def port_of(owner: object) -> int:
-    """A port on which ``owner`` may stop and listen again: as long as it is there, nobody else gets it."""
+    """Takes a port on which ``owner`` may stop and listen again; nobody else gets it while ``owner`` exists."""
     ports = HeldPorts()
     weakref.finalize(owner, ports.close)
     return ports.take("127.0.0.1")
 
 
 def expected_text(prompt_tokens: int, count: int, start: int = 0) -> str:
-    """What a fake worker generates: it depends on the prompt's length and the index only, as the contract promises."""
+    """Returns what a fake worker generates; by contract it depends only on the prompt's length and the index."""
     return "".join(chr(97 + (prompt_tokens * 7 + index * 5) % 26) for index in range(start, count))
 
 
 def expected_logprobs(tokens, top: int) -> list[TokenLogprob]:
-    """What a fake worker tells of tokens, with ``top`` likeliest ones each."""
+    """Returns a fake worker's log-probabilities of tokens, with the ``top`` likeliest ones each."""
     return [TokenLogprob(-token / 64, tuple((token + n, -n / 4) for n in range(top))) for token in tokens]
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Generates at once; ``hold`` stops it before tokens, ``die_at`` breaks all its sessions at that token."""
+    """A worker that generates at once; ``hold`` stops it before tokens, ``die_at`` breaks sessions at that token."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,16 +77,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.go = asyncio.Event()
         self.go.set()
         self.hold_after = 0
-        """Tokens that are generated although ``go`` is not set."""
+        """The number of tokens that are generated although ``go`` is not set."""
         self.die_at = -1
         self.error: common_pb2.Error | None = None
         self.per_update = 1
         self.tells_logprobs = True
         self.logprobs_of: Callable[[Sequence[int], int], list[TokenLogprob]] = expected_logprobs
         self.says: Sequence[tuple[str, int]] = ()
-        """Texts with their tokens that it generates whatever the prompt; none: ``expected_text``."""
+        """Texts with their tokens that it generates for any prompt; if empty, ``expected_text``."""
         self.padding = ""
-        """Added to each update's text."""
+        """Text added to each update."""
         self._server: grpc.aio.Server | None = None
         self._calls: set[asyncio.Task] = set()
 
@@ -211,7 +211,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
-    """Places everything on the first worker that is not excluded; ``silent`` answers nothing, ``error`` to all."""
+    """A conductor that places all on the first worker not excluded; ``silent`` stops answers, ``error`` is for all."""
 
     def __init__(self, workers: list[FakeWorker]) -> None:
         self.workers = workers
@@ -221,7 +221,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         self.messages = 0
         self.silent = False
         self.late = asyncio.Event()
-        """Answers wait for it."""
+        """The event that answers wait for."""
         self.late.set()
         self.error: common_pb2.Error | None = None
         self.prefill: FakeWorker | None = None
@@ -244,7 +244,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
             self._server = None
 
     def push(self) -> None:
-        """Send the instance list again."""
+        """Sends the instance list again."""
         for event in self._pushes:
             event.set()
 
@@ -337,7 +337,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
 
 
 async def spin(condition, timeout_s: float = WAIT_S) -> None:
-    """Let the loop turn until ``condition``: for what has no event to wait for, such as a gauge."""
+    """Runs the loop until ``condition``, where there is no event, such as for a gauge."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -363,7 +363,7 @@ class Reply:
 
 
 class Connection:
-    """An HTTP/1.1 client that does exactly what it is told."""
+    """An HTTP/1.1 client that sends exactly what the test says."""
 
     def __init__(self, address: str) -> None:
         self.host, _, port = address.rpartition(":")
@@ -393,7 +393,7 @@ class Connection:
         return int(first.split()[1]), {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
 
     async def chunk(self) -> bytes:
-        """One HTTP chunk; empty at the end."""
+        """Reads one HTTP chunk, which is empty at the end."""
         async with asyncio.timeout(WAIT_S):
             size = int(await self.reader.readuntil(b"\r\n"), 16)
             data = await self.reader.readexactly(size + 2)
@@ -437,7 +437,7 @@ class Front:
 
 @dataclass
 class Bench(Front):
-    """The load balancer and its surroundings."""
+    """The load balancer with its workers and conductor."""
 
     lb: Lb
     conductor: FakeConductor
@@ -451,7 +451,7 @@ class Bench(Front):
         return self.endpoints["http"]
 
     async def connected(self) -> None:
-        """Until the load balancer knows instances."""
+        """Waits until the load balancer knows instances."""
         async with asyncio.timeout(WAIT_S):
             while not (self.lb.conductor.connected and self.lb.view.servable(MODEL, self.clock())):
                 await self.lb.view.wait_change(0.05)
@@ -469,7 +469,7 @@ class Bench(Front):
         return {name: value for name in names if (value := self.gauge(name))}
 
     async def idle(self) -> None:
-        """Until nothing of any request is left."""
+        """Waits until nothing of any request is left."""
         await spin(lambda: not self.leftovers() and not any(worker.open for worker in self.workers))
 
 
@@ -500,7 +500,7 @@ async def running_lb(
 
 @dataclass
 class LiveLb(Front):
-    """A load balancer as a process of its own; conductor and workers are here."""
+    """A load balancer in its own process; conductor and workers are in this one."""
 
     process: ServiceProcess
     conductor: FakeConductor
@@ -512,7 +512,6 @@ class LiveLb(Front):
 
     @property
     def memory_bytes(self) -> int:
-        """What of it is in RAM."""
         return psutil.Process(self.process.pid).memory_info().rss
 
     async def gauge(self, name: str) -> float:
@@ -520,7 +519,7 @@ class LiveLb(Front):
         return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"pinyon_lb_{name} ")))
 
     async def idle(self) -> None:
-        """Until nothing of any request is left."""
+        """Waits until nothing of any request is left."""
         async with asyncio.timeout(WAIT_S):
             while await self.gauge("in_flight_requests") or any(worker.open for worker in self.workers):  # noqa: ASYNC110 - a process has no event for us
                 await asyncio.sleep(0.01)

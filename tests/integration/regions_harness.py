@@ -1,4 +1,4 @@
-"""Several regions in this process: a load balancer each, between hand-written conductors and workers."""
+"""Several regions in this process: one load balancer each, between hand-written conductors and workers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
 
 FULL, ROOMY = Report(pending=1, running=1), Report(pending=0, running=0, room=4)
 PUSHING = "pending:stale_s=3600"
-"""What instances said last counts for as long as a test takes: the hand-written ones say nothing by themselves."""
+"""A policy for which the last report counts during a whole test: hand-written instances send none by themselves."""
 
 
 class Regions(dict[str, Bench]):
-    """By name."""
+    """The regions by name."""
 
     def say(self, region: str, report: Report) -> None:
-        """All instances of a region report this."""
+        """Makes all instances of a region report this."""
         for worker in self[region].workers:
             self[region].lb.models.load("", MODEL, worker.name, report)
 
     async def knows(self, region: str, other: str, report: Report) -> None:
-        """Until ``region`` has heard that ``other`` has room, or has none."""
+        """Waits until ``region`` has heard that ``other`` has room, or has none."""
         two = self[region].lb.models.of(MODEL).layers
         assert two is not None
         available = int(report.pending == 0)
@@ -55,7 +55,7 @@ async def running_regions(
     clocks: Mapping[str, Clock] | None = None,
     **settings: object,
 ) -> AsyncIterator[Regions]:
-    """Each knows the others."""
+    """Yields regions that know each other."""
     async with contextlib.AsyncExitStack() as stack:
         regions = Regions()
         for name in names:

@@ -1,6 +1,6 @@
-"""A process with one store client, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
+"""A process with one store client, driven by a test: for each JSON line on stdin, it writes one to stdout.
 
-``main([CONFIG])``, CONFIG a JSON object: ``redis_url``, ``slots`` and what the transfer engine is to be set to. See
+``main([CONFIG])`` takes a JSON object: ``redis_url``, ``slots`` and settings of the transfer engine. See
 :class:`tests.integration.transfer_hosts.HostProcess`.
 """
 
@@ -16,7 +16,7 @@ from tests.integration.transfer_host_process import die_with_parent
 
 
 class StoreHost:
-    """Each ``do_*`` method is one command; its arguments and its answer are JSON values."""
+    """The commands: each ``do_*`` method is one; its arguments and its answer are JSON values."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -26,16 +26,16 @@ class StoreHost:
         return {"outcomes": [outcome.value for outcome in result]}
 
     async def do_get(self, count: int) -> dict[str, Any]:
-        """Checks the content of what arrives."""
+        """Reads the objects and checks those that arrive."""
         await self._client.until_listed(range(count))
         return {"arrived": sum(await self._client.get(range(count)))}
 
     async def do_fetch(self, address: str, count: int) -> dict[str, Any]:
-        """Past the metadata, as workers read from each other."""
+        """Fetches without the metadata, as workers read from each other."""
         return {"arrived": await self._client.fetch(address, range(count))}
 
     async def do_paths(self) -> dict[str, Any]:
-        """Bytes moved so far by ``transport local-nic remote-nic``."""
+        """Returns the bytes moved so far by ``transport local-nic remote-nic``."""
         return {"bytes": {" ".join(one.path): one.nbytes for one in self._client.engine.stats().paths}}
 
 

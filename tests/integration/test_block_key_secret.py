@@ -1,4 +1,4 @@
-"""Block keys that start from different secrets never match: the processes are told so, instead of missing silently."""
+"""Block keys with different secrets never match: such processes are refused instead of missing silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pinyon regions`` and ``pinyon top`` against a controller that runs."""
+"""``pinyon regions`` and ``pinyon top`` against a running controller."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_top_once(address, capsys):
 
 
 async def test_top_in_a_terminal(address):
-    """It draws, draws anew when the window has another size, and ends with q."""
+    """The table is drawn, drawn again at another window size, and ends with q."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
     before = termios.tcgetattr(slave)
@@ -121,7 +121,7 @@ async def test_top_of_one_process(capsys):
 
 @pytest.fixture
 def nobody(monkeypatch):
-    """At the addresses that are asked where none is given."""
+    """A patch by which no service listens at the default addresses."""
     for name in ("CONTROLLER_ADDRESS", "CONDUCTOR_ADDRESS", "LB_ADDRESS"):
         monkeypatch.setattr(f"pinyon.cli.top.{name}", "127.0.0.1:1")
 

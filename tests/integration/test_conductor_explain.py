@@ -1,4 +1,4 @@
-"""The conductor asked why, over the wire: its instances and load balancers are played by the test."""
+"""Explanations by the conductor, over the wire; the test plays its instances and load balancers."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ async def test_attempts_are_in_order_and_a_restart_mixes_nothing(start):
     await again.connect()
     second = (await lb.place(ask(f"{UNIQUE}~1", exclude_instance_ids=["p0"])))[f"{UNIQUE}~1"].placement
     assert second.prefill_instance_id == "p1"
-    # The new boot tells of both: the old one's prediction was not for it.
+    # The new boot reports both, but the first request's prediction was for the old boot.
     await again.report(first_tokens=[first_token(first.number, 3.0), first_token(second.number, 1.0)])
     decisions = await explained(world, UNIQUE)
     assert [each.request_id for each in decisions] == [UNIQUE, f"{UNIQUE}~1"]
     assert [each.first_token.ttft_us for each in decisions] == [0, 1_000_000]
     assert list(decisions[1].exclude_instance_ids) == ["p0"]
     assert world.metric("measured_ttft_seconds_count") == 1
-    # What was decided is still told when its instance is gone.
+    # A decision can still be explained when its instance is gone.
     await members["p1"].call.write(conductor_pb2.ReportSessionRequest(leaving=True))
     await lb.list_where(lambda listed: "p1" not in listed)
     assert (await explained(world, f"{UNIQUE}~1"))[0].placement == second

@@ -1,4 +1,4 @@
-"""What one peer's fault, or the conductor's own, leaves to the others."""
+"""Faults of one peer, or of the conductor itself, and their effect on the others."""
 
 from __future__ import annotations
 

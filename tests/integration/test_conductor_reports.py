@@ -54,7 +54,7 @@ class Cache:
 
 
 def held(conductor: Conductor) -> dict[str, int]:
-    """Leading blocks of the prompt 0, 1, 2, ... per instance."""
+    """Returns the leading blocks of the prompt 0, 1, 2, ... that each instance holds."""
     match = conductor.fleet.index.match(pack_keys([key(number) for number in range(1000)]))
     found = {state.info.instance_id: match.held_by(state) for state in conductor.fleet.instances()}
     return {name: blocks for name, blocks in found.items() if blocks}
@@ -64,7 +64,7 @@ async def eventually(condition) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, "in vain"
-        await asyncio.sleep(0.005)  # a poll with a deadline: nothing announces this
+        await asyncio.sleep(0.005)  # polls, as nothing announces this
 
 
 async def serve(listen: str) -> tuple[Conductor, str]:
@@ -73,7 +73,7 @@ async def serve(listen: str) -> tuple[Conductor, str]:
 
 
 async def test_the_index_follows_instances_and_survives_a_restart():
-    ports = HeldPorts()  # it comes back where it was
+    ports = HeldPorts()  # for the conductor's return to the same address
     conductor, address = await serve(f"127.0.0.1:{ports.take('127.0.0.1')}")
     caches = {name: Cache() for name in ("s0", "s1")}
     caches["s0"].change(range(100))

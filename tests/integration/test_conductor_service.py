@@ -1,4 +1,4 @@
-"""What the conductor says and does on the wire."""
+"""The conductor's service on the wire."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_the_lease_ends_without_reports(world):
     assert list(await world.names()) == ["d0"]
     assert await world.holders(1) == {}
     assert world.metric("index_blocks") == world.metric("index_entries") == 0
-    # the frozen instance wakes up: it is told to register again, and may
+    # The frozen instance wakes up, is told to register again, and may.
     await members["p0"].call.write(conductor_pb2.ReportSessionRequest(load=conductor_pb2.InstanceLoad()))
     assert "lease" in str(await failure(members["p0"].call.read()))
     await members["p0"].connect()
@@ -200,7 +200,7 @@ async def test_bad_registrations_name_the_field(world, change, field):
 
 
 def shares(count: int, prefix_level_blocks: int = 4, block_key: bytes = b"k" * 16, blocks: int = 8):
-    """A load with so many prefixes."""
+    """Returns a load with ``count`` shared prefixes."""
     each = conductor_pb2.SharedPrefix(block_key=block_key, blocks=blocks, requests=2)
     return conductor_pb2.InstanceLoad(prefix_level_blocks=prefix_level_blocks, shared_prefixes=[each] * count)
 
@@ -239,7 +239,7 @@ async def test_the_first_report_must_register(world):
     assert (type(error), error.field) == (InvalidArgument, "registration")
 
 
-# -- placing, one by one
+# -- placing, request by request
 
 
 async def test_a_placement_names_addresses_and_sources(world):
@@ -310,7 +310,7 @@ async def test_statuses_of_what_cannot_be_placed(world):
 
 
 async def test_the_default_limit_is_against_load_not_against_length(world):
-    """What takes longer than the 30 s by itself is placed, but not behind others by more than a quarter of that."""
+    """A prompt that alone needs more than the 30 s is placed, but waits behind others for at most a quarter of that."""
     members = await world.cluster()
     for name in ("p0", "p1"):
         slow = conductor_pb2.PrefillMeasurement(computed_tokens=1000, compute_us=8_000_000)
@@ -464,6 +464,6 @@ async def test_a_drain_does_not_wait_for_sessions_that_never_end(world):
     assert await failure(lb.read())
     assert await failure(members["p0"].read())
     async with asyncio.timeout(WAIT_S):
-        # Its peer hears of the end before the handler is through.
+        # Its peer sees the end before the handler has finished.
         while world.metric("lb_sessions"):  # noqa: ASYNC110 - a metric has no event
             await asyncio.sleep(0)

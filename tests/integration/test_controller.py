@@ -1,4 +1,4 @@
-"""The controller by its sessions: load balancers that fail, freeze, leave and return, and its own failures."""
+"""The controller and its sessions: load balancers that fail, freeze, leave and return, and its own failures."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_sessions_that_say_nonsense_end_with_the_reason():
             assert error.field == field
         call = stub.Session()
         good = _registration("x", "1")
-        good.known.load_balancers.add()  # what it was told by another version does not matter
+        good.known.load_balancers.add()  # what another version told it does not matter
         await call.write(good)
         assert (await call.read()).federation.load_balancers[0].info.lb_id == "x"
         await call.write(controller_pb2.SessionRequest(latencies_ms={"y": -1.0}))
@@ -233,7 +233,7 @@ async def test_a_stranger_cannot_add_servers_to_other_clusters():
             call.cancel()
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- what members are told
 
 
 async def test_reports_and_the_list_of_regions():
@@ -361,7 +361,7 @@ async def test_a_controller_that_is_killed_goes_on_where_it_was(tmp_path, file):
         assert cluster_of(after, "b").removed == ("worker-1",)
         assert (tmp_path / "state.json.broken").exists() == (file == "broken")
         assert [each.region for each in c.session.adopted(("b-0",))] == ["a"]
-        # One that came back while it was away has its own again in the end.
+        # A load balancer that returned while the controller was away owns its cluster again in the end.
         async with lbs(address, "a-0", boot="2"):
             await c.until_adopts()
 
@@ -374,7 +374,7 @@ async def test_who_died_while_the_controller_was_away_is_found(tmp_path, file, g
         address = await process.start()
         (b,) = await stack.enter_async_context(lbs(address, "b-0"))
         stub = await stack.enter_async_context(stub_of(address))
-        # What is done by hand is on the disk when it is answered, and all that was before it.
+        # A manual change is on disk when it is answered, with all changes before it.
         await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="b", instance="nobody"))
         shutil.copy(state, aside)
         async with lbs(address, "a-0") as (a,):
@@ -382,7 +382,7 @@ async def test_who_died_while_the_controller_was_away_is_found(tmp_path, file, g
             await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="b", instance="nobody else"))
             await process.kill()
             await a.kill()
-            if file == "old":  # what came last was told, and had not reached the disk
+            if file == "old":  # the last change was told, but had not reached the disk
                 shutil.copy(aside, state)
             await spin(lambda: not b.session.connected)
             await process.start()
@@ -416,7 +416,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         build(ControllerSettings(distances=str(tmp_path / "none")), CollectorRegistry())
 
 
-# ---------------------------------------------------------------- who may what
+# ---------------------------------------------------------------- permissions
 
 
 async def test_with_tls_only_its_own_load_balancers_register(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""Live services write down what they decide, and it is decided again the same."""
+"""Live services write down their decisions; a replay decides the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def replayed(path: Path) -> Replay:
 
 
 async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: Path) -> None:
-    """Pools that hold a few prompts only: evictions, waits for room, requests that are cancelled meanwhile."""
+    """Pools that hold a few prompts only: evictions, waits for room, and requests that are cancelled meanwhile."""
     paths = {role: tmp_path / f"{role}.jsonl" for role in ("prefill", "decode")}
     settings = {"blocks": 24, "prefill_chunk_tokens": 16, "max_batch": 2}
     p = await fleet.start("prefill", "p0", journal=str(paths["prefill"]), **settings)
@@ -114,7 +114,8 @@ async def test_a_load_balancer_decides_the_same_again(tmp_path: Path) -> None:
     assert {reply.status for reply in replies} == {200, 429}
     seen = replayed(path)
     entered = sum(reply.status == 200 for reply in replies)
-    # Each asks for its rate and a place; who has one takes tokens, enters, and leaves: all tokens were used.
+    # Each request asks for its rate and a place. One with a place takes tokens, enters, and leaves, with all tokens
+    # used.
     assert seen.calls == 2 * len(replies) + 3 * entered
     assert seen.modules["queue"].in_flight == 0  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Another eviction policy takes over in a live worker and a live store node: what they hold stays."""
+"""A change of the eviction policy in a live worker and a live store node, which keep their blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 async def admin(role: str, address: str, *changes: str) -> int:
-    """What somebody types; the service is on this event loop."""
+    """Runs the admin command in a thread, as the service is on this event loop."""
     return await asyncio.to_thread(main, ["admin", role, address, *changes])
 
 
@@ -44,7 +44,7 @@ def in_force(registry: CollectorRegistry, service: str) -> set[str]:
 
 
 async def test_switching_eviction_keeps_blocks_and_is_journaled(fleet: Fleet, tmp_path: Path) -> None:
-    """Under load: a pool of a few prompts evicts before and after each switch, and requests run meanwhile."""
+    """A pool of a few prompts evicts before and after each switch, while requests run."""
     path = tmp_path / "journal.jsonl"
     m = await fleet.start("mixed", "m0", blocks=24, max_batch=2, journal=str(path))
     client = await fleet.client(m)
@@ -93,7 +93,7 @@ async def test_what_is_learned_in_a_thread_is_in_the_journal(fleet: Fleet, tmp_p
         assert await admin("worker", m.address, "eviction=lru") == 0
         assert await admin("worker", m.address, f"eviction={eviction}") == 0
         assert in_force(m._registry, "worker") == {eviction}
-        file.unlink()  # what was in it is in the journal
+        file.unlink()  # its content is in the journal
     fleet.workers.remove(m)
     await m.stop(0)
     with path.open(encoding="utf-8") as lines:

@@ -1,5 +1,8 @@
-"""The store under faults while clients keep putting and reading: Redis killed, emptied, frozen, replaced by one that
-lost half of the entries; two nodes killed and started again, one frozen. Real processes throughout."""
+"""The store under faults of real processes while clients keep putting and reading.
+
+Redis is killed, emptied, frozen, and replaced by one that lost half of the entries; two nodes are killed and started
+again, one is frozen.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ pytestmark = pytest.mark.slow
 
 NODES = 4
 NUMBERS = 200
-"""Objects in all: half of what the nodes have room for, so nothing is evicted."""
+"""The number of objects, half of what the nodes have room for, so nothing is evicted."""
 CALL_S = 2.0
-"""What a put or get is given."""
+"""The time limit of a put or get, in seconds."""
 START_S = 60.0
 HUNG_S = 30.0
-"""Far more than a put or get may take, on a machine however busy."""
+"""Seconds far above what a put or get may take, even on a busy machine."""
 
 
 class Suite:
-    """Redis and the nodes, and what is done to them."""
+    """Redis and the nodes, and the faults that hit them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,7 +80,7 @@ class Suite:
             await raw.flushall()
 
     async def redis_is_replaced_by_one_that_lost_half(self) -> None:
-        """The nodes' records are there, and half of everything that they have written."""
+        """Replaces Redis by one with the nodes' records and half of all other entries."""
         async with Redis.from_url(self.redis.url) as raw:
             saved = [(name, await raw.dump(name), await raw.pttl(name)) for name in sorted(await raw.keys())]
         await self._restart_redis()
@@ -122,12 +125,12 @@ def suite(tmp_path: Path) -> Iterator[Suite]:
 
 
 def new_client(suite: Suite) -> AbstractAsyncContextManager[Client]:
-    """As a worker's: Redis gets a second for an answer."""
+    """Returns a client like a worker's: Redis gets a second for an answer."""
     return client_of(suite.redis.url, 4, redis_timeout_s=1.0)
 
 
 class Load:
-    """Puts and reads of random objects, which check what arrives, as long as the context lasts."""
+    """Puts and reads of random objects, with checks of what arrives, while the context lasts."""
 
     def __init__(self, client: Client, seed: int) -> None:
         self.client = client
@@ -171,7 +174,7 @@ class Load:
 
 
 async def _listed_as_held(suite: Suite, client: Client) -> bool:
-    """Redis names each node for exactly as many objects as the node has."""
+    """Returns whether Redis names each node for exactly as many objects as the node has."""
     stub, asked = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2.GetNodeStatusRequest()
     try:
         nodes = await client.store.metadata.nodes()
@@ -201,7 +204,7 @@ async def test_the_store_recovers_from_every_fault_while_it_is_used(suite: Suite
         loads = [Load(client, seed) for seed, client in enumerate((one, other))]
 
         async def all_stored() -> bool:
-            """Whoever asks for it stores every object, and everything is read."""
+            """Puts every object, reads all, and returns whether every object arrived."""
             try:
                 for start in range(0, NUMBERS, 4):
                     await other.store.put(other.fill(range(start, start + 4)), OBJECT, CALL_S)

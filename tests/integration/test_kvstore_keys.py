@@ -1,4 +1,4 @@
-"""What a store node's keys open: a put its own range, a reader what it leased, both until they are over."""
+"""The keys of a store node: a put may write its own range, a reader may read what it leased, both until their end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def release(node: Node, lease: Any) -> bool:
 
 
 async def move(client: Client, opcode: Opcode, reply: Any, offset: int, length: int = OBJECT) -> TransferResult:
-    """With the key that the node gave in this answer."""
+    """Transfers with the key that the node gave in this answer."""
     segment = segment_from_proto(reply.segment)
     (region,) = segment.regions
     request = TransferRequest(opcode, client.region.key, 0, segment, region.key, offset, length)
@@ -149,7 +149,7 @@ async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(redis_url: s
         await client.stored([0, 1])
 
         class TooLate:
-            """Moves bytes when the lease is over already."""
+            """A transfer engine that moves bytes when the lease is over already."""
 
             results: Sequence[TransferResult] = ()
 
@@ -177,7 +177,7 @@ async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(redis_url: s
 
 
 def slow_reader(lease: Any) -> socket.socket:
-    """A link that has asked for the whole block and takes nothing of the answer."""
+    """Opens a link that has asked for the whole block and reads nothing of the answer."""
     segment = segment_from_proto(lease.segment)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -190,7 +190,7 @@ def slow_reader(lease: Any) -> socket.socket:
     (block,) = lease.blocks
     frame = wire.Frame(Opcode.READ, 1, 1, block.length_bytes)
     sock.sendall(wire.pack_frame(frame, [(segment.regions[0].key, block.offset_bytes, block.length_bytes)]))
-    sock.recv(1)  # it is being served
+    sock.recv(1)  # the server has begun its answer
     return sock
 
 

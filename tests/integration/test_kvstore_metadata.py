@@ -1,4 +1,4 @@
-"""The entries in Redis: shared with strangers, lost and found again, and never believed too long."""
+"""The entries in Redis: shared with unrelated keys, lost and found again, and never trusted too long."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_name_has_one_life(metadata: StoreMetadata) -> None:
     await metadata.register(newer, WAIT_S)
     with pytest.raises(FailedPrecondition, match="kv-0"):
         await metadata.renew(NODE, WAIT_S)
-    await metadata.leave(NODE)  # not its record any more
+    await metadata.leave(NODE)  # the record belongs to the newer life
     assert await metadata.nodes() == [newer]
 
 
@@ -110,8 +110,8 @@ async def test_foreign_values_are_ignored_and_counted(metadata: StoreMetadata) -
     assert metadata.malformed == 4  # three lives and a record
     located = await metadata.locate([key(number) for number in range(4)])
     assert [len(replicas) for replicas in located] == [1, 1, 1, 0]
-    assert metadata.malformed == 4 + 4 + 5  # asked for the nodes again; four fields and a string
-    await metadata.add(NODE.life, [(key(3), 5), (key(4), 5)])  # what is broken does not break the rest
+    assert metadata.malformed == 4 + 4 + 5  # the nodes were asked for again; four fields and a string
+    await metadata.add(NODE.life, [(key(3), 5), (key(4), 5)])  # a broken entry does not break the others
     assert [len(each) for each in await metadata.locate([key(4)], [NODE])] == [1]
     await metadata.leave(NODE)
     assert await metadata.purge(NODE.life, 1000) == 6
@@ -122,7 +122,7 @@ async def test_foreign_values_are_ignored_and_counted(metadata: StoreMetadata) -
 
 async def test_nobody_takes_a_name_back_that_another_process_has_taken(metadata: StoreMetadata) -> None:
     newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
-    for turns in range(60):  # the newer one comes at many different places of the older one's renewal
+    for turns in range(60):  # the newer life registers at many different points of the older one's renewal
         await metadata.register(NODE, WAIT_S)
         await metadata._redis.ping()
         renewal = asyncio.create_task(metadata.renew(NODE, WAIT_S))
@@ -163,7 +163,7 @@ async def test_a_life_that_is_back_is_not_purged(metadata: StoreMetadata) -> Non
 
 
 async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata, redis_server: RedisServer) -> None:
-    """One that was sent and given up: a server that was frozen does it later."""
+    """A change that was sent and given up: a frozen server applies it later."""
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(0), 5)])
     await metadata.discard(NODE.life, [key(0)])
@@ -184,7 +184,7 @@ async def test_a_redis_that_lost_the_last_changes_is_noticed_next_time(metadata:
     await metadata.discard(NODE.life, [key(0)])
 
     async def fail_over() -> None:
-        await raw.flushall()  # the scripts, too
+        await raw.flushall()  # including the scripts
         await raw.script_flush()
         for name, value in saved.items():
             await raw.restore(name, round(WAIT_S * 1000), value)
@@ -203,7 +203,7 @@ async def test_a_redis_that_lost_the_last_changes_is_noticed_next_time(metadata:
 
 
 async def test_a_lost_index_is_noticed_at_the_next_change(metadata: StoreMetadata) -> None:
-    """A busy node changes its entries between any two renewals: what it finds then must not pass for what it left."""
+    """A busy node changes entries between any two renewals; it must not take a lost index for the one it left."""
     raw = metadata._redis
     await metadata.register(NODE, WAIT_S)
     await metadata.add(NODE.life, [(key(number), 5) for number in range(3)])
@@ -283,7 +283,7 @@ async def test_entries_lost_without_their_record_are_listed_again(
 
 
 async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetadata, redis_server: RedisServer) -> None:
-    """A server that lost the change by which a block was unlisted would name it for ever."""
+    """A server that lost the change by which a block was unlisted would name it forever."""
     async with running_node(redis_server.url, node_lease_s=6.0) as node, client_of(redis_server.url) as client:
         await client.stored([1, 2])
         await client.until_listed([1, 2])
@@ -291,7 +291,7 @@ async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetada
         saved = {name: await raw.dump(name) for name in await raw.keys(b"*[0-9a-f]") if b"node:" not in name}
         await client.remove([2])
         await client.until_listed([2], replicas=0)
-        async with raw.pipeline(transaction=True) as at_once:  # the node renews its record whenever it likes
+        async with raw.pipeline(transaction=True) as at_once:  # the node may renew its record at any time
             for name, value in saved.items():
                 at_once.restore(name, 0, value, replace=True)
             at_once.exists(f"pinyon:v1:block:{key(2).hex()}")
@@ -318,7 +318,7 @@ async def test_a_silent_server_costs_one_timeout_in_all() -> None:
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
-        await reader.read()  # until the client gives up
+        await reader.read()  # ends when the client gives up
 
     async with tcp_server(silent) as server:
         port = server.sockets[0].getsockname()[1]
@@ -326,7 +326,7 @@ async def test_a_silent_server_costs_one_timeout_in_all() -> None:
         for asked, question in enumerate((metadata.nodes, metadata.lives, lambda: metadata.locate([key(0)])), 1):
             with pytest.raises(Unavailable):
                 await question()
-            # Connections are accepted in their order: a second one of the question's would be there before ours.
+            # Connections are accepted in order: a second one of the question's would be there before ours.
             _, ours = await asyncio.open_connection("127.0.0.1", port)
             await eventually(lambda asked=asked: len(connections) >= 2 * asked, "ours is accepted")
             assert len(connections) == 2 * asked, "tried again when the time was up"
@@ -336,7 +336,7 @@ async def test_a_silent_server_costs_one_timeout_in_all() -> None:
 
 
 async def test_a_cancellation_always_comes_through(metadata: StoreMetadata) -> None:
-    """redis-py alone loses one now and then: a task that goes on after it would never end."""
+    """redis-py alone loses a cancellation now and then, and the task that continues would never end."""
     blocks = [(key(number), 5) for number in range(4)]
 
     async def forever() -> None:
@@ -370,7 +370,7 @@ async def test_redis_may_go_and_come_back_empty() -> None:
             client.forget_nodes()
             with pytest.raises(Unavailable):
                 await client.put([3])
-            # who knows the node still reads from it
+            # a client that knows the node still reads from it
             assert await client.fetch(node.address, [1, 2]) == 2
             await eventually(lambda: node.figure("metadata_failures_total"), "the node has noticed")
             node.node.remove([key(2)])
@@ -378,7 +378,7 @@ async def test_redis_may_go_and_come_back_empty() -> None:
             await client.until_listed([1])  # at the node's next renewal
             await client.until_listed([2], replicas=0)
             assert not node.context.stopping.is_set()
-            client.forget_nodes()  # time goes by: Redis is asked again
+            client.forget_nodes()  # Redis is asked again
             assert await client.get([1]) == [True]
     finally:
         await asyncio.to_thread(server.close)

@@ -1,5 +1,7 @@
-"""Which way KV takes between a store node or a worker and who reads and writes there: shared memory on one host, all
-NICs between two. The nodes are processes, and the two hosts network namespaces with four NICs each."""
+"""The way of KV between a store node or a worker and its clients: shared memory on one host, all NICs between two.
+
+The nodes are processes, and the two hosts network namespaces with four NICs each.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ MANY = 32 * MIB // OBJECT
 
 
 def moved(engine: TransferEngine) -> dict[str, int]:
-    """Bytes by transport, as initiator."""
+    """Returns the bytes moved as initiator, by transport."""
     by_transport: dict[str, int] = {}
     for one in engine.stats().paths:
         by_transport[one.path.transport] = by_transport.get(one.path.transport, 0) + one.nbytes
@@ -58,7 +60,7 @@ def scraped(service: ServiceProcess, metric: str) -> float:
 
 
 def until_scraped(service: ServiceProcess, metric: str, value: float) -> None:
-    """Who has the last byte may look before it is counted there."""
+    """Waits for a metric: a client may have the last byte before the server has counted it."""
     eventually(lambda: scraped(service, metric) == value, f"{metric} is {value}")
 
 
@@ -98,7 +100,7 @@ async def test_on_one_host_the_store_is_used_by_shared_memory(
         await client.until_listed(range(8))
         assert await client.get(range(8)) == [True] * 8
         assert moved(client.engine) == {"shm": 16 * OBJECT}
-        # The node copies what is put, and takes no part in what is read.
+        # The node copies what is put, and takes no part in reads.
         until_scraped(node, "pinyon_transfer_served_written_bytes_total", 8 * OBJECT)
         assert scraped(node, "pinyon_transfer_served_read_bytes_total") == 0
 
@@ -143,7 +145,7 @@ async def fleet():
 
 @shm
 async def test_on_one_host_workers_read_each_other_by_shared_memory(fleet: Fleet) -> None:
-    """From one that never pushed to the reader, so that the answer to Acquire is all that is known of it."""
+    """The source never pushed to the reader, which knows nothing of it but its answer to Acquire."""
     p, d = await fleet.pair()
     other = await fleet.start("prefill", "p1")
     client = await fleet.client(d)
@@ -203,7 +205,7 @@ def two_hosts(
 
 
 def redis_inside(netns: str, door: Path) -> subprocess.Popen[bytes]:
-    """A Redis at 10.77.0.2:6379 of the namespace, that answers. ``door`` is its Unix socket, for us outside."""
+    """Starts a Redis at 10.77.0.2:6379 of the namespace and waits for it. ``door`` is its Unix socket for the test."""
     wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "KILL"]
     executable = shutil.which("redis-server") or embedded_redis_executable()
     assert executable, "no redis-server"
@@ -250,7 +252,7 @@ def test_between_two_hosts_the_store_is_used_over_all_nics(
 
 
 class Shares:
-    """What each way has carried since an earlier look: by the engine's own account, and by the interface's counters."""
+    """The bytes of each path since an earlier look, by the engine's statistics and by the interfaces' counters."""
 
     def __init__(self, client: HostProcess, paths: dict[str, int], wire: dict[str, int]) -> None:
         self.paths: dict[str, int] = client.ask("paths")["bytes"]

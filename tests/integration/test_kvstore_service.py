@@ -1,4 +1,4 @@
-"""Store nodes and their client: what is put is what is read, whoever dies, times out, evicts or restarts meanwhile."""
+"""Store nodes and their client: reads return what was put, despite deaths, timeouts, evictions and restarts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_the_class_of_a_put_stays_with_its_objects(redis_url: str) -> None
 
 
 async def call(address: str, stub: Any, method: str, request: Any) -> Any:
-    """A raw call, as a client that is not ours would make it."""
+    """Makes a raw call, as a foreign client would."""
     async with open_channel(address) as channel:
         try:
             return await getattr(stub(channel), method)(request, timeout=WAIT_S)
@@ -96,7 +96,7 @@ async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
         assert list(result) == expected
         assert node.figure("put_objects_total") == 3
         assert node.figure("put_bytes_total") == 3 * OBJECT
-        # before the metadata is there, the node itself says so
+        # Until the metadata has the object, the node itself says that it exists.
         life = Life("kv-0", node.node.boot_id)
         await client.store.metadata._redis.hdel(f"pinyon:v1:block:{key(1).hex()}", str(life))
         assert await client.put([1]) == (PutOutcome.EXISTS,)
@@ -109,7 +109,8 @@ async def test_another_put_that_is_not_over_does_not_count_as_stored(redis_url: 
         other = await call(node.address, STORE, "PutStart", start)
         result = await client.put([1, 2])
         assert result == (PutOutcome.BEING_PUT, PutOutcome.STORED)
-        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))  # it gives up
+        # The other put gives up.
+        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
         await client.stored([1])
 
 
@@ -140,7 +141,7 @@ async def test_many_more_puts_than_there_are_places_are_served_in_turn(redis_url
             if outcome is PutOutcome.STORED:
                 left.discard(number)
             else:
-                assert outcome is PutOutcome.FAILED  # no place: the node is busy, which is no reason to avoid it
+                assert outcome is PutOutcome.FAILED  # no place, since the node is busy, which is no reason to avoid it
 
         async def all_stored() -> bool:
             await asyncio.gather(*map(put, sorted(left)))
@@ -201,7 +202,7 @@ async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str)
         result = await client.put(range(200, 200 + CAPACITY))
         assert result.count(PutOutcome.NO_SPACE) == 2
         await client.remove([1])
-        # the lease still reads what it was granted, even what was removed
+        # The lease still reads what it was granted, even after a removal.
         segment = segment_from_proto(lease.segment)
         results = await client.engine.transfer_async(
             [
@@ -250,13 +251,13 @@ async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(redis_url
         start.timeout_ms = 50
         put = await call(node.address, STORE, "PutStart", start)
         assert {slot.state for slot in put.slots} == {kvstore_pb2.PUT_SLOT_STATE_RESERVED}
-        # The writer is silent until its time is up.
+        # The writer is silent until its put times out.
         await eventually(lambda: node.figure("open_puts") == 0, "the put timed out")
         assert node.figure("expired_puts_total") == 1
         assert node.figure("used_bytes") == 0
         # Others get the room …
         await client.stored(range(50, 50 + CAPACITY))
-        # … and the late writer gets neither at it nor at an end for its put.
+        # … and the late writer can neither write to it nor end its put.
         segment = segment_from_proto(put.segment)
         late = TransferRequest(
             Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, put.slots[0].offset_bytes, OBJECT
@@ -276,7 +277,7 @@ async def test_a_cancelled_put_gives_its_room_back(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
         objects = client.fill(range(8))
         cancelled = 0
-        for turns in range(60):  # cut it at many different places
+        for turns in range(60):  # cancelled at many different points
             put = asyncio.create_task(client.store.put(objects, OBJECT, WAIT_S))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -343,7 +344,7 @@ async def test_what_an_earlier_life_listed_is_void_and_is_cleaned_up(redis_url: 
 
 async def test_a_process_that_took_the_name_stops_the_older_one(redis_url: str) -> None:
     async with (
-        running_node(redis_url, node_lease_s=3.0) as older,  # finds out at its next renewal
+        running_node(redis_url, node_lease_s=3.0) as older,  # notices at its next renewal
         running_node(redis_url) as newer,
         client_of(redis_url) as client,
     ):
@@ -358,7 +359,7 @@ async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
         dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9", 1 << 20)
         await client.store.metadata.register(dead, WAIT_S)
         await client.store.metadata.add(dead.life, [(key(500), OBJECT)])
-        # numbers whose first choice is the dead node and numbers whose first choice is not
+        # Numbers whose first choice is the dead node, and others.
         for number in range(12):
             await client.stored([number])
         assert len(node.node.table) == 12
@@ -397,7 +398,7 @@ async def test_bad_requests_are_refused_by_field(redis_url: str) -> None:
 
 
 async def test_the_conductor_knows_what_the_node_holds(redis_url: str) -> None:
-    settings = ConductorSettings(index_stride_tokens=1)  # there is no worker to say how long blocks are
+    settings = ConductorSettings(index_stride_tokens=1)  # no worker tells the conductor the length of blocks
     conductor = build(settings, CollectorRegistry(), Telemetry("conductor", "conductor"))
     address = await conductor.server.start()
     stub = conductor_pb2_grpc.ConductorServiceStub

@@ -1,4 +1,4 @@
-"""Tenants beside each other: nobody fills the queue alone, and nobody asks for more than it may."""
+"""Limits between tenants: no tenant fills the queue alone or exceeds its rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.test_lb_life import ask
 from tests.long import usually
 
 NOW_S = 1000.0
-"""A clock that stands still: no rate recovers while a test goes on."""
+"""A fixed time, so that no rate recovers during a test."""
 
 
 def keyed(key: str) -> dict[str, str]:
@@ -82,7 +82,7 @@ async def test_tokens_per_minute_count_what_was_used(keys):
         assert (await bench.complete("hello", keyed("sk-d"), max_tokens=20)).status == 500
         bench.workers[0].error = None
         await bench.idle()
-        # 5 of the prompt are gone; what was not generated came back
+        # The 5 tokens of the prompt are spent; those not generated came back.
         reply = await bench.complete("hello", keyed("sk-d"), max_tokens=15)
         assert reply.status == 200
         assert reply.headers["x-ratelimit-limit-tokens"] == "30"
@@ -115,7 +115,7 @@ async def test_the_same_by_grpc(keys):
 
 
 async def test_a_tenant_s_bodies_leave_room_for_those_of_others(keys):
-    """As with the queue: nobody fills alone what is there for all, not by sending slowly either."""
+    """A tenant alone cannot fill the room shared by all, as with the queue, not even by sending slowly."""
     size = (4 << 20) - 100
     async with running_lb(api_keys_file=keys, bodies_limit_mib=16, body_timeout_s=WAIT_S) as bench:
         async with contextlib.AsyncExitStack() as stack:
@@ -140,7 +140,7 @@ async def test_a_tenant_s_bodies_leave_room_for_those_of_others(keys):
 
 
 async def test_grpc_calls_without_key_or_place_are_refused_unread(keys):
-    """Else whoever reaches the port could make us hold 4 MiB a call for as long as it likes."""
+    """A client of the port could otherwise make the load balancer hold 4 MiB a call for any time."""
 
     async def never():
         await asyncio.Event().wait()
@@ -179,8 +179,7 @@ async def test_what_is_refused_for_itself_leaves_its_place(body):
 
 @pytest.mark.slow
 async def test_hundreds_of_streams_at_once():
-    """All have their first token before any has its last, with the default limits. (Two thousand, through all of the
-    suite: test_cluster_streams.py.)"""
+    """All have their first token before any has its last, with default limits. (test_cluster_streams.py has 2,000.)"""
     count = usually(500, long=2000)
     async with running_lb(workers=1, conductor_timeout_s=60) as bench:
         (worker,) = bench.workers

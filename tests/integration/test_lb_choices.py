@@ -1,4 +1,4 @@
-"""Calls for more than one text: choices, prompts, echoes, log-probabilities, and what they cost."""
+"""Calls for several texts: choices, prompts, echoes, log-probabilities, and their cost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 def client_of(bench):
-    import openai  # not above: every worker that collects this would import it, in half a second
+    import openai  # here, as importing it takes half a second in every worker that collects this file
 
     return openai.AsyncOpenAI(base_url=f"http://{bench.http}/v1", api_key="unused", max_retries=0, timeout=WAIT_S)
 
 
 def bad_request() -> type[Exception]:
-    from openai import BadRequestError  # as above
+    from openai import BadRequestError
 
     return BadRequestError
 
@@ -90,7 +90,7 @@ async def test_choices_run_side_by_side_on_what_slots_there_are():
 
 @pytest.mark.parametrize("slots", [1, 2])
 async def test_a_call_needs_no_more_than_one_slot(slots):
-    """It neither waits for a second one nor takes it from who waits for it."""
+    """The call neither waits for a second slot nor takes it from a waiting request."""
     async with running_lb(in_flight_limit=slots, queue_limit=1) as bench:
         worker = bench.workers[0]
         worker.go.clear()
@@ -178,7 +178,7 @@ async def test_too_many_prompts_are_refused():
         await bench.idle()
 
 
-# ---------------------------------------------------------------- what is sampled, and what is told beside the text
+# ---------------------------------------------------------------- sampling, and what is reported beside the text
 
 SAMPLED = {
     "repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": -0.5, "min_p": 0.25, "min_tokens": 2,
@@ -234,7 +234,7 @@ async def test_an_echo_comes_before_the_text(prompts):
 
 @pytest.mark.parametrize("path", ["/v1/completions", CHAT])
 async def test_usage_is_told_all_along_if_asked_for(path):
-    """guidellm asks for it with every stream, and ``vllm bench serve`` for the last one."""
+    """guidellm asks for usage with every stream, and ``vllm bench serve`` with the last chunk."""
     said = {"messages": HI} if path == CHAT else {"prompt": "aaaaaa"}
     async with running_lb() as bench:
         body = {"model": MODEL, **said, "max_tokens": 3, "stream": True, "repetition_penalty": 1.0}
@@ -291,12 +291,12 @@ async def test_reports_of_several_choices():
 # ---------------------------------------------------------------- log-probabilities
 
 GENERATED = "né!".encode()
-"""Two of its four tokens are half a character each."""
+"""Four tokens, two of which are half a character each."""
 SAID = tuple(zip(("n", "", "é", "!"), GENERATED, strict=True))
 
 
 def likely(tokens, count: int) -> list[TokenLogprob]:
-    """Falls with the token's id; the likeliest are others."""
+    """Returns log-probabilities that fall with the token's id; the likeliest tokens are others."""
     top = tuple((97 + rank, -rank / 10) for rank in range(count))
     return [TokenLogprob(-token / 100, top) for token in tokens]
 
@@ -328,7 +328,7 @@ async def test_log_probabilities_of_a_completion(told):
 
 
 async def test_of_two_tokens_with_one_text_the_likelier_is_told(told):
-    """Clients find out whether a token was the likeliest by the largest of them."""
+    """Clients take the largest log-probability of a text to learn whether its token was the likeliest."""
     client, worker = told
     worker.logprobs_of = lambda tokens, _: [TokenLogprob(-3.0, ((0xC2, -1.0), (0xC4, -2.0))) for _ in tokens]
     answer = await client.completions.create(model=MODEL, prompt="ab", max_tokens=2, logprobs=2)
@@ -341,7 +341,7 @@ async def test_of_two_tokens_with_one_text_the_likelier_is_told(told):
 
 
 async def test_what_lm_eval_sends(told):
-    """Lists of tokens, an echo, one token that nobody wants, and log-probabilities of the prompt."""
+    """Lists of tokens, an echo, one token that is not used, and log-probabilities of the prompt."""
     client, worker = told
     prompts = [list("né".encode()), list(b"abc")]
     for max_tokens in (1, 0):
@@ -393,7 +393,6 @@ async def test_log_probabilities_of_a_chat(told):
 
 
 async def test_a_call_fails_where_an_instance_tells_no_logprobs():
-    """Nobody is given an answer that lacks what was asked for."""
     async with running_lb() as bench:
         for worker in bench.workers:
             worker.tells_logprobs = False

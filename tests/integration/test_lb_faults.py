@@ -1,4 +1,4 @@
-"""What failed is passed over, what came back is used, and nothing that one fault taught lasts for ever."""
+"""Recovery: a failed instance is passed over, a returned one is used, and nothing that a fault taught lasts forever."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask(prompt: str = "hello", **fields) -> bytes:
 
 
 async def restarted(bench: Bench, workers: list[FakeWorker], **switches) -> None:
-    """The conductor dies and comes back on its port, and ``workers`` are all that have registered with it."""
+    """Restarts the conductor on its port, with ``workers`` as all that have registered with it."""
     port = int(bench.conductor.address.rpartition(":")[2])
     sessions = bench.lb.conductor.sessions
     await bench.conductor.stop()
@@ -47,7 +47,7 @@ async def restarted(bench: Bench, workers: list[FakeWorker], **switches) -> None
 @pytest.mark.parametrize("code", ["NOT_FOUND", "UNAVAILABLE"])
 @pytest.mark.parametrize("known", [0, 1], ids=["empty", "shrunken"])
 async def test_a_request_in_the_window_of_a_conductor_s_restart(code, known):
-    """Its list is empty, or has half a pair. On what was known before, everything is served at once."""
+    """The conductor's list is empty, or has half a pair. By its older list the load balancer serves all at once."""
     async with running_lb(instances_grace_s=3600, placement_wait_s=WAIT_S) as bench:
         error = common_pb2.Error(code=code, message="no instance", retry_after_ms=1000)
         everyone = list(bench.conductor.workers)
@@ -90,7 +90,7 @@ async def test_in_its_own_session_the_conductor_s_word_counts_at_once():
 
 
 async def test_instances_the_conductor_lost_are_tried_as_a_last_resort():
-    """Its network is at fault, or it stood still: the load balancer reaches them."""
+    """The conductor's network is at fault, or it was frozen: the load balancer still reaches the instances."""
     async with running_lb(placement_wait_s=WAIT_S) as bench:
         first, second = bench.workers
         for worker in bench.workers:
@@ -122,7 +122,7 @@ async def test_another_instance_at_a_kept_address_takes_its_place():
 
 @pytest.mark.parametrize("routing", ["least_loaded", "round_robin"])
 async def test_three_dead_of_eight_are_never_503_while_others_idle(routing):
-    """The dead ones have nothing in flight, so they are the least loaded; the first request meets them all."""
+    """The dead ones have nothing in flight, so they are the least loaded; the first request tries them all."""
     async with running_lb(workers=8, routing=routing, attempts=2) as bench:
         await bench.conductor.stop()
         await spin(lambda: not bench.lb.conductor.connected)
@@ -135,7 +135,7 @@ async def test_three_dead_of_eight_are_never_503_while_others_idle(routing):
 
 
 async def test_instances_that_refuse_are_passed_over_however_many():
-    """Five of eight drain, as in a rolling upgrade without a conductor."""
+    """Five of eight instances drain, as in a rolling upgrade without a conductor."""
     async with running_lb(workers=8, attempts=2) as bench:
         await bench.conductor.stop()
         await spin(lambda: not bench.lb.conductor.connected)
@@ -171,8 +171,7 @@ async def test_an_instance_that_returns_on_its_address_is_used_again():
 
 
 async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
-    """The list says that another process is at the address: a session opened before may be to nobody. If it is not,
-    what runs on it is not cut."""
+    """A session opened before may lead to the dead process at that address. If it lives, its requests are not cut."""
     async with running_lb(workers=1) as bench:
         (worker,) = bench.workers
         worker.go.clear()
@@ -213,7 +212,7 @@ async def test_a_session_to_a_gone_instance_ends_with_its_last_request():
 
 @asynccontextmanager
 async def upgrading(**settings):
-    """``w0`` generates two tokens and dies; ``w1`` has other weights already."""
+    """Yields ``w0``, which generates two tokens and dies, and ``w1``, which has other weights already."""
     async with running_lb(placement_wait_s=0.1, **settings) as bench:
         old, new = bench.workers
         new.fingerprint = "new weights"
@@ -260,7 +259,7 @@ async def test_with_the_same_weights_elsewhere_it_goes_on_there():
 
 
 async def test_another_instance_serves_where_an_upgraded_one_refuses():
-    """The list still has its old weights, so the keys and the fingerprint it is sent are the old ones."""
+    """The list still has its old weights, so the request carries the old keys and the old fingerprint."""
     async with running_lb() as bench:
         first, second = bench.workers
         first.fingerprint = "new weights"
@@ -286,7 +285,7 @@ async def test_a_list_that_cannot_be_taken_ends_nobody_s_request():
     session.start()
     try:
         await spin(lambda: session.connected)
-        await conductor.until(lambda: conductor.messages)  # the hello's answer would be late, too
+        await conductor.until(lambda: conductor.messages)  # otherwise the hello's answer would be late, too
         conductor.late.clear()
         placing = asyncio.ensure_future(session.place(conductor_pb2.ScheduleRequest(request_id="r"), 8))
         await conductor.until(lambda: conductor.requests)
@@ -315,7 +314,7 @@ async def test_a_message_that_makes_no_sense_fails_its_request_only():
         await bench.idle()
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- metrics
 
 
 async def test_requests_without_a_token_are_counted_apart():

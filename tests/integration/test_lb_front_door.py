@@ -1,4 +1,4 @@
-"""Around the generations: other routes, web pages, compressed bodies, ids, clients that send nothing more."""
+"""The front door beside generations: other routes, web pages, compressed bodies, ids, clients that end sending."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_texts_become_tokens_and_back():
         assert found["token_strs"] == ["a", "b"]
         back = await bench.post("/detokenize", {"model": MODEL, "tokens": list("né".encode())})
         assert back.json == {"prompt": "né"}
-        long = "é" * 20_000  # longer than the context, and written beside the event loop
+        long = "é" * 20_000  # longer than the context, and written outside the event loop
         found = (await bench.post("/tokenize", {"prompt": long})).json
         assert (found["count"], bytes(found["tokens"])) == (40_000, long.encode())
         assert (await bench.post("/detokenize", {"tokens": found["tokens"]})).json == {"prompt": long}
@@ -42,7 +42,7 @@ async def test_texts_become_tokens_and_back():
 
 @pytest.mark.parametrize("vocabulary", ["llama-bytes-bos", "llama-pieces-bos"])
 async def test_many_tokens_are_decoded_piece_by_piece(monkeypatch, vocabulary):
-    """At once they would hold up everybody, also in a thread: the tokenizer keeps the GIL."""
+    """Decoding at once would block all other requests, even in a thread: the tokenizer keeps the GIL."""
     folder = Path(__file__).parents[1] / "data" / "golden_text" / vocabulary
     async with running_lb(1, model=str(folder), served_model_name=MODEL) as bench:
         tokenizer, sizes = bench.lb.prompts.default.tokenizer, []
@@ -196,7 +196,7 @@ BAD_GZIP = [
     (lying(BOMB, 100), {400}),
     (lying(BOMB, 8192), {400}),
     (lying(b"{}", 3), {400}),
-    (gzip.compress(ask(max_tokens=1))[:-9], {400, 413}),  # cut: what is now its end may say any size
+    (gzip.compress(ask(max_tokens=1))[:-9], {400, 413}),  # after the cut, its end may claim any size
     (gzip.compress(ask(max_tokens=1)) * 2, {400}),
     (zlib.compress(ask(max_tokens=1)), {400, 413}),
     (b"", {400}),
@@ -294,7 +294,7 @@ async def test_urls_and_heads_are_bounded(target, fields, status, limit):
 
 
 async def answer_after_end(connection: Connection) -> tuple[int, bytes]:
-    """Status and all that follows the head, interim answers skipped."""
+    """Returns the status and all that follows the head, without interim answers."""
     while (head := await connection.head())[0] == 100:
         pass
     async with asyncio.timeout(WAIT_S):
@@ -349,7 +349,7 @@ async def test_a_client_that_closes_its_socket_is_known_to_be_gone(stream):
                 await connection.chunk()
             await worker.until(lambda: worker.open)
             connection.writer.close()
-            if stream:  # what is sent to it shows that it is gone
+            if stream:  # writing to the client shows that it is gone
                 worker.hold_after = 2
                 worker.go.set()
             else:

@@ -1,4 +1,4 @@
-"""Clients that mean harm, or break: what they make the load balancer hold, and what others notice of them."""
+"""Clients that are hostile or broken: the memory they make the load balancer hold, and their effect on others."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.integration.lb_harness import MODEL, WAIT_S, Bench, Connection, expec
 SEED = 20_261_122
 
 
-# ---------------------------------------------------------------- what is held
+# ---------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize(("begin", "piece", "status"), NEVER_ENDING)
 async def test_what_never_ends_is_cut_and_costs_no_memory(tmp_path, begin, piece, status):
-    """6 MB of it; before, a head took 72 MB and trailers 73."""
+    """An endless request of 6 MB; an earlier version held 72 MB for a head and 73 MB for trailers."""
     async with live_lb(tmp_path) as lb:
         before = lb.memory_bytes
         async with Connection(lb.http) as connection:
@@ -40,7 +40,7 @@ async def test_what_never_ends_is_cut_and_costs_no_memory(tmp_path, begin, piece
 
 
 async def test_many_connections_hold_little_each(tmp_path):
-    """400 heads that do not end, 400 bodies that nobody authenticated."""
+    """Connections with 400 unfinished heads and 400 bodies without a valid key."""
     keys = tmp_path / "keys"
     keys.write_text("sk-a anna\n")
     async with live_lb(tmp_path, api_keys_file=str(keys)) as lb, contextlib.AsyncExitStack() as stack:
@@ -90,7 +90,7 @@ async def test_a_trailer_is_no_header(tmp_path, packet):
         assert bench.workers[0].submissions[0].request_class.user == ""
 
 
-# ---------------------------------------------------------------- who is answered before the body
+# ---------------------------------------------------------------- answers before the body
 
 
 async def test_who_has_no_key_or_no_place_is_told_before_the_body(tmp_path):
@@ -111,13 +111,13 @@ async def test_who_has_no_key_or_no_place_is_told_before_the_body(tmp_path):
         await bench.idle()
 
 
-# ---------------------------------------------------------------- who leaves
+# ---------------------------------------------------------------- clients that leave
 
 
 @pytest.mark.parametrize("size", [2_000, 90_000, 200_000])
 @pytest.mark.parametrize("how", ["reset", "closed", "pipelined"])
 async def test_who_leaves_is_noticed_whatever_the_body(tmp_path, size, how):
-    """On every hop; before, a body of more than 64 KiB let the request run to its end."""
+    """A leaving client is noticed on every hop; before, a body of more than 64 KiB let the request run to its end."""
     async with live_lb(tmp_path) as lb:
         worker = lb.workers[0]
         worker.go.clear()
@@ -129,7 +129,7 @@ async def test_who_leaves_is_noticed_whatever_the_body(tmp_path, size, how):
                 linger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 connection.drop()
             else:
-                if how == "pipelined":  # more than is read ahead: reading has stopped
+                if how == "pipelined":  # more than is read ahead, so that reading has stopped
                     connection.writer.write(b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 10_000)
                     await connection.writer.drain()
                 connection.writer.close()
@@ -139,7 +139,7 @@ async def test_who_leaves_is_noticed_whatever_the_body(tmp_path, size, how):
 
 @pytest.mark.parametrize("size", [2_000, 200_000])
 async def test_who_only_sends_nothing_more_is_still_there(tmp_path, size):
-    """With the event loop that is used."""
+    """The event loop is the one of production."""
     async with live_lb(tmp_path) as lb:
         worker = lb.workers[0]
         worker.go.clear()
@@ -147,14 +147,15 @@ async def test_who_only_sends_nothing_more_is_still_there(tmp_path, size):
             connection.send("POST", "/v1/completions", ask(MODEL, size=size, max_tokens=3))
             await worker.until(lambda: worker.open)
             connection.writer.write_eof()
-            assert (await connection.head())[0] == 100  # what it is asked whether it is there with
+            # An interim answer, by which the server checks that the client is there.
+            assert (await connection.head())[0] == 100
             worker.go.set()
             assert (await connection.reply()).status == 200
             assert await connection.reader.read() == b""
         await lb.idle()
 
 
-# ---------------------------------------------------------------- who is slow
+# ---------------------------------------------------------------- slow clients
 
 
 async def test_a_stalled_request_does_not_touch_the_answer_before_it():
@@ -167,7 +168,7 @@ async def test_a_stalled_request_does_not_touch_the_answer_before_it():
         connection.writer.write(stalled)
         status, _ = await connection.head()
         text = await connection.chunk()
-        async with Connection(bench.http) as later:  # when its time is over, that of the other one would be, too
+        async with Connection(bench.http) as later:  # by its deadline, the first connection's would have passed, too
             later.writer.write(stalled)
             assert (await later.reply()).status == 408
         worker.go.set()
@@ -191,7 +192,6 @@ async def test_a_stalled_request_does_not_touch_the_answer_before_it():
     ],
 )
 async def test_who_drips_is_cut(beginning):
-    """A byte now and then buys no time."""
     async with running_lb(head_timeout_s=0.3, body_timeout_s=0.3) as bench, Connection(bench.http) as connection:
         connection.writer.write(beginning)
         reply = asyncio.ensure_future(connection.reply())
@@ -214,7 +214,7 @@ async def test_empty_lines_keep_no_connection_open():
 
 
 async def test_metrics_do_not_take_the_loop(monkeypatch):
-    """Four connections that asked for nothing else, without a key, held everybody else up for 5 s."""
+    """Four connections that asked only for metrics, without a key, held up all others for 5 s."""
     made = 0
 
     def make(_) -> bytes:
@@ -238,11 +238,11 @@ async def test_metrics_do_not_take_the_loop(monkeypatch):
         assert made > 1
 
 
-# ---------------------------------------------------------------- who asks for too much
+# ---------------------------------------------------------------- oversized requests
 
 
 async def loop_s(bench: Bench, body: bytes, status: int) -> float:
-    """How long the loop's thread computes for a request, at best: what else the machine does makes it longer only."""
+    """Returns the least time that the loop's thread computes for a request; other load on the machine only adds."""
     found = []
     for _ in range(3):
         begun_s = time.thread_time()
@@ -252,7 +252,7 @@ async def loop_s(bench: Bench, body: bytes, status: int) -> float:
 
 
 async def test_a_large_body_does_not_hold_up_the_loop():
-    """Reading it takes several times as long as what is left to the loop's thread."""
+    """Parsing the body takes several times as long as the loop's thread may."""
     tokens = random.Random(SEED).choices(range(256), k=1_100_000)
     body = json.dumps({"model": MODEL, "prompt": tokens}, separators=(",", ":")).encode()
     assert 3_900_000 < len(body) < 4 << 20
@@ -291,7 +291,7 @@ BOMBS = {
     "large numbers": lambda: b'{"prompt":[' + b"99999999999," * 200_000 + b"1]}",
     "backslashes": lambda: b'{"prompt":"' + b"\\" * 4_000_000,
 }
-"""Made when they are sent: every worker of pytest-xdist collects all tests."""
+"""Bodies that are made when they are sent, as every worker of pytest-xdist collects all tests."""
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
@@ -345,7 +345,7 @@ async def test_an_address_that_a_trusted_proxy_names_has_its_share():
 
 
 async def test_nobody_else_is_believed_for_whom_he_asks():
-    """Else anybody could use up what somebody else may have, or have any number of names."""
+    """A client could otherwise use up another client's limit, or claim any number of names."""
     named = {"x-forwarded-for": "198.51.100.7"}
     async with running_lb(requests_per_peer=1, trusted_proxies="192.0.2.0/24") as bench:
         bench.workers[0].go.clear()
@@ -446,7 +446,7 @@ async def test_sigterm_makes_a_lame_duck(tmp_path):
 
 
 async def test_who_connected_in_time_is_answered():
-    """Connections that the kernel made and nobody accepted; closing the listener reset them."""
+    """Connections that the kernel made and the server has not accepted yet; closing the listener used to reset them."""
     async with running_lb() as bench:
         address = ("127.0.0.1", int(bench.http.rpartition(":")[2]))
         clients = [socket.create_connection(address, WAIT_S) for _ in range(20)]
@@ -464,7 +464,7 @@ async def test_who_connected_in_time_is_answered():
             socket.create_connection(address, WAIT_S)
 
 
-# ---------------------------------------------------------------- what is counted
+# ---------------------------------------------------------------- metrics
 
 
 async def test_a_stream_that_breaks_counts_as_what_its_client_saw():
@@ -481,7 +481,7 @@ async def test_a_stream_that_breaks_counts_as_what_its_client_saw():
 
 
 async def test_time_runs_from_the_head():
-    """A body that takes its time to arrive is part of what its client waits for."""
+    """A body that arrives slowly is part of its client's waiting time."""
     async with running_lb() as bench, Connection(bench.http) as connection:
         body = ask(MODEL, max_tokens=1)
         connection.send("POST", "/v1/completions", None, {"content-length": str(len(body)), "x-pinyon-report": "1"})

@@ -1,4 +1,4 @@
-"""The HTTP front door as clients see it: OpenAI's shapes, the official client, errors, limits."""
+"""The HTTP front door as clients see it: OpenAI's formats, the official client, errors, limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_streamed_chat_has_openai_s_events():
 
 
 async def test_the_official_client_works():
-    import openai  # not above: every worker that collects this would import it, in half a second
+    import openai  # here, as importing it takes half a second in every worker that collects this file
 
     async with running_lb() as bench:
         client = openai.AsyncOpenAI(base_url=f"http://{bench.http}/v1", api_key="unused", max_retries=0, timeout=WAIT_S)
@@ -114,7 +114,7 @@ async def test_what_a_submission_carries():
         assert 0 < sent.timeout_ms <= 600_000
         sampling = sent.sampling
         assert (sampling.top_k, sampling.seed, list(sampling.stop), sampling.ignore_eos) == (7, 2**64 - 1, ["x"], True)
-        # without a seed, two sampled requests differ; ids that are no ids are replaced
+        # Without a seed, two sampled requests differ; invalid ids are replaced.
         for _ in range(2):
             reply = await bench.complete("p", {"x-request-id": "spaces are bad"}, max_tokens=1)
             assert "spaces" not in reply.headers["x-request-id"]
@@ -235,7 +235,7 @@ async def test_bad_requests_are_openai_errors():
                 reply = await connection.reply()
                 assert (reply.status, reply.json["error"]["param"]) == (status, param), (method, path, body, reply)
                 assert set(reply.json["error"]) == {"message", "type", "param", "code"}
-                # the connection lives on
+                # The connection still works.
                 connection.send("GET", "/health")
                 assert (await connection.reply()).status == 200
         cached = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "annotations": []}
@@ -308,7 +308,7 @@ async def test_what_is_not_http_gets_an_error_object():
                 connection.writer.write(unfinished)
                 assert (await connection.reply()).status == 408
                 assert await connection.reader.read() == b""
-        async with Connection(bench.http) as connection:  # says nothing at all
+        async with Connection(bench.http) as connection:  # sends nothing at all
             assert (await asyncio.wait_for(connection.reader.read(), WAIT_S)) == b""
         await bench.idle()
 

@@ -1,4 +1,4 @@
-"""Requests that do not go straight: disconnects in every phase, instances that die, no conductor, full queues."""
+"""Requests with disturbances: disconnects in every phase, instances that die, no conductor, full queues."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_an_instance(stream, after):
 
 @pytest.mark.parametrize("limits", [{"unread_tokens": 1000}, {"write_stall_s": 0.2}], ids=["too-much", "too-long"])
 async def test_a_client_that_does_not_read_is_cut(limits):
-    """8 MB are more than the kernel buffers; the instance is not held up, and others are served all the while."""
+    """The kernel buffers less than these 8 MB. The instance is not held up, and others are served meanwhile."""
     async with running_lb(**limits) as bench:
         worker = bench.workers[0]
         worker.padding = "x" * 2000
@@ -95,7 +95,7 @@ async def test_a_client_that_does_not_read_is_cut(limits):
                 await bench.idle()
 
 
-# ---------------------------------------------------------------- instances that go away
+# ---------------------------------------------------------------- instances that disappear
 
 
 @pytest.mark.parametrize("die_at", [0, 1, 7, 19])
@@ -131,7 +131,7 @@ async def test_a_prefill_instance_that_failed_is_the_one_excluded():
         failed = asyncio.ensure_future(bench.complete(max_tokens=2))
         await bench.conductor.until(lambda: len(bench.conductor.requests) >= 2)
         assert list(bench.conductor.requests[1].exclude_instance_ids) == ["w1"]
-        # The fake then computes the prompt itself and says again that this failed, so it is passed over too.
+        # The fake then computes the prompt itself and reports this failure again, so it is passed over too.
         assert (await failed).status == 200
         assert list(bench.conductor.requests[2].exclude_instance_ids) == ["w0", "w1"]
         await bench.idle()
@@ -147,7 +147,7 @@ async def test_when_every_instance_fails_it_is_503_in_time():
         for worker in bench.workers:
             worker.die_at = 2
         reply = await bench.complete("stream", max_tokens=5, stream=True)
-        assert reply.status == 200  # it had begun
+        assert reply.status == 200  # the answer had begun
         assert json.loads(reply.events[-2])["error"]["code"] == "unavailable"
         assert reply.events[-1] == "[DONE]"
         await bench.idle()
@@ -273,7 +273,8 @@ async def test_without_any_instance_it_is_503():
 
 
 async def test_a_request_waits_for_an_instance_to_come():
-    async with running_lb(instances_grace_s=0.05, placement_wait_s=WAIT_S) as bench:  # what was known is soon forgotten
+    # Known instances are soon forgotten.
+    async with running_lb(instances_grace_s=0.05, placement_wait_s=WAIT_S) as bench:
         here, bench.conductor.workers = bench.conductor.workers, []
         bench.conductor.push()
         await spin(lambda: not bench.lb.view.addresses)
@@ -311,7 +312,7 @@ async def test_a_request_that_takes_too_long_is_504(stream):
         labels = {"finish": "deadline_exceeded", "model": MODEL}
         assert bench.registry.get_sample_value("pinyon_lb_requests_total", labels) == 1
         await bench.idle()
-        # On a machine so busy that the time was over before it got there, nobody had to be told.
+        # On a very busy machine the time was over before the request got there, so there is nothing to cancel.
         await worker.until(lambda: worker.cancelled or not worker.submissions)
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server: what it says is so, and it says all."""
+"""The OpenAPI document against the server: it is correct and complete."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KNOWN = {
 
 
 def faults(value, schema: dict, at: str = "$") -> list[str]:
-    """What of JSON Schema the document uses; anything else is a fault of the document."""
+    """Returns how a value violates a schema; a keyword that is not handled here is a fault of the document."""
     assert schema.keys() <= KNOWN, schema.keys() - KNOWN
     if "$ref" in schema:
         return faults(value, SCHEMAS[schema["$ref"].removeprefix("#/components/schemas/")], at)
@@ -78,7 +78,7 @@ def faults(value, schema: dict, at: str = "$") -> list[str]:
 
 
 def examples(schema: dict) -> list:
-    """Values that it allows, its bounds among them."""
+    """Returns values that the schema allows, its bounds among them."""
     if "anyOf" in schema:
         return [value for each in schema["anyOf"] for value in examples(each)]
     if "enum" in schema:
@@ -137,7 +137,7 @@ def test_fields_are_accepted_exactly_where_they_are_documented(name):
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_what_is_not_documented_is_refused(name):
-    """By the schema and by the server; the words for bounds say what they are."""
+    """Both the schema and the server refuse it; the server's message names bounds."""
     fields, parse, base = REQUESTS[name]
     for field in fields:
         for value in ({"no": "such"}, -1e9, "no such"):

@@ -1,4 +1,4 @@
-"""Several load balancers behind one address, as processes: what they serve and count together, and how they end."""
+"""Several load balancers as processes behind one address: what they serve and count together, and how they end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ASK = b'{"model":"%b","prompt":"x","max_tokens":1}' % MODEL.encode()
 
 @dataclass
 class Processes(Front):
-    """Their parent, and the server behind them."""
+    """The parent of the processes, and the server behind them."""
 
     parent: ServiceProcess
     server: FakeServer
@@ -54,7 +54,7 @@ class Processes(Front):
         return psutil.Process(self.parent.pid).children()
 
     async def counted(self) -> dict[tuple[str, ...], float]:
-        """By the sample's name and its labels' values."""
+        """Returns their metrics by the sample's name and its labels' values."""
         async with Connection(self.parent.endpoints["metrics"]) as connection:
             connection.send("GET", "/metrics")
             page = (await connection.reply()).body.decode()
@@ -65,14 +65,14 @@ class Processes(Front):
         }
 
     async def until(self, condition: Callable[[dict[tuple[str, ...], float]], bool]) -> dict[tuple[str, ...], float]:
-        """Of their metrics."""
+        """Waits until their metrics meet the condition; returns the metrics."""
         async with asyncio.timeout(WAIT_S):
             while not condition(counted := await self.counted()):  # noqa: ASYNC110 - processes have no event for us
                 await asyncio.sleep(0.05)
         return counted
 
     async def ask(self, count: int) -> None:
-        """So many requests, each on a connection of its own."""
+        """Sends ``count`` requests, each on its own connection."""
         for _ in range(count):
             async with Connection(self.http) as connection:
                 connection.send("POST", "/v1/completions", ASK)
@@ -125,11 +125,11 @@ async def test_they_serve_count_and_end_as_one(tmp_path: Path) -> None:
         counted = await processes.until(
             lambda now: now.get(("pinyon_lb_process_restarts_total",)) == 1 and now.get(("pinyon_lb_processes",)) == 2
         )
-        assert counted[answered] == 40  # also of who is no more
+        assert counted[answered] == 40  # includes those of the ended process
         assert len(processes.pids - pids) == 1
         assert f"(pid {victim}) was killed by SIGKILL: started again in 0.5 s" in parent.log_path.read_text()
         await processes.until(both_serve)
-        for name in ("grpc", "grpc-1"):  # where they were, is known to others
+        for name in ("grpc", "grpc-1"):  # other services know these addresses
             socket.create_connection(parse_address(endpoints[name]), WAIT_S).close()
         await processes.ask(20)
         assert (await processes.counted())[answered] == 60
@@ -160,7 +160,7 @@ async def test_they_serve_count_and_end_as_one(tmp_path: Path) -> None:
 
 
 async def _refuses(address: str) -> None:
-    """Until nobody listens there."""
+    """Waits until no process listens at the address."""
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
@@ -168,7 +168,7 @@ async def _refuses(address: str) -> None:
                     await asyncio.sleep(0.02)
             except ConnectionRefusedError:
                 return
-            except ConnectionResetError:  # it listened, and stopped before it accepted
+            except ConnectionResetError:  # the listener stopped before it accepted
                 continue
 
 
@@ -181,7 +181,7 @@ async def test_they_end_with_their_parent(tmp_path: Path) -> None:
 
 
 async def test_the_port_is_free_once_their_parent_is_gone(tmp_path: Path) -> None:
-    """However long they would have gone on, and although a request is under way."""
+    """The port is kept neither by a long drain time nor by a request under way."""
     async with running(tmp_path, lame_duck_s=600) as processes:
         go, begun = asyncio.Event(), asyncio.Event()
 
@@ -223,7 +223,7 @@ DEAF = f"import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def child(code: str, **limits: Any) -> Balancer:
-    """One that runs this in place of a load balancer."""
+    """Returns a child that runs this code in place of a load balancer."""
 
     def launch(
         module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
@@ -236,7 +236,7 @@ def child(code: str, **limits: Any) -> Balancer:
 
 @contextlib.asynccontextmanager
 async def group_of(*codes: str, ask_s: float = 60.0, **limits: Any) -> AsyncIterator[Group]:
-    """Not started; none of its processes is left."""
+    """Yields a group that is not started; checks that none of its processes is left."""
     group = Group([child(code, ask_s=ask_s) for code in codes], **{"drain_s": 1.0, **limits})
     try:
         yield group
@@ -256,7 +256,7 @@ async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
 
 
 async def test_one_that_hangs_when_it_is_started_again_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
-    """However long its starts take: none of them counts as quick by the clock here."""
+    """The duration of its starts does not matter, as by the clock here none of them counts as quick."""
     monkeypatch.setattr(restarts, "QUICK_S", 0.0)
     hangs = "import os, sys, threading; os.path.exists({0!r}) and threading.Event().wait(); open({0!r}, 'x'); "
     async with group_of(hangs.format(str(tmp_path / "once")) + SERVES, quick_deaths_max=0) as group:
@@ -325,7 +325,7 @@ def processes_of(group: Group) -> float:
 
 
 async def test_one_that_hangs_is_not_asked_for_its_metrics() -> None:
-    """Somebody listens where it says that it shows them."""
+    """A process listens at the address of its metrics, but never answers."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as metrics:
         says = DEAF.replace("http", "metrics").replace("127.0.0.1:1", f"127.0.0.1:{metrics.getsockname()[1]}")
         async with group_of(says, drain_s=0.0) as group:
@@ -372,7 +372,7 @@ async def test_heartbeats_say_until_nobody_listens() -> None:
 
 
 async def test_one_whose_metrics_do_not_come_is_left_out() -> None:
-    """Nobody listens where it says that it shows them."""
+    """The address of its metrics has no listener."""
     async with group_of(DEAF.replace('\\"http\\"', '\\"metrics\\"'), drain_s=0.0) as group:
         await group.start(asyncio.Event())
         families = {each.name: each for each in await asyncio.to_thread(lambda: list(group.collect()))}

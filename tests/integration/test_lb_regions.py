@@ -1,4 +1,4 @@
-"""Requests that go to another region: what the client sees, what is left behind, and what is never done."""
+"""Requests that go to another region: what the client sees, what is left behind, and what must never happen."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ async def test_a_stream_goes_on_elsewhere_when_a_regions_instances_die():
 
 
 async def test_nothing_is_forwarded_twice():
-    """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
+    """A request forwarded to a region that is full by then waits there, although a third region has room."""
     async with running_regions("us", "eu", "ap") as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
         us.lb.models.use(geography=parse_geography({
             "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
         }))  # fmt: skip
         regions.say("us", FULL)
-        for session in eu.lb.serving.sessions:  # they tell what was so: `us` does not hear that it is full by now
+        for session in eu.lb.serving.sessions:  # they repeat an old state: `us` does not hear that it is full by now
             state = session._now()
             session._now = lambda state=state: state
         regions.say("eu", FULL)
@@ -201,7 +201,7 @@ async def test_a_region_without_instances_is_ready_while_others_are():
 
 
 async def test_clocks_that_differ_do_not_matter():
-    """Of one region by eleven days, and of the other one it goes slower by a thousandth."""
+    """One region's clock is eleven days ahead, the other's runs slower by a thousandth."""
     clocks = {"us": lambda: time.monotonic() + 1e6, "eu": lambda: 0.999 * time.monotonic() - 1e6}
     async with running_regions("us", "eu", clocks=clocks, request_timeout_s=600.0) as regions:
         for here, there in (("us", "eu"), ("eu", "us")):
@@ -250,7 +250,7 @@ async def test_load_never_overrides_law(tmp_path):
 
 
 async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):
-    """The sender's policy is another one, by mistake."""
+    """The sender has another policy by mistake."""
     policy = tmp_path / "geography.json"
     policy.write_text(json.dumps({"regions": {"us": [], "eu": []}, "rules": [{"from": ["eu"], "to": ["eu"]}]}))
     async with running_regions("us", "eu", geography_file=str(policy), linked=False) as regions:
@@ -290,7 +290,7 @@ async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
 
 
 class Caller:
-    """Somebody who speaks the protocol, and may do what no load balancer of ours does."""
+    """A caller that speaks the protocol, and may act as no load balancer of ours does."""
 
     def __init__(self, bench) -> None:
         self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
@@ -308,7 +308,7 @@ class Caller:
         await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
 
     async def meet(self) -> peer_pb2.SessionResponse:
-        """Until it is welcome: returns what says so."""
+        """Waits until it is welcome; returns the answer."""
         await self.hello()
         answer = await self.call.read()
         assert answer is not grpc.aio.EOF
@@ -428,7 +428,7 @@ async def test_a_caller_of_another_region_is_served():
 
 
 async def test_a_caller_that_falls_silent_is_left(monkeypatch):
-    """It was frozen, say: its connection stands, and what it has sent would be served for nobody."""
+    """A frozen caller keeps its connection, but its requests would be served in vain."""
     monkeypatch.setattr(inbound_module, "SILENT_TICKS", 5)
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         us = regions["us"]
@@ -436,7 +436,7 @@ async def test_a_caller_that_falls_silent_is_left(monkeypatch):
         await caller.meet()
         await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=1)]))
         await us.workers[0].until(lambda: us.workers[0].open)
-        await spin(lambda: us.lb.serving.running == 0)  # though nobody reads, either
+        await spin(lambda: us.lb.serving.running == 0)  # although no answer is read, either
         assert await caller.status() is grpc.StatusCode.UNAVAILABLE
         us.workers[0].go.set()
         await regions.idle()
@@ -450,7 +450,7 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
         us, worker = regions["us"], regions["us"].workers[0]
         worker.go.clear()
         await caller.meet()
-        for number in range(1, 5):  # of 160 KB each: three are the half that one may hold
+        for number in range(1, 5):  # 160 KB each: three are the half that one caller may hold
             request = caller.request(stream_id=number, tokens=40_000)
             await caller.call.write(peer_pb2.SessionRequest(requests=[request]))
         while not (message := await caller.call.read()).updates:
@@ -475,7 +475,7 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
 
 
 async def test_a_silent_region_is_left(monkeypatch):
-    """Its load balancer is frozen: its streams go on elsewhere."""
+    """The region's load balancer is frozen, so its streams continue elsewhere."""
     monkeypatch.setattr(link_module, "TICK_S", 0.02)
     async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
@@ -486,7 +486,7 @@ async def test_a_silent_region_is_left(monkeypatch):
         await there.until(lambda: there.open)
         for inbound in [*regions["eu"].lb.serving.sessions]:
             pace = Pace(lambda: 0, time.monotonic)
-            inbound._outgoing = Outgoing(peer_pb2.SessionResponse, pace, 9)  # what goes into it nobody writes
+            inbound._outgoing = Outgoing(peer_pb2.SessionResponse, pace, 9)  # nothing that goes into it is written
         assert (await running).json["choices"][0]["text"] == expected_text(5, 8)
         there.go.set()
         await regions.idle()

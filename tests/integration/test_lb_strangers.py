@@ -1,4 +1,4 @@
-"""What strangers make the load balancer hold at its gRPC port, before and after it is known that they have no key."""
+"""The memory that clients without a key make the load balancer hold at its gRPC port, before and after the check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.lb_harness import WAIT_S, Connection, live_lb, running_lb
 
 STREAMS = 300
 UNENDING = MAX_MESSAGE_BYTES - 1000
-"""Of a message that is 500 bytes longer."""
+"""The bytes sent of a message that is 500 bytes longer."""
 DATA, HEADERS, RST, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 INITIAL_WINDOW, FRAME_BYTES = 65_535, 16_384
 
@@ -33,7 +33,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 class Http2(Connection):
-    """Just enough of a client to send messages without an end."""
+    """A client with just enough of HTTP/2 to send messages without an end."""
 
     async def __aenter__(self) -> Http2:
         await super().__aenter__()
@@ -72,7 +72,7 @@ class Http2(Connection):
                 self.unsent.pop(stream, None)
 
     def refused(self, streams: int) -> bool:
-        """So many at least, or all: the connection was cut, as when it answers no pings."""
+        """Returns whether so many streams were refused, or the connection was cut, as when pings go unanswered."""
         return len(self.reset) >= streams or self.task.done()
 
     def call(self, method: str, message: bytes) -> None:
@@ -86,11 +86,11 @@ class Http2(Connection):
             "content-type": "application/grpc",
         }
         self.windows[stream] = self.initial
-        self.unsent[stream] = memoryview(message)  # of which the rest is cut off again and again
+        self.unsent[stream] = memoryview(message)  # the unsent rest is sliced repeatedly
         self.writer.write(frame(HEADERS, 4, stream, b"".join(literal(*field) for field in fields.items())))
 
     async def push(self, seconds: float) -> None:
-        """Send what may be sent."""
+        """Sends as much as the windows allow, for so many seconds."""
         end = asyncio.get_running_loop().time() + seconds
         while self.unsent and asyncio.get_running_loop().time() < end:
             for stream, rest in list(self.unsent.items()):
@@ -110,7 +110,7 @@ class Http2(Connection):
     [("/pinyon.api.lb.v1.LbService/Generate", 0), ("/grpc.health.v1.Health/Check", EACH_MAX)],
 )
 async def test_messages_without_an_end_are_few(tmp_path, method, held):
-    """Of 300 on one connection, 1.2 GB were held for as long as it stood, without a key."""
+    """An earlier version held 1.2 GB for 300 messages on one connection for as long as it stood, without a key."""
     keys = tmp_path / "keys"
     keys.write_text("sk-a anna\n")
     message = b"\0" + struct.pack(">I", UNENDING + 500) + bytes(UNENDING)
@@ -123,16 +123,16 @@ async def test_messages_without_an_end_are_few(tmp_path, method, held):
             async with asyncio.timeout(WAIT_S):
                 while not stranger.refused(STREAMS - held):  # noqa: ASYNC110 - a process has no event for us
                     await asyncio.sleep(0.01)
-            # Beside what has a place, each stream had one window's worth on its way until it was refused.
+            # Beside the messages with a place, each stream had one window's worth on its way until it was refused.
             assert lb.memory_bytes - before < held * 2 * MAX_MESSAGE_BYTES + STREAMS * 4 * INITIAL_WINDOW
-            async with asyncio.timeout(WAIT_S):  # those in their places had their time
+            async with asyncio.timeout(WAIT_S):  # the messages with a place had their time
                 while not stranger.refused(STREAMS):  # noqa: ASYNC110 - a process has no event for us
                     await asyncio.sleep(0.05)
         assert (await lb.complete(headers={"Authorization": "Bearer sk-a"}, max_tokens=1)).status == 200
 
 
 async def test_silent_connections_are_closed_and_few(tmp_path, monkeypatch):
-    """No byte, no connection for long: they took all descriptors of the process."""
+    """A connection without a byte is soon closed: such connections took all descriptors of the process."""
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 1.0)
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 16)
     async with running_lb() as bench, contextlib.AsyncExitStack() as stack:

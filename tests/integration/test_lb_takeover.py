@@ -1,4 +1,4 @@
-"""Load balancers and the controller together: the instances of one that fails are served by another one."""
+"""Load balancers and the controller together: another load balancer serves the instances of one that fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.regions_harness import FULL, ROOMY, running_regions
 
 @contextlib.asynccontextmanager
 async def federated(place_by="conductor", **settings):
-    """A controller and two regions that it knows."""
+    """Yields a controller and two regions that it knows."""
     async with (
         running_controller(**settings) as (controller, address, _),
         running_regions("us", "eu", linked=False, controller=address, place_by=place_by) as regions,
@@ -34,7 +34,7 @@ async def test_instances_of_a_failed_balancer_are_served_by_another(place_by):
         us, eu = regions["us"], regions["eu"]
         await regions.knows("eu", "us", ROOMY)
         assert not eu.lb.clusters.adopted
-        # It dies: neither its session nor its door is there any more.
+        # It dies: both its session and its port are gone.
         await us.lb.membership.session._link.close()
         await us.lb.grpc.drain(0)
         await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
@@ -61,7 +61,7 @@ async def test_who_drains_hands_its_instances_over_and_gets_them_back():
 
 
 async def silent(controller, bench) -> None:
-    """From now on it reports only what has changed."""
+    """Makes the load balancer report only changes from now on."""
     session = bench.lb.membership.session
     session._period_s = 3600.0
     (member,) = [each for each in controller.registry.watched() if each.info.region == bench.lb.models.region]
@@ -111,7 +111,7 @@ async def test_law_forbids_adoption(tmp_path):
 
 
 async def test_given_back_while_a_request_is_placed_it_runs_there():
-    """It is counted where it runs, and not at the instance of that name at home."""
+    """The request counts where it runs, and not at the instance of that name at home."""
     async with federated() as (_, regions):
         us, eu = regions["us"], regions["eu"]
         await regions.knows("eu", "us", ROOMY)
@@ -127,7 +127,7 @@ async def test_given_back_while_a_request_is_placed_it_runs_there():
         asked = len(us.conductor.requests)
         running = asyncio.create_task(eu.complete(max_tokens=5))
         await spin(lambda: len(us.conductor.requests) > asked)
-        # The answer comes, and in the same turn of the loop the controller takes the cluster back.
+        # The answer arrives, and in the same turn of the loop the controller takes the cluster back.
         placed = us.conductor._answer(us.conductor.requests[-1])
         cluster.conductor._take(conductor_pb2.ScheduleSessionResponse(responses=[placed]))
         eu.lb.clusters.adopt({})

@@ -1,4 +1,4 @@
-"""A checkpoint's prompts: from HTTP and gRPC to the worker's tokens; long ones by another process, to the same ones."""
+"""A checkpoint's prompts from HTTP and gRPC to the worker's tokens; another process gives long ones the same tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = [TEXT, [{"role": "user", "content": TEXT}], "short"]
 def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # one of another test has ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # a process of another test has ended meanwhile
             found += [child] if "tokenizer_process" in " ".join(child.cmdline()) else []
     return found
 
@@ -91,7 +91,7 @@ async def test_prompts_by_http_are_those_of_transformers(variant):
 
 
 async def test_prompts_by_grpc():
-    """The same, and with special tokens around them or not, as the request says."""
+    """The worker gets the same tokens, with or without special tokens around them as the request says."""
     folder = TEXT_GOLDEN / "llama-bytes-bos"
     card = load_card(str(folder))
     case = json.loads((folder / "golden.json").read_text())["texts"][0]
@@ -124,7 +124,7 @@ async def test_prompts_by_grpc():
 async def test_special_tokens_come_back_as_their_markers():
     text = "a<|end|> b"
     async with running_lb(1, model=str(TEXT_GOLDEN / "llama-bytes-bos"), served_model_name=MODEL) as bench:
-        for times in (1, 600):  # also what is worked beside the event loop
+        for times in (1, 600):  # 600 times is long enough to run outside the event loop
             tokens = (await bench.post("/tokenize", {"prompt": text * times})).json["tokens"]
             assert (await bench.post("/detokenize", {"tokens": tokens})).json == {"prompt": "<|bos|>" + text * times}
         tokens = (await bench.post("/tokenize", {"prompt": "ab"})).json["tokens"]
@@ -174,7 +174,7 @@ async def test_a_process_that_dies_is_started_again():
 
 
 async def test_closing_waits_for_a_process_that_is_just_ended(monkeypatch):
-    """Else nobody takes the exit status of what was killed, and who asked it hears nothing."""
+    """The killed process's exit status would otherwise be lost, and requests to it would get no answer."""
     process = TokenizerProcess(FOLDER)
     await process.tokenize("", "short")
     ending, ended, wait = threading.Event(), threading.Event(), process._process.wait
@@ -217,7 +217,7 @@ async def test_one_tenant_leaves_places_to_others(monkeypatch):
     try:
         for name, refused in (("anna", 2), ("bert", 3)):
             waiting = [asyncio.ensure_future(process.tokenize(name, "short")) for _ in range(4)]
-            await asyncio.sleep(0)  # nothing was begun yet: the process has to be started
+            await asyncio.sleep(0)  # the process has to be started first
             assert sum(each.done() and isinstance(each.exception(), Unavailable) for each in waiting) == refused
     finally:
         await process.close()

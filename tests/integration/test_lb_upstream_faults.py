@@ -1,4 +1,4 @@
-"""What goes wrong with other people's servers, and what their clients see of it."""
+"""Faults of other makers' servers, and what their clients see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wir
 from tests.virtual_time import VirtualTime
 
 GIVEN_UP_TURNS = 50
-"""Of the loop, until a request that waits hears that it waits in vain: nothing comes over the network for that."""
+"""Turns of the loop until a waiting request is given up, for which nothing comes over the network."""
 
 
 async def drop(asked: Asked, wire: Wire) -> None:
@@ -61,7 +61,7 @@ async def test_another_server_gets_what_one_fails(answer) -> None:
 
 async def test_no_other_server_is_asked_once_an_answer_has_begun() -> None:
     wrong, other = FakeServer(), FakeServer()
-    other.waiting = 1  # nothing is sent there of itself
+    other.waiting = 1  # no other request is sent there
 
     async def half(asked: Asked, wire: Wire) -> None:
         await wire.raw(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
@@ -115,7 +115,7 @@ async def test_a_kept_connection_that_the_server_closes_is_no_failure() -> None:
     server = FakeServer()
 
     async def once(asked: Asked, wire: Wire) -> None:
-        """It closes behind its answer, and does not say so."""
+        """Answers, and closes the connection without announcing it."""
         await generate(asked, wire)
         server.answer = then
 
@@ -157,7 +157,7 @@ async def test_a_request_that_kills_servers_gets_no_fourth_one() -> None:
 
 
 async def test_a_request_that_breaks_connections_is_sent_four_times() -> None:
-    """At most: where what it ends is started again behind the same address, a new connection costs an attempt, too."""
+    """Four at most: if the server restarts at the same address, a new connection counts as an attempt, too."""
     servers = [FakeServer() for _ in range(8)]
     poisoned = 0
 
@@ -182,7 +182,7 @@ async def test_a_request_that_breaks_connections_is_sent_four_times() -> None:
 
 
 async def begun_refusal(asked: Asked, wire: Wire) -> None:
-    """It says that there is more than it sends."""
+    """Sends less than its head announces."""
     await wire.raw(b"HTTP/1.1 503 X\r\nretry-after: 3\r\ncontent-type: x/y\r\ncontent-length: 100\r\n\r\n{")
 
 
@@ -228,7 +228,7 @@ async def test_a_refusal_that_is_not_whole_is_told_by_its_status(answer) -> None
 
 
 def test_the_text_of_a_refusal_is_waited_for_one_second() -> None:
-    """And of time that passes while nothing else is to be done: whatever the machine does beside it."""
+    """The virtual time passes only while nothing is to be done, so other load on the machine does not matter."""
 
     async def seconds() -> float:
         loop, server = asyncio.get_running_loop(), FakeServer()
@@ -247,7 +247,7 @@ def test_the_text_of_a_refusal_is_waited_for_one_second() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stopped_server_does_not_keep_its_requests(stream: bool) -> None:
     stopped, sound = FakeServer(), FakeServer()
-    sound.waiting = 1  # nothing is sent there of itself
+    sound.waiting = 1  # no other request is sent there
     settings = {"upstream_health_timeout_s": 0.3, "upstream_keep_alive_s": WAIT_S}
     async with running_upstreams(stopped, sound, **settings) as bench:
         await bench.until(lambda: bench.lb.fleet.servers[sound.url].report.pending == 1)
@@ -480,7 +480,7 @@ async def test_a_request_has_a_deadline(stream: bool) -> None:
         await bench.idle()
 
 
-# ---------------------------------------------------------------- answers that are none
+# ---------------------------------------------------------------- invalid answers
 
 
 @pytest.mark.parametrize(
@@ -549,7 +549,7 @@ async def test_who_fails_is_left_out_and_tried_again() -> None:
     async with running_upstreams(wrong, sound, routing="round_robin") as bench:
         statuses = [(await bench.chat()).status for _ in range(40)]
         failures = statuses.count(500)
-        assert 5 <= failures < 15  # then it gets one now and then
+        assert 5 <= failures < 15  # then it gets a request now and then
         wrong.answer = generate
         before = len(wrong.asked)
         async with asyncio.timeout(WAIT_S):
@@ -636,7 +636,7 @@ async def test_a_server_that_comes_back_full_is_waited_for() -> None:
         server.waiting = 1
         await server.start()
         await bench.until(lambda: bench.live(server))
-        assert served._alone is None  # somebody is there: the queue's own time counts
+        assert served._alone is None  # a server is there, so the queue's own time limit counts
         server.waiting = 0
         assert (await waits).status == 200
 

@@ -1,4 +1,4 @@
-"""Requests for other people's servers that go to another region, and come back as they were."""
+"""Requests for other makers' servers that go to another region, and come back unchanged."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ async def test_a_stream_crosses_as_it_comes_byte_by_byte():
                 assert status == 200
                 assert headers["content-type"] == "text/event-stream"
                 assert headers["x-odd"] == "no"
-                assert await connection.chunk() == b"data: one\n\n"  # while the server is not done
+                assert await connection.chunk() == b"data: one\n\n"  # while the server is still sending
                 go.set()
                 rest = b""
                 while piece := await connection.chunk():
                     rest += piece
-                go.clear()  # the connection is as good as before
+                go.clear()  # the connection still works
                 assert rest == b"data: two\n\n: a comment\r\n\r\ndata: three\n\n" + DONE
         await regions.idle()
 
@@ -108,7 +108,7 @@ async def test_a_body_too_large_for_the_other_region_waits_at_home():
         large = asyncio.ensure_future(regions["us"].post("/v1/completions", {"model": MODEL, "prompt": "x" * 4096}))
         await spin(lambda: regions["us"].gauge("forwarded_total", region="eu") == 1)
         await spin(lambda: regions["us"].gauge("queue_requests") == 1)
-        assert (await regions["us"].chat()).status == 200  # that one is taken there
+        assert (await regions["us"].chat()).status == 200  # that request is taken there
         assert regions.asked() == {"us": 0, "eu": 1}
         await regions.full("us", full=False)
         assert (await large).status == 200

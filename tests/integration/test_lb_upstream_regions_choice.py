@@ -1,4 +1,4 @@
-"""Which region serves a request for other people's servers: by room, by law, once."""
+"""The region that serves a request for other makers' servers: by room, by law, forwarded once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.on_compiled import REPLACES_METHODS
 
 @REPLACES_METHODS
 async def test_nothing_is_forwarded_twice():
-    """The second region has no room either, by the time it comes; a third one has: it waits where it is."""
+    """A request forwarded to a region that is full by then waits there, although a third region has room."""
     async with running_upstream_regions("us", "eu", "ap", linked=False) as regions:
         us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
         us.lb.regions.know([peer_of("eu", eu)])
@@ -93,7 +93,7 @@ async def test_load_never_overrides_law(tmp_path):
         await regions.knows("us", "eu", room=False)
         waiting = asyncio.ensure_future(us.chat(headers=acme))
         await spin(lambda: us.gauge("queue_requests") == 1)  # although there is room here
-        assert (await us.chat(headers=other)).status == 200  # and it holds up nobody
+        assert (await us.chat(headers=other)).status == 200  # and it blocks no other request
         await regions.full("eu", full=False)
         assert (await waiting).status == 200
         assert regions.asked() == {"us": 1, "eu": 3}
@@ -103,7 +103,7 @@ async def test_load_never_overrides_law(tmp_path):
 
 
 async def test_law_is_looked_at_again_where_a_request_comes():
-    """The sender's policy is another one, by mistake."""
+    """The sender has another policy by mistake."""
     async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")

@@ -1,4 +1,4 @@
-"""Requests for other people's servers in another region that end early: who leaves, what dies, what breaks off."""
+"""Requests for other makers' servers in another region that end early: clients leave, servers die, answers break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of other people's servers in another region are read no faster than who asked takes them."""
+"""Answers of other makers' servers in another region are read no faster than the client takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is a load balancer of another region in front of other people's servers, and what it may ask for."""
+"""The proof of being a load balancer of another region in front of other makers' servers, and what it may ask for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def secured(authority: TestAuthority, instance_id: str, region: str) -> Security
 
 @contextlib.asynccontextmanager
 async def running_us(folder: Path):
-    """The region us, with TLS; how it is dialed by whoever is of the authority."""
+    """Yields the load balancer of the region us, with TLS, and the authority of its peers."""
     authority = TestAuthority(folder / "ours")
     async with running_upstreams(
         FakeServer(), name="lb-us", region="us", security=secured(authority, "lb-us", "us")
@@ -52,7 +52,7 @@ async def running_us(folder: Path):
     ids=["its own", "any of its region", "another region", "no region", "another id", "a worker", "an admin", "forged"],
 )
 async def test_only_a_certificate_makes_a_peer(role, instance_id, region, authority, code, tmp_path: Path):
-    """Who claims to be lb-eu of the region eu, by the certificate that it has."""
+    """The caller claims to be lb-eu of the region eu; its certificate decides."""
     async with running_us(tmp_path) as (us, ours):
         issuer = ours if authority == "ours" else TestAuthority(tmp_path / authority)
         folder = issuer.folder(role, instance_id, region=region)
@@ -82,7 +82,7 @@ async def test_only_a_certificate_makes_a_peer(role, instance_id, region, author
 
 
 async def test_without_a_certificate_nobody_is_a_peer(tmp_path: Path):
-    """At the port of people's programs, where none is asked for."""
+    """The port of users' programs asks for no certificate."""
     async with running_us(tmp_path) as (us, ours):
         ca = (ours.folder("lb", "lb-us", region="us") / "ca.crt").read_bytes()
         options = (("grpc.ssl_target_name_override", peer_name("lb")),)
@@ -97,7 +97,7 @@ async def test_without_a_certificate_nobody_is_a_peer(tmp_path: Path):
     ids=["its own", "another region", "no region", "forged"],
 )
 async def test_another_certificate_is_no_peer(region, authority, spoken_with, tmp_path: Path):
-    """Who answers at the address of the region eu, by the certificate that it shows."""
+    """A server answers at the address of the region eu; its certificate decides."""
     async with running_us(tmp_path) as (us, ours):
         issuer = ours if authority == "ours" else TestAuthority(tmp_path / authority)
         security = secured(issuer, "lb-eu", region)
@@ -191,7 +191,7 @@ async def test_what_must_not_be_served_is_refused(fields, hops, said):
         (piece,) = await caller.answer()
         assert said in piece.error.message
         assert regions.asked() == {"us": 0}
-        await caller.ask(caller.request(stream_id=2))  # the session lives on
+        await caller.ask(caller.request(stream_id=2))  # the session continues
         assert (await caller.answer())[0].answer.status == 200
         await regions.idle()
 

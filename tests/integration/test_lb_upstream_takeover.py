@@ -1,4 +1,4 @@
-"""Load balancers in front of other people's servers, and the controller: who serves the servers of one that fails."""
+"""Load balancers in front of other makers' servers, and the controller: who serves the servers of one that fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def serving_stub() -> AsyncIterator[FakeServer]:
 
 @contextlib.asynccontextmanager
 async def federated(**settings):
-    """A controller and two regions that it knows."""
+    """Yields a controller and two regions that it knows."""
     async with (
         running_controller() as (controller, address, _),
         running_upstream_regions("us", "eu", linked=False, controller=address, **settings) as regions,
@@ -55,7 +55,7 @@ async def test_the_servers_of_one_that_fails_are_served_by_another_one():
     async with federated() as (controller, _, regions):
         us, eu = regions["us"], regions["eu"]
         assert not adopted(eu)
-        # It dies: neither its session nor its door is there any more.
+        # It dies: both its session and its port are gone.
         await us.lb.membership.session._link.close()
         await us.lb.grpc.drain(0)
         await until_adopted(regions)
@@ -147,7 +147,7 @@ async def test_servers_are_added_and_removed_by_hand():
         def removed() -> set[str]:
             return {name for name, each in servers.items() if each.removed}
 
-        here = {"x-pinyon-geographies": "us"}  # servers not looked at since are passed by
+        here = {"x-pinyon-geographies": "us"}  # servers that were not probed since are passed over
         await stub.AddInstance(controller_pb2.AddInstanceRequest(region="us", cluster="us", instance=other.url))
         await us.until(lambda: other.url in [name for name, each in servers.items() if each.healthy])
         await stub.RemoveInstance(controller_pb2.RemoveInstanceRequest(region="us", cluster="us", instance=own.url))
@@ -164,7 +164,7 @@ async def test_servers_are_added_and_removed_by_hand():
 
 
 async def test_a_balancer_that_left_in_good_order_is_stood_in_for():
-    """Its region is known by its servers then, not by a load balancer any more."""
+    """The region is then known by its servers, not by a load balancer."""
     async with federated() as (_, _, regions):
         us, eu = regions["us"], regions["eu"]
         us.lb.readiness.draining = True

@@ -1,4 +1,4 @@
-"""The load balancer in front of other people's servers: what goes on, what comes back, and where it goes."""
+"""The load balancer in front of other makers' servers: what it forwards, what comes back, and where requests go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pinyon.frontdoor.answer import HIGH_BYTES
 from tests.integration.lb_harness import WAIT_S, Connection, spin
 from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire, running_upstreams
 
-# ---------------------------------------------------------------- the request goes on as it came
+# ---------------------------------------------------------------- requests are forwarded unchanged
 
 
 async def test_a_request_and_its_answer_are_passed_on_unchanged() -> None:
@@ -174,7 +174,7 @@ async def test_large_bodies_are_read_beside_the_loop() -> None:
         assert server.asked[0].json == body
 
 
-# ---------------------------------------------------------------- answers as they come
+# ---------------------------------------------------------------- answers are forwarded as they arrive
 
 
 async def test_a_stream_is_passed_on_as_it_comes() -> None:
@@ -197,14 +197,14 @@ async def test_a_stream_is_passed_on_as_it_comes() -> None:
         assert status == 200
         assert headers["content-type"] == "text/event-stream"
         assert headers["x-trailing"] == "no"
-        assert await connection.chunk() == b"data: one\n\n"  # while the server is not done
+        assert await connection.chunk() == b"data: one\n\n"  # while the server is still sending
         go.set()
         rest = b""
         while piece := await connection.chunk():
             assert piece.endswith((b"\n\n", b"\n\r\n"))
             rest += piece
         assert rest == b"data: two\n\n: a comment\r\n\r\ndata: three\n\n" + DONE
-        connection.send("POST", "/v1/chat/completions", body)  # and the connection is as good as before
+        connection.send("POST", "/v1/chat/completions", body)  # and the connection still works
         assert (await connection.reply()).body.startswith(b"data: one\n\n")
 
 
@@ -224,7 +224,7 @@ async def test_whole_answers_of_any_size(size: int, how: str) -> None:
             await wire.end()
         else:
             await wire.raw(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n\r\n".encode() + body)
-            raise ConnectionResetError  # the fake server closes in good order
+            raise ConnectionResetError  # the fake server closes without an error
 
     server.answer = answer
     async with running_upstreams(server) as bench:
@@ -381,7 +381,7 @@ async def test_models_are_those_of_all_servers() -> None:
         assert reply.status == 404
         assert reply.json["error"]["code"] == "model_not_found"
         assert "a, b, c" in reply.json["error"]["message"]
-        assert (await bench.post("/v1/completions", {"prompt": "x"})).status == 400  # which of them?
+        assert (await bench.post("/v1/completions", {"prompt": "x"})).status == 400  # no model is named
 
 
 async def test_models_come_and_go() -> None:
@@ -472,7 +472,7 @@ async def test_nothing_is_pushed_to_a_server_where_requests_wait() -> None:
         for _ in range(6):
             assert (await bench.chat()).status == 200
         assert bench.asked == [0, 6]
-        # All have some waiting: requests wait here, and go on in the order in which they came.
+        # All servers have waiting requests, so requests wait here, and go on in order of arrival.
         idle.waiting = 1
         await bench.until(lambda: bench.lb.fleet.servers[idle.url].report.pending == 1)
         tasks = []
@@ -523,7 +523,7 @@ async def test_servers_without_metrics_are_counted_by_what_they_have(capacity: i
 
 
 async def test_room_at_a_server_is_shared_with_other_load_balancers() -> None:
-    """Of one that says what it runs, for all of them, that is what is free; its batch is as large as it is."""
+    """Load balancers share the free room of a server that reports its running requests, but not its batch size."""
     says, silent = FakeServer(), FakeServer(metrics=False)
     says.running = 6
     async with running_upstreams(says, silent, upstream_capacity=20, upstream_sharers=4) as bench:
@@ -554,7 +554,7 @@ async def test_routing_and_pushing_change_while_it_runs() -> None:
         assert (await waits).status == 200
 
 
-# ---------------------------------------------------------------- the door
+# ---------------------------------------------------------------- admission
 
 
 async def test_keys_rates_and_usage(tmp_path) -> None:
@@ -567,7 +567,7 @@ async def test_keys_rates_and_usage(tmp_path) -> None:
         anna, bert = ({"authorization": f"Bearer sk-{number}"} for number in (1, 2))
         first = await bench.chat("x" * 400, anna, max_tokens=800)
         assert first.status == 200
-        # 7 tokens were used, as the server says; the rest is given back.
+        # The server reports 7 tokens used; the rest is given back.
         second = await bench.chat("x" * 400, anna, max_tokens=800)
         assert second.status == 200
         assert (await bench.chat("x" * 400, anna, max_tokens=1000)).status == 429
@@ -631,11 +631,10 @@ async def test_cors_and_the_pages() -> None:
         assert (await bench.get("/v1/completions")).status == 405
 
 
-# ---------------------------------------------------------------- lb in front of lb
+# ---------------------------------------------------------------- load balancers in front of load balancers
 
 
 async def test_a_load_balancer_in_front_of_load_balancers() -> None:
-    """A deployment of nothing but ours and plain servers."""
     servers = [FakeServer() for _ in range(4)]
     async with (
         running_upstreams(*servers[:2]) as left,

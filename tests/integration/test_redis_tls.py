@@ -1,4 +1,4 @@
-"""The store's metadata over TLS: a Redis that demands certificates of the cluster, and clients that demand its own."""
+"""The store's metadata over TLS: Redis demands certificates of the cluster, and clients demand its own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_strangers_get_nothing(server: RedisServer, authority: TestAuthori
 async def test_redis_under_a_name_its_certificate_lacks_is_refused(
     server: RedisServer, authority: TestAuthority
 ) -> None:
-    """Its certificate says for which hosts it is good: 127.0.0.1 stands in it, another way to write that does not."""
+    """The certificate names the host 127.0.0.1, but not another way to write that address."""
     port = urlsplit(server.url).port
     assert await nodes(f"rediss://127.0.0.1:{port}/0", authority.tls("worker", "a")) == []
     socket.create_connection(("127.1", port or 0), timeout=10).close()  # it is reached by that name
@@ -86,7 +86,7 @@ async def test_redis_under_a_name_its_certificate_lacks_is_refused(
 async def test_connections_made_after_a_renewal_use_the_new_files(
     server: RedisServer, authority: TestAuthority, tmp_path: Path
 ) -> None:
-    """Also those of a pool that was connected before: its connections are cut, as a restart of Redis would."""
+    """Connections of an older pool use them, too: they are cut, as a restart of Redis would."""
     tls = authority.tls("worker", "a")
     metadata = StoreMetadata(server.url, timeout_s=10.0, tls=tls)
     try:
@@ -98,7 +98,7 @@ async def test_connections_made_after_a_renewal_use_the_new_files(
         with redis.Redis.from_url(server.url, **client_files(authority.folder("admin", "admin"))) as admin:
             admin.client_kill_filter(_type="normal", skipme=True)
         with pytest.raises(PinyonError):
-            await metadata.nodes()  # Redis does not know the new authority: it is the new files that were shown
+            await metadata.nodes()  # Redis does not know the new authority, so the new files were shown
     finally:
         await metadata.close()
 

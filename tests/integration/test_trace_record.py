@@ -1,4 +1,4 @@
-"""``pinyon trace record`` against load balancers in this process: what the trace says, and what it must not."""
+"""``pinyon trace record`` against load balancers in this process: the trace's content, and what it must not contain."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_two_load_balancers_make_one_trace(tmp_path: Path) -> None:
 
 
 async def test_requests_are_in_order_of_their_coming(tmp_path: Path) -> None:
-    """They are told when they end."""
+    """Load balancers report requests when they end, but the trace has them in order of arrival."""
     out = tmp_path / "live.jsonl"
     async with running_lb(workers=1) as bench:
         bench.workers[0].go.clear()
@@ -93,7 +93,7 @@ async def test_requests_are_in_order_of_their_coming(tmp_path: Path) -> None:
 
 
 def spooled(process: asyncio.subprocess.Process, folder: Path) -> bool:
-    """It has written rows to its file without a name, whose buffer takes many rows: those before are noted for sure."""
+    """Returns whether the process has written rows to its unnamed file, after which all earlier rows are noted."""
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             if str(link.readlink()).startswith(str(folder)) and link.stat().st_size:
@@ -115,8 +115,8 @@ async def test_ctrl_c_finishes_the_file(tmp_path: Path) -> None:
                 while not spooled(process, tmp_path):
                     await bench.complete("heron " * 200, max_tokens=1 + asked % 3)
                     asked += 1
-                for _ in range(3):  # somebody is impatient
-                    # Past asyncio, whose send_signal would take the exit status from who waits for it.
+                for _ in range(3):  # as an impatient user would
+                    # asyncio's send_signal could take the exit status that another caller awaits.
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(pidfd, signal.SIGINT)
                     await asyncio.sleep(0.001)

@@ -45,18 +45,18 @@ SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrang
 ROUNDS = int(os.environ.get("PINYON_CHAOS_ROUNDS") or usually(15, long=40))
 STALL_S = 1.0
 BOUNDS = {"stall_s": STALL_S, "connect_s": STALL_S, "base_deadline_s": 6.0, "idle_s": 2.0}
-"""Short, because the frozen ones are waited for, but longer than a busy machine lets a thread wait for its turn."""
+"""Limits short enough to wait for frozen processes, but longer than a busy machine keeps a thread waiting."""
 SIZE = 32 << 20
 PROBE = 4096
 PEERS = 3
 PERIOD = 1048573
-"""Bytes after which a pattern repeats: a prime, so that no slice, frame or stripe sees the same bytes as another."""
+"""Bytes after which a pattern repeats: a prime, so that no slice, frame or stripe has the same bytes as another."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def pattern(seed: int, nbytes: int) -> Bytes:
-    """Odd bytes; what they are written over is even, so every byte tells where it came from."""
+    """Returns odd bytes. The memory they overwrite is even, so every byte shows where it came from."""
     return np.resize(np.random.default_rng(seed).integers(0, 256, PERIOD, np.uint8) | 1, nbytes)
 
 
@@ -66,7 +66,7 @@ def anonymous_kib() -> int:
 
 
 def watch(condition: Callable[[], bool], what: str) -> None:
-    """As ``eventually``, but without a pause: all of a transfer by shared memory is over in a few milliseconds."""
+    """Waits without pauses, unlike ``eventually``: a transfer by shared memory takes only a few milliseconds."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
@@ -74,7 +74,7 @@ def watch(condition: Callable[[], bool], what: str) -> None:
 
 
 def until_hit(faults: Chaos | Siege, rounds: int, hits: int) -> int:
-    """``rounds`` of them, more until ``hits`` came in mid-transfer (a busy machine strikes late); how many in all."""
+    """Runs ``rounds``, and more until ``hits`` came in mid-transfer (a busy machine strikes late); returns how many."""
     for number in range(4 * rounds):
         if number >= rounds and faults.hits >= hits:
             return number
@@ -88,7 +88,7 @@ def transfer_threads() -> int:
 
 
 class Call(threading.Thread):
-    """A caller that blocks on a transfer; or on something else that must end in time."""
+    """A caller that blocks on a transfer, or on another call that must end in time."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -104,7 +104,7 @@ class Call(threading.Thread):
             self._error = error
 
     def value(self, bound_s: float, what: str) -> Any:
-        """Generous: the machine is shared. A call without an end is what this is about."""
+        """Returns the call's result, with ample time for a shared machine; only a call without an end fails."""
         self.join(bound_s + WAIT_S)
         assert not self.is_alive(), f"{what} outlived its bound of {bound_s} s by {WAIT_S} s"
         if self._error is not None:
@@ -114,7 +114,7 @@ class Call(threading.Thread):
 
 @dataclass(frozen=True)
 class Layout:
-    """Disjoint ranges ``(local offset, remote offset, length)`` in two memories of ``nbytes``, a gap around each."""
+    """Disjoint ranges ``(local offset, remote offset, length)`` in two memories of ``nbytes``, with gaps between."""
 
     nbytes: int
     ranges: list[tuple[int, int, int]]
@@ -151,7 +151,7 @@ class Target:
     def _start(self) -> None:
         self.process = HostProcess(self._config)
         self.starts += 1
-        # Answered when it is up: a successor starts while the test goes on with other peers.
+        # The answer comes when the process is up, so a successor starts while the test continues with other peers.
         self.process.send("region", path=self.memory.path, nbytes=SIZE)
         self._segment: SegmentDescriptor | None = None
 
@@ -185,7 +185,7 @@ ALLOWED = {
 
 
 class Chaos:
-    """One initiator over all rounds, which is where leaks would show, and a few targets that come and go."""
+    """One initiator over all rounds, in which leaks would show, and a few targets that come and go."""
 
     def __init__(self, transport: str, rng: random.Random) -> None:
         self.rng = rng
@@ -199,11 +199,11 @@ class Chaos:
         self.hits = 0
         """Rounds in which some of the bytes had moved and some had not."""
         self.unclear = 0
-        """Rounds that ended by a stall, and took so long that it may have been the machine's."""
-        # Used again and again: fresh pages are what takes time.
+        """Rounds that ended by a stall so late that the machine may have caused it."""
+        # Reused, as fresh pages take time.
         self._finals: list[Bytes] = [np.ones(SIZE, np.uint8) for _ in range(2)]
         self._last: tuple[Bytes, Bytes] | None = None
-        """The destination of the last READ, and what was in it at the final status."""
+        """The destination of the last READ, and its content at the final status."""
 
     def close(self) -> None:
         for target in self.targets:
@@ -249,7 +249,7 @@ class Chaos:
         statuses = Counter(f"{one.status.value}/{one.reason.name}" for one in results)
         print(dict(statuses), f"at {struck - begun:.2f} s, end at {ended - begun:.2f} s", flush=True)
         self.outcomes += statuses
-        # A machine that is busy elsewhere stalls a transfer too: then it does not show what the fault alone does.
+        # A busy machine stalls a transfer too; the round then does not show the effect of the fault alone.
         unclear = STALLED not in ALLOWED[fault] and ended - begun > STALL_S / 2
         outcomes = {(one.status, one.reason) for one in results}
         assert outcomes <= ALLOWED[fault] | ({STALLED} if unclear else set())
@@ -275,7 +275,7 @@ class Chaos:
     def _submit(
         self, requests: list[TransferRequest], synchronous: bool
     ) -> tuple[Call, Callable[[], list[TransferResult]] | None]:
-        """A call that ends with the results, and for a handle also how to look at them again."""
+        """Returns a call that ends with the results, and for a handle a function that returns them again."""
         self.submitted += len(requests)
         if synchronous:  # runs a part of the transfer in the caller's own thread
             return Call(lambda: self.engine.transfer(requests)), None
@@ -301,7 +301,7 @@ class Chaos:
             target.process.kill()
 
     def _mend(self, target: Target, fault: str, opcode: Opcode, sink: Bytes, at_final: Bytes) -> None:
-        """The target works (again), and once it has dropped us no byte of a failed WRITE can arrive there."""
+        """Makes the target work again. Once it has dropped us, no byte of a failed WRITE can arrive there."""
         if "kill" in fault:
             target.restart()
             return
@@ -315,7 +315,7 @@ class Chaos:
             assert (sink == 2).all(), "a WRITE landed after its final status and drop_peer"
 
     def _probe(self, target: Target) -> None:
-        """What was frozen serves again, at the first request."""
+        """Checks that a thawed target serves the first request."""
         requests = [
             TransferRequest(opcode, self.probe.key, 0, target.segment, target.probe_key, 0, PROBE)
             for opcode in (WRITE, READ)
@@ -335,7 +335,7 @@ def check_data(
     even: int,
     results: list[TransferResult],
 ) -> None:
-    """COMPLETED: the right bytes. Else: each byte is the old or the new one. Outside all ranges: untouched."""
+    """Checks the destination: right bytes after COMPLETED, else each byte old or new, and all gaps untouched."""
     assert np.array_equal(source, odd), "the source was written to"
     for (here, there, length), result in zip(layout.ranges, results, strict=True):
         start, end = (here, there) if opcode is WRITE else (there, here)
@@ -355,7 +355,7 @@ def check_data(
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Buffers of transfers that have ended must not wait for it: it comes late, and they are large."""
+    """A pause of the garbage collector: it comes late, and buffers of ended transfers are too large to wait for it."""
     gc.collect()
     gc.disable()
     yield
@@ -380,7 +380,7 @@ def test_targets_killed_and_frozen(transport: str) -> None:
         # Half of the hits are kills.
         assert chaos.unclear <= max(1, chaos.hits // 3), "kills and pauses end transfers by stalls"
 
-        # Nothing is left of it all but what is left of one transfer per target.
+        # Nothing is left but the memory of one transfer per target.
         chaos._last = None
         for target in chaos.targets:
             chaos._probe(target)
@@ -393,7 +393,7 @@ def test_targets_killed_and_frozen(transport: str) -> None:
 
 
 class Siege:
-    """One target, this process, over all rounds; initiators come, are hit in mid-transfer and go."""
+    """One target in this process over all rounds; initiators come, are hit in mid-transfer and go."""
 
     def __init__(self, transport: str, rng: random.Random) -> None:
         self.rng = rng
@@ -466,7 +466,7 @@ class Siege:
             self._drop(boot_id)
         self._check(layout, opcode, source, odd, sink, even)
         if fault == "freeze, drop":
-            # It may go on over new links as long as its requests are not final.
+            # It may continue over new links as long as its requests are not final.
             initiator.thaw()
             assert self._final(initiator, layout, 0)
             self._drop(boot_id)

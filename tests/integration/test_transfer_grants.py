@@ -1,7 +1,4 @@
-"""Keys to ranges of memory between live engines: what they open, and that nothing else is reached.
-
-Over every transport but rdma, which has tests of its own in the guest.
-"""
+"""Keys to memory ranges between live engines, over all transports but rdma (tested in the guest): they open no more."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ class Pair:
     local: Region
     region: Region
     ahead_s: list[float] = field(default_factory=lambda: [0.0])
-    """How much later it is for the server."""
+    """Seconds by which the server's clock is ahead."""
 
     def move(self, opcode: Opcode, grant: Grant | bytes, offset: int, length: int) -> TransferResult:
         key = grant if isinstance(grant, bytes) else grant.key
@@ -72,7 +69,7 @@ class Pair:
         return result
 
     def refused(self, opcode: Opcode, grant: Grant | bytes, offset: int, length: int) -> Reason:
-        """Why; nothing was touched on either side."""
+        """Checks that a move is refused and touches neither side; returns the reason."""
         near, far = bytes(self.near), bytes(self.far)
         result = self.move(opcode, grant, offset, length)
         assert result.status is TransferStatus.REFUSED, result
@@ -94,12 +91,12 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     arguments = VARIANTS[request.param]
     if request.param == "shm" and (reason := shm_available()) is not None:
         pytest.skip(reason)
-    with fake_nixl():  # the real one: tests/nixl
+    with fake_nixl():  # tests/nixl has the real one
         yield from pairs(arguments, same_process=request.param == "local")
 
 
 def pairs(arguments: dict[str, Any], *, same_process: bool) -> Iterator[Pair]:
-    """One pair; ends it afterwards."""
+    """Yields one pair and ends it afterwards."""
     ahead = [0.0]
     limits = TransferLimits(stall_s=10.0)
     rng = random.Random(1)
@@ -175,7 +172,7 @@ def test_a_key_ends_by_its_time(pair: Pair, length: int) -> None:
     assert pair.move(WRITE, writer, 0, length).ok
     pair.ahead_s[0] += 1.0
     assert pair.refused(WRITE, writer, 0, length) is Reason.UNKNOWN_REGION
-    # Who reads by shm asked before: the seal breaks at the next look at the clock.
+    # A shm reader asked before, so the seal breaks at the next look at the clock.
     eventually(lambda: pair.move(READ, reader, 0, length).status is TransferStatus.REFUSED, "the reader's end")
     assert pair.refused(READ, reader, 0, length) is Reason.UNKNOWN_REGION
     eventually(lambda: pair.server.stats().grants_now == 0, "forgotten without anybody's doing")
@@ -259,14 +256,14 @@ def server() -> Iterator[TransferEngine]:
 
 
 def begun(server: TransferEngine, sock: socket.socket, grant: Grant, far: bytearray, half: int) -> None:
-    """The first half of a WRITE over all of ``far``, which has arrived."""
+    """Sends the first half of a WRITE over all of ``far``, and waits for its arrival."""
     sock.sendall(wire.pack_frame(wire.Frame(WRITE, 1, 1, len(far)), [(grant.key, 0, len(far))]) + b"\x77" * half)
     eventually(lambda: far[half - 1] == 0x77, "half of it has come")
 
 
 @pytest.fixture
 def patient() -> Iterator[TransferEngine]:
-    """It cuts nobody off whom the machine has no time for."""
+    """An engine that cuts off no peer for the slowness of the machine."""
     with TransferEngine(transports=("tcp",), limits=TransferLimits(stall_s=GENEROUS_S)) as engine:
         yield engine
 
@@ -302,15 +299,15 @@ def test_a_frame_that_does_not_end_is_cut_before_its_key_is_gone(server: Transfe
     with raw_link(server) as sock:
         begun(server, sock, grant, far, 200_000)
         server.revoke(grant)
-        far[:] = bytes(len(far))  # it serves something else now
-        with contextlib.suppress(OSError):  # what the kernel takes before it knows
+        far[:] = bytes(len(far))  # the memory serves other data now
+        with contextlib.suppress(OSError):  # the kernel may take some bytes before it knows of the end
             sock.sendall(b"\x77" * 200_000)
         eventually(lambda: server.stats().inbound_connections_now == 0, "the link has ended")
     assert far == bytes(len(far))
 
 
 class Hostile:
-    """Frames of all kinds against a server with grants, and a model of what may come of them."""
+    """Frames of all kinds against a server with grants, and a model of their allowed effects."""
 
     def __init__(self, server: TransferEngine, rng: random.Random) -> None:
         self.rng = rng
@@ -328,7 +325,7 @@ class Hostile:
             grant(Access.READ, (100, 400), (900, 64)),
             grant(Access.WRITE, (600, 200), (1000, 1)),
             grant(Access.READ_WRITE, (2000, 1000)),
-            grant(Access.READ_WRITE, (700, 150)),  # overlaps one of the above
+            grant(Access.READ_WRITE, (700, 150)),  # overlaps the one above
         ]
         gone = server.grant(region, [(0, self.size)], Access.READ_WRITE)
         server.revoke(gone)
@@ -338,7 +335,7 @@ class Hostile:
         }
 
     def ranges(self) -> list[tuple[int, int, int]]:
-        """``(index of the key, offset, length)``, most of them near some border."""
+        """Returns ``(index of the key, offset, length)``, most of them near some border."""
         rng = self.rng
         made = []
         for _ in range(rng.choice([1, 1, 2, 5])):
@@ -398,7 +395,7 @@ def test_a_hostile_peer_reaches_only_what_its_keys_open(
             if expected or trailer:
                 assert sock.recv(len(expected) + trailer, socket.MSG_WAITALL)[: len(expected)] == expected
             assert hostile.memory == model
-    for number in range(2000):  # and now nothing of it is right
+    for number in range(2000):  # now invalid frames
         data = bytearray(
             b"".join(hostile.frame(rng.choice([READ, WRITE]), hostile.ranges(), number)[2] for _ in range(2))
         )
@@ -411,13 +408,13 @@ def test_a_hostile_peer_reaches_only_what_its_keys_open(
                 while sock.recv(65536):
                     pass
             except OSError:
-                pass  # it was cut, as it may be
+                pass  # the link may have been cut
     eventually(lambda: server.stats().inbound_connections_now == 0, "all links have ended")
     assert hostile.others == others
     for place, (before, after) in enumerate(zip(model, hostile.memory, strict=True)):
         assert before == after or place in hostile.writable, f"byte {place} changed"
     assert {"unknown_region", "access_denied", "out_of_range"} == set(server.stats().served_refusals)
-    with raw_link(server) as sock:  # it serves as before
+    with raw_link(server) as sock:  # the server still serves
         key = hostile.keys[0][0]
         sock.sendall(wire.pack_frame(wire.Frame(READ, 1, 1, 400), [(key, 100, 400)]))
         answer = sock.recv(wire.FRAME_HEADER_BYTES + 400, socket.MSG_WAITALL)

@@ -1,9 +1,9 @@
-"""Two hosts with four NICs each: transfers use all of them, and outlive those that fail in mid-transfer.
+"""Two hosts with four NICs each: transfers use all of them, and survive NICs that fail in mid-transfer.
 
-The hosts are network namespaces, the NICs veth pairs, and where a fault must fall in mid-transfer the rails are slowed
-down, so that there is a middle. Faults come when interface counters say that so many bytes have moved. The seed of the
-random points is printed; ``PINYON_CHAOS_SEED`` repeats them. With ``PINYON_CHAOS_ROUNDS`` set every kind of fault takes
-one, two and three NICs down, else each a part of that.
+The hosts are network namespaces, the NICs veth pairs. Where a fault must fall in mid-transfer, the rails are slowed
+down. Faults come when interface counters show that so many bytes have moved. The seed of the random points is printed;
+``PINYON_CHAOS_SEED`` repeats them. With ``PINYON_CHAOS_ROUNDS`` set every kind of fault takes one, two and three NICs
+down, else each takes some of these.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ SIZE = 128 * MIB
 PERIOD = 1048573
 """Bytes after which the data repeats: a prime, so that no slice or stripe has the same bytes as another."""
 MBIT = 240
-"""Of a slow rail in each direction: a transfer takes as long as it takes a fault to fall into it."""
+"""The rate of a slow rail in each direction, at which a transfer lasts long enough for a fault to fall into it."""
 LIMITS = {"stall_s": 1.0, "connect_s": 1.0, "base_deadline_s": 60.0}
 PATIENT = LIMITS | {"stall_s": 10.0}
-"""Where nothing fails: a machine that is busy elsewhere for a second is no fault."""
+"""Limits for tests without faults: a machine that is busy elsewhere for a second is no fault."""
 PART, GAP = 3 * MIB, 64
-"""A request's range and the bytes around it that nobody may touch."""
+"""A request's range and the bytes around it that must stay untouched."""
 NICS = ("eth0", "eth1", "eth2", "eth3")
 
 
 class Hosts:
-    """The near host moves data to and from the far one; the test maps the memory of both."""
+    """The two hosts: the near one moves data to and from the far one, and the test maps the memory of both."""
 
     def __init__(self, rng: random.Random, bridged: bool, mbit: float, **settings: Any) -> None:
         self._seeds = rng
@@ -86,15 +86,15 @@ class Hosts:
         self.there.close()
 
     def begin(self, parts: int = 24, length: int = PART) -> Transfer:
-        """Half of the requests WRITE, half READ, in random order."""
+        """Begins a transfer with WRITEs and READs, half each, in random order."""
         return Transfer(self, parts, length, self._seeds)
 
     def paths(self) -> dict[str, dict[str, Any]]:
-        """The near engine's figures by its NIC."""
+        """Returns the near engine's figures by its NIC."""
         return {one["local_nic"]: one for one in self.near.ask("stats")["paths"]}
 
     def all_carry(self, nics: Sequence[str] = NICS, least: int = MIB) -> None:
-        """New transfers complete, and after a while all of these NICs carry them."""
+        """Checks that new transfers complete, and after a while all of these NICs carry them."""
         begun = carried(self.near.pid)
 
         def moved() -> bool:
@@ -132,12 +132,12 @@ class Transfer:
         self.handle = hosts.near.ask("submit", remote=hosts.segment, batch=batch)["handle"]
 
     def shares(self) -> dict[str, int]:
-        """Bytes that each of the near host's NICs has carried since the start, in both directions."""
+        """Returns the bytes that each of the near host's NICs has carried since the start, in both directions."""
         now = carried(self._hosts.near.pid)
         return {nic: now[nic] - self._before[nic] for nic in NICS}
 
     def reach(self, share: float) -> None:
-        """Wait until that share of the bytes has crossed the wire."""
+        """Waits until that share of the bytes has crossed the wire."""
         try:
             eventually(lambda: sum(self.shares().values()) >= share * self.nbytes, f"{share:.0%} moved")
         except AssertionError as error:
@@ -149,7 +149,7 @@ class Transfer:
         return answer
 
     def completes(self) -> None:
-        """Nothing failed, the data is there, and nothing else was touched."""
+        """Waits for the end; checks that all requests completed, the data is right, and nothing else was touched."""
         outcomes = self.ends()["outcomes"]
         assert outcomes == [["completed", "NONE", len(self._parts)]]
         here, there, length = self._hosts.here.array, self._hosts.there.array, self._length
@@ -184,7 +184,7 @@ def make_hosts(rng: random.Random) -> Iterator[Callable[..., Hosts]]:
 @pytest.mark.parametrize(("parts", "length"), [(2, 63 * MIB), (40, PART)], ids=["large", "batch"])
 def test_all_nics_carry_their_share(make_hosts, parts, length) -> None:
     hosts = make_hosts(mbit=MBIT, limits=PATIENT)
-    hosts.begin(parts, length).completes()  # rates are measured
+    hosts.begin(parts, length).completes()  # measures the rates
     before = {nic: one["bytes"] for nic, one in hosts.paths().items()}
     transfer = hosts.begin(parts, length)
     transfer.completes()
@@ -199,7 +199,7 @@ def test_all_nics_carry_their_share(make_hosts, parts, length) -> None:
 
 
 def test_all_nics_carry_at_full_speed(make_hosts) -> None:
-    """Here the processors are the limit, and what each NIC gets is chance: but each gets something in the end."""
+    """The processors are the limit here and shares are random, but each NIC carries some bytes in the end."""
     hosts = make_hosts(limits=PATIENT)
     transfer = hosts.begin(2, 63 * MIB)
     transfer.completes()
@@ -270,7 +270,7 @@ def test_a_partition_fails_in_time_and_heals(make_hosts, rng, fault: Fault, brid
     }
     assert end["moved_bytes"] < transfer.nbytes
     assert end["elapsed_s"] < limits["base_deadline_s"] + transfer.nbytes / limits["min_rate_bytes_s"] + WAIT_S / 2
-    another = hosts.begin().ends()  # while it lasts
+    another = hosts.begin().ends()  # during the fault
     assert {status for status, _, _ in another["outcomes"]} <= {"failed", "timeout"}
     hosts.rails.mends(range(4), fault)
     hosts.begin().completes()
@@ -284,11 +284,11 @@ def test_a_slow_nic_gets_less(make_hosts) -> None:
     hosts = make_hosts(mbit=2 * MBIT, limits=PATIENT)
     hosts.rails.shape(1, MBIT / 4)
     first = hosts.begin()
-    first.completes()  # rates are measured
+    first.completes()  # measures the rates
     assert first.shares()["eth1"] > 0
 
     moved: Counter[str] = Counter()
-    for _ in range(5):  # together, so that one during which the machine did other things does not decide
+    for _ in range(5):  # summed, so that one disturbed transfer does not decide
         transfer = hosts.begin()
         transfer.completes()
         moved.update(transfer.shares())
@@ -341,7 +341,7 @@ def test_a_dead_host_is_not_tried_over_every_nic_for_ever(make_hosts, kill) -> N
 
 
 def test_hosts_that_share_no_memory_fall_back_to_tcp(make_hosts) -> None:
-    """In other namespaces the peer's Unix socket is out of reach, though it is published and looks like this host's."""
+    """A peer's Unix socket in another namespace is out of reach, although the descriptor looks like this host's."""
     hosts = make_hosts(transports=None)
     hosts.begin().completes()
     hosts.all_carry()

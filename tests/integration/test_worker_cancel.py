@@ -1,4 +1,4 @@
-"""A request that is cancelled, disconnected or late, in whatever phase: nothing of it is left, on either side."""
+"""A request that is cancelled, disconnected or late, in any phase: nothing of it is left, on either side."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HungSource:
 
 
 class SlowGroup:
-    """A transfer group whose end is waited for until the test lets it through; the writes themselves are real."""
+    """A transfer group whose end waits until the test lets it through; the writes themselves are real."""
 
     def __init__(self, group, waiting: asyncio.Event, let_go: asyncio.Event) -> None:
         self._group, self._waiting, self._let_go = group, waiting, let_go
@@ -69,7 +69,7 @@ class SlowGroup:
 
 
 class Situation:
-    """A request that sits in one phase: ``answer``. ``resume`` lets everything go on."""
+    """A request in one phase: ``answer``. ``resume`` lets everything continue."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -158,12 +158,12 @@ class Situation:
         self.resume = gate.open
 
     async def _gave_way(self):
-        """Two that need 13 blocks each in the end, in a pool of 14: the second one waits for the first."""
+        """Waits until the second of two requests is preempted; each needs 13 blocks in the end, in a pool of 14."""
         await self._until_preempted(lambda decodes: decodes == 1)
         assert gauge(self.d, "preemptions_total") == gauge(self.d, "room_waiters") == 1
 
     async def _computed_again(self):
-        """The first one is through, and of the second what it had generated is computed with its prompt."""
+        """Waits until the first request has ended, and the tokens of the second are computed again with its prompt."""
         await self._until_preempted(lambda decodes: decodes == 0)
         await self.other.wait()
         assert gauge(self.d, "running_prefills") == 1
@@ -227,7 +227,7 @@ async def test_nothing_is_left(fleet, phase, how):
         await situation.client.close()
         await until(lambda: gauge(situation.d, "lb_sessions") == 0)
     else:
-        # the same as the request's own timer does
+        # as the request's own timer does
         (request,) = [each for each in situation.d.decodes._tasks if each.stream_id == max(situation.client.answers)]
         request.is_over()
         await answer.wait()
@@ -269,7 +269,7 @@ async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
 
 
 async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
-    """It does not cancel them: its connection breaks."""
+    """A dead decode instance cancels nothing: its connection breaks."""
     source = HungSource()
     p = await fleet.start("prefill", "p0", source=source, fetch_timeout_s=4 * WAIT_S)
     d = await fleet.start("decode", "d0")

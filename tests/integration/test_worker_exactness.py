@@ -1,4 +1,4 @@
-"""Whatever way a prompt's KV takes, the tokens are those of one engine alone without any cache."""
+"""The tokens do not depend on the way of a prompt's KV: they equal those of one engine alone without any cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def fleet():
 
 
 def make_asks(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts that share prefixes of a few documents, cut anywhere; greedy and sampled."""
+    """Returns prompts that share prefixes of a few documents, cut anywhere; greedy and sampled."""
     rng = random.Random(seed)
     documents = [[rng.randrange(32, 127) for _ in range(rng.randrange(40, 130))] for _ in range(4)]
     asks = []
@@ -104,12 +104,12 @@ GIVING_WAY = [
     pytest.param(False, False, id="mixed-cached"),
     pytest.param(True, True, id="pair-nothing kept"),
 ]
-"""The first two have each way of computing prompts, and of keeping them."""
+"""Pairs and mixed instances, with and without reuse. The first two cover each way to compute and to keep prompts."""
 
 
 @pytest.mark.parametrize(("elsewhere", "no_reuse"), GIVING_WAY if usually(0, long=1) else GIVING_WAY[:2])
 async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, elsewhere, no_reuse):
-    """A pool that holds two of them at their end: most are sent away again and again, at any place in a block."""
+    """The pool holds two of them at their end: most are preempted repeatedly, at any place in a block."""
     rng = random.Random(f"{elsewhere} {no_reuse}")
     if elsewhere:
         p, d = await fleet.pair(blocks=24, max_batch=8)
@@ -145,19 +145,18 @@ def test_no_batching_policy_is_missing_here():
 
 
 BATCHES = [(choice, blocks, elsewhere) for choice in CHOICES for blocks in (48, 24) for elsewhere in (False, True)]
-"""48 blocks are roomy, with 24 requests give way; prompts are computed elsewhere or not."""
+"""Pools of 48 blocks, which are roomy, and of 24, which cause preemptions; prompts are computed elsewhere or not."""
 EVERY_RUN = [
     (choice, blocks, elsewhere)
     for choice, blocks, elsewhere in BATCHES
     if elsewhere == (blocks == 24) ^ CHOICES.index(choice) % 2
 ]
-"""Each policy with both numbers of blocks, and with prompts computed here and elsewhere; both with each other."""
+"""Each policy with both pool sizes, and with both places of prefill; each pool size with both places."""
 
 
 @pytest.mark.parametrize(("choice", "blocks", "elsewhere"), BATCHES if usually(0, long=1) else EVERY_RUN)
 async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, blocks, choice):
-    """Batches by prefix, made and left as they are by chance at first; every fifth request is cancelled. A kernel that
-    reads once what groups share, or what all do."""
+    """Batches by prefix, with members at random; every fifth request is cancelled. The kernels read shared KV once."""
     kernel = "whole" if blocks == 24 else "grouped"
     options = {"blocks": blocks, "max_batch": 6, "batching": choice, "attention_kernel": kernel}
     if elsewhere:
@@ -194,8 +193,7 @@ async def test_tokens_are_exact_while_the_batching_policy_changes(fleet):
 
 
 async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
-    """In a pool that holds one long one at its end, and two before: the short ones have their first tokens first,
-    and everybody ends, those that gave way among them."""
+    """A pool for one long request at its end, two before: short ones get their first tokens first, and all end."""
     rng = random.Random(26)
     m = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12, batching="most_in_time")
     client = await fleet.client(m)
@@ -270,7 +268,7 @@ async def test_kv_fetched_from_a_peer_is_as_good_as_computed(fleet):
 
 
 class HeldLayers:
-    """Lets a worker's layered read go on to the second layer only when its engine has begun to compute."""
+    """A switch that lets a worker's layered read reach the second layer only when its engine has begun to compute."""
 
     def __init__(self, worker) -> None:
         self.order: list[str] = []
@@ -306,7 +304,7 @@ class HeldLayers:
 
 
 class LateHandle:
-    """A transfer that starts when ``begun`` is set and somebody waits for it."""
+    """A transfer that starts when ``begun`` is set and its end is awaited."""
 
     done = False
 
@@ -361,7 +359,7 @@ async def test_a_prefix_whose_fetch_fails_late_is_computed_correctly(fleet, faul
 
             def submit(requests, timeout_s):
                 submitted.append(requests)
-                if len(submitted) == 2:  # the holder has no such memory: it refuses
+                if len(submitted) == 2:  # the holder has no such memory and refuses
                     requests = [request._replace(remote_region=bytes(16)) for request in requests]
                 return real.submit(requests, timeout_s)
 
@@ -376,7 +374,7 @@ async def test_a_prefix_whose_fetch_fails_late_is_computed_correctly(fleet, faul
             return ReadResult([False] * 6, worked=None)
 
         fetcher._source = SimpleNamespace(read=late)
-    # Other bytes than the prompt's KV, so that using them would show.
+    # Other bytes than the prompt's KV, so that their use would show.
     p.engine.pool[:] = 1.0
     (answer,) = await fresh_client.submit(submission(*ask, prefill=other, decode=fresh, fetches=[peer_span(p, 0, 6)]))
     await answer.wait()
@@ -417,7 +415,7 @@ async def test_a_second_turn_reuses_the_generated_tokens_too(fleet):
     second = (first[0] + answer.tokens + [50], SamplingParams(max_tokens=4, ignore_eos=True))
     (again,) = await run_all(client, None, None, [second])
     check([first, second], [answer, again])
-    # every full block but what the last sampled token would have completed
+    # Every full block except the one that the last sampled token would have completed.
     assert again.last.usage.cached_tokens == (30 + 3 * BLOCK_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
 
 

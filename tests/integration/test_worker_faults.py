@@ -1,4 +1,4 @@
-"""What a worker does when something around it breaks: a peer, a reader, the engine, the caller's input."""
+"""A worker's reaction to failures of a peer, a reader, the engine, or the caller's input."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def at(address: str, decode, prompt=PROMPT, sampling=SHORT):
 
 
 def late_writer(fake: FakePrefill, engine: TransferEngine, opcode=Opcode.WRITE, shift=0):
-    """A write into the first target block, as a peer that was too slow would do it."""
+    """Writes to the first target block, as a peer would that was too slow."""
     source = engine.register_local_memory(bytearray(64))
     segment = segment_from_proto(fake.hello.segment)
     assert not segment.regions
@@ -141,7 +141,7 @@ async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
         await client.cancel(answer)
         await answer.wait()
         await fake.cancelled.wait()
-        await fleet.idle()  # blocks are free only when the key is gone
+        await fleet.idle()  # blocks are free only when the key is revoked
         assert (await late_writer(fake, engine))[0].status is TransferStatus.REFUSED
 
 
@@ -158,7 +158,7 @@ async def test_a_prefills_key_opens_only_its_targets_only_for_writing(fleet, fak
         first = fake.start.target_offsets_bytes[0]
         others = set(range(0, d.served.pool_blocks * size, size)) - set(targets)
         assert others
-        # All at once: a decode instance waits only so long for a prefill instance that says nothing.
+        # All at once: a decode instance waits for a silent prefill instance for a limited time.
         outcomes = await asyncio.gather(*(late_writer(fake, engine, shift=offset - first) for offset in others))
         assert {outcome[0].reason for outcome in outcomes} == {Reason.OUT_OF_RANGE}
         await client.cancel(answer)
@@ -170,7 +170,7 @@ async def test_a_prefills_key_opens_only_its_targets_only_for_writing(fleet, fak
 
 @pytest.mark.parametrize("well", [True, False])
 async def test_a_prefill_cannot_write_after_its_end(fleet, fake_server, well):
-    """Its blocks are read by others from now on, or used again: late bytes would be somebody's wrong tokens."""
+    """The blocks then serve other readers, or are reused: late bytes would cause wrong tokens."""
     with TransferEngine() as engine:
         fake = FakePrefill()
         d = await fleet.start("decode", "d0")
@@ -180,7 +180,7 @@ async def test_a_prefill_cannot_write_after_its_end(fleet, fake_server, well):
         assert (await late_writer(fake, engine))[0].ok
         error = common_pb2.Error(code="UNAVAILABLE", message="lost")
         end = worker_pb2.PrefillResult(stream_id=fake.start.stream_id, first_token=5, error=None if well else error)
-        d.engine.hold()  # the request lives on, and its blocks with it
+        d.engine.hold()  # keeps the request, and its blocks, alive
         await fake.say(end)
         if well:
             await d.engine.entered()
@@ -509,7 +509,7 @@ async def test_roles_refuse_what_they_do_not_do(fleet, role):
             assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-# -- people, and the end
+# -- operators, and the end
 
 
 async def test_generate_and_status_by_themselves(fleet):
@@ -556,7 +556,7 @@ async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
 
 
 def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
-    """What came to decode, and whose prefill and decode ended."""
+    """Returns the requests that began to decode, and those whose prefill and decode ended."""
     news = report.news()
     return [*news.begun_decode_request_ids], [*news.ended_prefill_request_ids], [*news.ended_decode_request_ids]
 

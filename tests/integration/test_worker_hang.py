@@ -1,4 +1,4 @@
-"""An engine step that does not end: who learns of it, what becomes of the requests, and what happens when it ends."""
+"""An engine step that does not end: who is told, what happens to the requests, and what happens when it ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def fleet():
 
 
 class Health:
-    """What a probe sees, as it changes."""
+    """The health service's states as a probe sees them."""
 
     def __init__(self, worker) -> None:
         self._channel = grpc.aio.insecure_channel(worker.address)
@@ -58,7 +58,7 @@ async def test_an_engine_that_hangs_fails_requests_then_serves_again(fleet, capl
     client = await fleet.client(m)
     health = Health(m)
     await health.becomes("SERVING")
-    # At the first step, or the first of decodes: a later one may be over before anybody hears of the one before.
+    # At the first step, or the first with decodes: a later one may be over before the test hears of the one before.
     gate = Gate(lambda decodes: bool(decodes) == (phase == "decode"), m.engine)
     (answer,) = await client.submit(submission(PROMPT, LONG))
     await gate.reached()
@@ -153,7 +153,7 @@ async def test_the_conductor_places_nothing_on_an_engine_that_hangs(fleet):
 
 
 async def test_a_request_of_a_hung_engine_goes_on_elsewhere_exactly(fleet):
-    """Load balancer, conductor and two workers, all real."""
+    """Load balancer, conductor and two workers are all real."""
     conductor = await fleet.start_conductor()
     workers = [await fleet.start("mixed", name, conductor=conductor, **HANG) for name in ("m0", "m1")]
     for name in ("m0", "m1"):

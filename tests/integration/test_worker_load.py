@@ -1,4 +1,4 @@
-"""What a worker tells load balancers of its load: who waits for room in its batch, each once, and when it says so."""
+"""A worker's load reports to load balancers: each request that waits for room counts once, and reports come in time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def fleet():
 
 
 class Listener:
-    """A load balancer that asks to be told."""
+    """A load balancer that asks for load reports."""
 
     def __init__(self, client: LbClient) -> None:
         self.client = client
@@ -52,7 +52,7 @@ class Listener:
         return [message.load for message in self.client.messages if message.HasField("load")]
 
     async def told(self, **expected) -> worker_pb2.Load:
-        """The last one, as soon as it says that."""
+        """Waits until the latest report has these values; returns it."""
 
         def says() -> bool:
             last = self.loads[-1:]
@@ -65,7 +65,7 @@ class Listener:
         return self.loads[-1]
 
     async def heard(self, count: int) -> worker_pb2.Load:
-        """Of them all the one with this number: others may be here already when anybody looks."""
+        """Returns the report with this number; more may have arrived already."""
         await until(lambda: len(self.loads) >= count)
         return self.loads[count - 1]
 
@@ -124,7 +124,7 @@ async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
     await until(lambda: gauge(m, "room_waiters") == 3)
     await lb.client.cancel(answers[-1])
     await lb.told(pending=4)
-    await lb.client.cancel(answers[2])  # it has memory, until the step is over: then one of those behind it has that
+    await lb.client.cancel(answers[2])  # it keeps its memory until the step is over; then a waiting request gets it
     await answers[2].wait()
     await lb.told(pending=4, running=2)
     m.engine.release()
@@ -140,7 +140,7 @@ async def test_full_memory(fleet):
     m.engine.hold()
     (first,) = await lb.client.submit(ask(m))
     await m.engine.entered()
-    # one in a hundred is left to those that run; before it asks for memory, nobody knows what it needs
+    # One block in a hundred is reserved for running requests. Before a request asks for memory, its need is unknown.
     await lb.told(running=1, room=(20 - 6 - 1) // 6)
     others = await lb.client.submit(ask(m, OTHER * 3, SHORT), ask(m, [1 + token for token in OTHER] * 3, SHORT))
     await lb.told(pending=2, running=1, room=0)
@@ -155,7 +155,7 @@ async def test_full_memory(fleet):
 
 
 async def test_one_that_gave_way_waits_once(fleet):
-    """Two that need 13 blocks each in the end, in a pool of 14."""
+    """Two requests that need 13 blocks each in the end, in a pool of 14."""
     m = await fleet.start("mixed", "m0", blocks=14, load_interval_s=0.01)
     lb = await listener(fleet, m)
     together: list[bool] = []
@@ -191,7 +191,7 @@ async def test_prompts_computed_elsewhere_take_no_place(fleet):
     told = await at_d.told(running=2)
     assert told.pending == 0
     await at_p.told(pending=1, running=1, room=0)
-    # with two more in the queue, which the one without memory keeps there; of four, two have no slot at d
+    # Two more in the queue, where the one without memory keeps them; of four, two have no slot at d.
     answers = await at_d.client.submit(*[ask(d, PROMPT[n:], SHORT, prefill=p) for n in (1, 2)])
     await at_d.told(running=2, pending=2, received=4)
     await until(lambda: waiting(p) == 1)
@@ -247,7 +247,7 @@ async def test_another_session_hears_of_what_it_did_not_send(fleet):
 
 
 async def test_load_balancers_share_the_room(fleet):
-    """Who is not told of it, and so does not push by it, has no share; who goes leaves its share to the others."""
+    """A load balancer that gets no reports, so cannot push by them, has no share; one that leaves frees its share."""
     m = await fleet.start("mixed", "m0", max_batch=8, load_interval_s=0.01)
     await fleet.client(m)
     one = await listener(fleet, m)
@@ -279,7 +279,7 @@ async def test_nothing_changes_and_still_it_is_told(fleet):
 
 
 async def test_a_load_balancer_hears_of_those_it_watches(fleet):
-    """It has sent them nothing; one that goes is lost once, and heard of again when it is back at its address."""
+    """The load balancer has sent them nothing. An instance that ends is lost once, and heard again when it returns."""
     listen = f"127.0.0.1:{port_of(fleet)}"
     m = await fleet.start("mixed", "m0", max_batch=4, load_interval_s=0.01, listen=listen)
     heard: list[tuple[str, worker_pb2.Load, int]] = []
@@ -319,7 +319,7 @@ async def test_a_load_balancer_hears_of_those_it_watches(fleet):
 
 
 async def test_a_frozen_process_is_silent_and_speaks_again(fleet):
-    """Silence for twice the longest pause is how a load balancer knows."""
+    """A load balancer takes an instance for dead after twice the longest pause."""
     reader, writer = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.worker", "--engine", "instant", "--instance-id", "m0"),
@@ -339,7 +339,7 @@ async def test_a_frozen_process_is_silent_and_speaks_again(fleet):
             process.send_signal(signal.SIGSTOP)
             await asyncio.to_thread(until_stopped, process.pid)
             done = True
-            while done:  # what was on its way may still come; what is frozen adds nothing to it
+            while done:  # messages on their way may still arrive; a frozen process adds none
                 reading = asyncio.ensure_future(call.read())
                 done, _ = await asyncio.wait((reading,), timeout=2 * HEARTBEAT_S)
             process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Paced workers serve for real: prefill elsewhere, KV pushed and fetched, resumed, with the same tokens everywhere."""
+"""Paced workers serve for real: remote prefill, KV pushed and fetched, resumed requests, the same tokens everywhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 
 @pytest_asyncio.fixture
 async def start():
-    """Starts a paced worker; in the end none holds anything."""
+    """A function that starts a paced worker; at the end none holds anything."""
     workers: list[Worker] = []
 
     async def begin(role: str, name: str, **changes: object) -> Worker:
@@ -71,7 +71,7 @@ async def test_tokens_are_the_same_alone_in_a_pair_and_resumed(start):
 
 
 async def test_blocks_are_reused_and_fetched_from_a_peer(start):
-    # another eviction policy than the default, in a pool that must evict
+    # Another eviction policy than the default, in a pool that must evict.
     settings = {"pool_blocks": 16, "eviction": "fifo"}
     holder, p, d = [await start(role, role, **settings) for role in ("mixed", "prefill", "decode")]
     sampling = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)

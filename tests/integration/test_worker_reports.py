@@ -1,4 +1,4 @@
-"""What a worker tells the conductor of prompts."""
+"""A worker's reports of prompts to the conductor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def fleet():
 @pytest.mark.parametrize("chunk_tokens", [BLOCK_TOKENS, 512])
 @pytest.mark.parametrize("apart", [True, False])
 async def test_a_computed_prompt_has_begun_however_short_it_is(fleet, chunk_tokens, apart):
-    """Of one chunk or of many: the conductor takes what ends without having begun for cancelled or failed."""
+    """One chunk or many: the conductor takes a prompt that ends without having begun for cancelled or failed."""
     if apart:
         p, d = await fleet.pair(prefill_chunk_tokens=chunk_tokens)
     else:
@@ -54,7 +54,7 @@ async def test_a_computed_prompt_has_begun_however_short_it_is(fleet, chunk_toke
 
 
 async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkeypatch):
-    """Of one chunk: the time until its end says nothing of how fast the instance computes."""
+    """The prompt has one chunk; the time until its end says nothing of the instance's speed."""
 
     async def broken(self) -> None:
         raise Unavailable("the target is gone")
@@ -124,13 +124,13 @@ async def test_first_token_times_are_told_of_numbered_placements(fleet, apart):
 @pytest.mark.parametrize("kernel", ["grouped", "whole", "plain"])
 @pytest.mark.parametrize("batching", ["feather:chunk_blocks=1", "fcfs"])
 async def test_the_shared_prefix_of_decoded_requests_is_reported(fleet, monkeypatch, batching, kernel):
-    """Where steps read it once: by a kernel that does so for each group, or by batches that all share something."""
+    """Steps read it once, by a kernel that does so for each group, or by batches that all share a prefix."""
     monkeypatch.setattr(step_members, "LOOK_S", 0.0)
     conductor = await fleet.start_conductor()
     mixed = await fleet.start("mixed", "m0", batching=batching, attention_kernel=kernel, conductor=conductor)
     gate = Gate(lambda decodes: len(decodes) == 2, mixed.engine)
     client = await fleet.client(mixed)
-    common = PROMPT[: 5 * BLOCK_TOKENS]  # 5 blocks, of which a whole level is 4
+    common = PROMPT[: 5 * BLOCK_TOKENS]  # 5 blocks, 4 of which are a whole level
     asked = [submission([*common, *range(own, own + 4 * BLOCK_TOKENS)], SamplingParams(max_tokens=32, ignore_eos=True),
                         prefill=mixed, decode=mixed, request_id=f"r{own}") for own in (120, 180)]  # fmt: skip
     answers = await client.submit(*asked)
@@ -141,7 +141,7 @@ async def test_the_shared_prefix_of_decoded_requests_is_reported(fleet, monkeypa
     once = kernel == "grouped" or (kernel == "whole" and batching != "fcfs")
     expected = (SharedPrefix(keys[3], LEVEL_BLOCKS, 2),) if once else ()
     assert (said.level_blocks, said.shared) == (LEVEL_BLOCKS * len(expected), expected)
-    # A report of before the step may say that two run, and not yet what they share.
+    # A report from before the step may have two running requests, but not yet their shared prefix.
     told = (2, LEVEL_BLOCKS * len(expected), expected)
     await fleet.known(
         "m0", lambda state: (state.load.running_requests, state.load.level_blocks, state.load.shared) == told

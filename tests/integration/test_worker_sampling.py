@@ -1,4 +1,4 @@
-"""Penalties, min_tokens, stop tokens and log-probabilities, whatever way a request takes."""
+"""Penalties, min_tokens, stop tokens and log-probabilities, on every way of a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def fleet():
 
 
 def make_asks(count: int, max_tokens: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
-    """Few different tokens in the prompts, so that penalties meet what is generated."""
+    """Returns requests with few different tokens in the prompts, so that penalties apply to generated tokens."""
     rng = random.Random(seed)
     asks = []
     for _ in range(count):
@@ -68,7 +68,7 @@ async def run_all(client, prefill, decode, asks, **fields):
 
 
 def test_the_asks_tell_the_parameters_apart():
-    """Each parameter changes the tokens of some of them, and some end early: else the tests below say little."""
+    """Each parameter changes the tokens of some requests, and some end early; otherwise the tests below show little."""
     asks = make_asks(24, 40, seed=1)
     neutral = SamplingParams()
     for name in ("min_p", "min_tokens", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"):
@@ -95,7 +95,7 @@ async def test_answers_are_those_of_one_engine(fleet, elsewhere):
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
 async def test_answers_stay_the_same_when_requests_are_preempted(fleet, elsewhere):
-    """A pool that holds two of them at their end. What was generated before is no prompt for the penalties."""
+    """The pool holds two requests at their end. Tokens generated earlier do not count as prompt for the penalties."""
     if elsewhere:
         p, d = await fleet.pair(blocks=24, max_batch=8)
     else:

@@ -1,4 +1,4 @@
-"""Requests that share KV memory: equal prefixes are held once, and nobody waits for ever for another's room."""
+"""Requests that share KV memory: equal prefixes are held once, and no request waits forever for another's room."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMON = 6
 PROMPT = [32 + place * 5 % 90 for place in range(COMMON * BLOCK_TOKENS)]
 SAMPLING = SamplingParams(max_tokens=3 * BLOCK_TOKENS, ignore_eos=True)
 OWN = 1
-"""Blocks of a request for a token or so of its prompt and the first ones that it generates."""
+"""Blocks of a request for about a token of its prompt and the first ones that it generates."""
 
 
 @pytest_asyncio.fixture
@@ -34,7 +34,7 @@ async def test_equal_prefixes_that_came_together_are_held_once(fleet, how):
     client = await fleet.client(d)
     gate = Gate(lambda decodes: len(decodes) == 3, d.engine)
     prompts = [[*PROMPT, 40 + number] for number in range(3)]
-    # All reserve their blocks before any of them has content.
+    # All requests reserve their blocks before any of them has content.
     submissions = [submission(each, SAMPLING, prefill=p, decode=d) for each in prompts]
     submissions[1].no_reuse = how == "one without reuse"
     if p is not d:
@@ -52,7 +52,7 @@ async def test_equal_prefixes_that_came_together_are_held_once(fleet, how):
 
 
 async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
-    """The same prompt twice, without randomness: what follows is the same, too."""
+    """Two equal prompts without randomness continue with the same tokens."""
     p, d = await fleet.pair()
     client = await fleet.client(d)
     full = len(PROMPT) + 2 * BLOCK_TOKENS
@@ -72,7 +72,7 @@ async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
 
 @pytest.mark.parametrize("first_ends", [False, True], ids=["all stay", "the first is cancelled"])
 async def test_what_came_together_has_room_for_its_prefix_once(fleet, first_ends):
-    """A pool that would hold the prompts of two, and has room for five that share theirs."""
+    """The pool would hold the prompts of two requests, and has room for five that share theirs."""
     blocks = 2 * (COMMON + OWN) + 2
     m = await fleet.start("mixed", "m0", blocks=blocks, prefill_chunk_tokens=BLOCK_TOKENS)
     client = await fleet.client(m)
@@ -94,7 +94,6 @@ async def test_what_came_together_has_room_for_its_prefix_once(fleet, first_ends
 
 
 async def test_a_prompt_that_got_room_late_takes_what_others_computed(fleet):
-    """Else it would compute the same prefix beside it."""
     p, d = await fleet.pair(blocks=24)
     client = await fleet.client(d)
     queue, cache = p.prefills.queue, p.parts.cache
@@ -108,7 +107,7 @@ async def test_a_prompt_that_got_room_late_takes_what_others_computed(fleet):
     held.end()
     await until(lambda: queue.waiting_for_others == 1)
     mine = Holder(cache, keys, COMMON)
-    # What the other one computes: as an engine alone would, so the answer shows that it was used.
+    # The other request computes what an engine alone would, so the answer shows whether it was used.
     computed = await fleet.start("mixed", "m9")
     (once,) = await (await fleet.client(computed)).submit(submission([*PROMPT, 41], SAMPLING))
     await once.wait()
@@ -130,7 +129,7 @@ async def test_a_prompt_that_got_room_late_takes_what_others_computed(fleet):
 async def test_mixed_instances_do_not_wait_in_a_circle_for_room(fleet):
     here, there = [await fleet.start("mixed", name, blocks=12, room_timeout_s=0.05) for name in ("m0", "m1")]
     client = await fleet.client(here)
-    # What holds the room there may wait for room here.
+    # A request that holds the room there may wait for room here.
     held = Holder(there.parts.cache, [], 12)
     (answer,) = await client.submit(submission(PROMPT[:-1], SAMPLING, prefill=there, decode=here))
     assert (await answer.wait()).tokens == reference(PROMPT[:-1], SAMPLING)
@@ -153,8 +152,7 @@ async def test_an_instance_without_room_for_a_prompt_says_so(fleet):
 
 @REPLACES_METHODS
 async def test_eviction_hears_of_a_prompt_as_one_run(fleet):
-    """What is published chunk by chunk, sent by another instance, or generated names the key before it; what comes
-    behind a prefix that was there does, too."""
+    """Each key names the one before it, whether published by chunks, sent, generated, or behind an older prefix."""
     p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
     told = {}
     for worker in (p, d):

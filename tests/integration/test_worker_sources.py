@@ -1,4 +1,4 @@
-"""Where KV comes from and where it goes to, when that breaks and comes back: who asks, who is told, who waits."""
+"""Sources and destinations of KV that break and come back: who asks, who is told, who waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def fleet():
 
 
 class Clock:
-    """Real, but for the time in which it stands still."""
+    """A real clock that can be stopped."""
 
     def __init__(self) -> None:
         self._stopped_s: float | None = None
@@ -41,7 +41,7 @@ class Clock:
 
 
 async def lose_transfer_port(worker) -> None:
-    """From now on it opens its memory as before, and nobody gets there."""
+    """Makes the worker's memory unreachable, although it still grants access as before."""
     await asyncio.to_thread(worker.transfer.close)
     opened = SimpleNamespace(descriptor=lambda: RegionDescriptor(bytes(16), "cpu:0", 1 << 40))
     worker.transfer.grant = lambda *_, **__: opened
@@ -49,7 +49,7 @@ async def lose_transfer_port(worker) -> None:
 
 
 def prompt(number: int) -> list[int]:
-    """They share nothing."""
+    """Returns a prompt that shares nothing with others."""
     return [32 + (number * 7 + place * 3) % 90 for place in range(BLOCKS * BLOCK_TOKENS + 3)]
 
 
@@ -76,9 +76,9 @@ async def test_a_source_with_a_dead_port_costs_one_request_until_back(fleet):
         await held_by_source(number)
     assert (await ask(0)).peer_tokens == BLOCKS * BLOCK_TOKENS
     assert p.load().failed_sources == frozenset()
-    # It answers, and grants leases, but its bytes do not come.
+    # It answers and grants leases, but its bytes do not arrive.
     await lose_transfer_port(source)
-    clock.stop()  # else a pause may be over before we look
+    clock.stop()  # otherwise a pause may be over before the test looks
     assert (await ask(1)).peer_tokens == 0
     assert p.load().failed_sources == {source.address}
     await fleet.known("p0", lambda state: state.load.failed_sources == {source.address})
@@ -116,7 +116,7 @@ async def test_a_decode_instance_that_takes_no_kv_blocks_no_others(fleet):
     (answer,) = await client.submit(ask(0, d))
     assert (await answer.wait()).tokens == reference(prompt(0), SHORT)
     await lose_transfer_port(d)
-    clock.stop()  # else a pause may be over before we look
+    clock.stop()  # otherwise a pause may be over before the test looks
     p.engine.hold()
     answers = await client.submit(ask(1, d))
     await p.engine.entered()

@@ -1,4 +1,4 @@
-"""What a worker keeps for a store that is away: no room that requests want."""
+"""A worker keeps blocks for a store that is away only in room that requests do not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 class AwayStore:
-    """Takes what it is given, answers when it is let, and then with a failure."""
+    """A store that takes blocks, and answers with a failure when it is let."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -43,7 +43,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 def prompt(number: int, blocks: int) -> list[int]:
-    """Full blocks but one token, beginning differently for each number."""
+    """Returns a prompt of full blocks less one token, with another beginning for each number."""
     return [32 + number, *range(32, 32 + blocks * BLOCK_TOKENS - 2)]
 
 
@@ -55,7 +55,7 @@ async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Flee
     async def serve(tokens: list[int]) -> None:
         (answer,) = await client.submit(submission(tokens, SHORT, prefill=worker, decode=worker))
         assert (await answer.wait()).tokens == reference(tokens, SHORT)
-        assert await worker.decodes.drained(WAIT_S)  # it has given its blocks back
+        assert await worker.decodes.drained(WAIT_S)  # it has returned its blocks
         assert await worker.prefills.drained(WAIT_S)
 
     for number in range(3):
@@ -68,7 +68,7 @@ async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Flee
         while gauge(worker, "used_blocks"):  # noqa: ASYNC110
             await asyncio.sleep(0)
     await serve(prompt(5, 9))
-    await fleet.idle()  # also: within the pause nothing is kept for the store
+    await fleet.idle()  # also checks that nothing is kept for the store within the pause
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "mixed"])

@@ -1,4 +1,4 @@
-"""A worker with a second tier under its pool: what it demotes comes back as it was, whatever happens meanwhile."""
+"""A worker with a second tier under its pool: demoted blocks come back unchanged, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tiers(worker: Worker) -> dict[str, float]:
 
 
 class Held:
-    """The copying thread of a worker, which makes no copy while this is open."""
+    """A context in which the copying thread of a worker makes no copy."""
 
     def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         swaps = worker.parts.cache.swaps
@@ -83,7 +83,7 @@ class Held:
 
 
 def slow_copies(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.001) -> None:
-    """Every copy begins late: whoever does not wait for it finds something else, or destroys what is to be copied."""
+    """Delays the start of every copy: code that does not wait for it reads other data, or destroys the source."""
     copy = Swaps._copy
 
     def late(self, layer, swap) -> None:
@@ -94,7 +94,7 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.001) -> None
 
 
 async def test_talks_larger_than_the_pool_hit_in_the_second_tier(fleet):
-    """Six talks of three turns, one turn of each after the other: each time around, the pool held another one."""
+    """Six conversations of three turns, interleaved turn by turn: each time the pool held another conversation."""
     m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=96, prefill_chunk_tokens=24)
     client = await fleet.client(m)
     talks = [document(seed, 6) for seed in range(6)]
@@ -136,7 +136,7 @@ async def test_a_pair_gives_the_tokens_of_one_engine(fleet, monkeypatch, blocks,
 
 
 async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, monkeypatch):
-    """Blocks that were grown into are copied away before the step that writes to them."""
+    """Blocks that a request grew into are copied away before the step that writes to them."""
     slow_copies(monkeypatch)
     m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=40, max_batch=8, prefill_chunk_tokens=12)
     client = await fleet.client(m)
@@ -168,7 +168,7 @@ async def test_a_prefill_instance_sends_from_its_second_tier(fleet, monkeypatch)
 
 
 async def test_a_decode_instance_uses_what_is_in_its_second_tier(fleet, monkeypatch):
-    """It is told to the prefill instance as held, and peers write only to blocks whose content has been copied away."""
+    """The prefill instance hears of them as held. Peers write only to blocks whose content has been copied away."""
     slow_copies(monkeypatch)
     p = await fleet.start("prefill", "p0", blocks=64)
     d = await fleet.start("decode", "d0", blocks=16, dram_blocks=64)
@@ -184,7 +184,7 @@ async def test_a_decode_instance_uses_what_is_in_its_second_tier(fleet, monkeypa
 
 
 async def test_a_peer_reads_what_is_in_the_second_tier(fleet, monkeypatch):
-    """It is promoted first, and the lease is answered when it has come; to the conductor nothing has changed."""
+    """The block is promoted first, and the lease is answered after that; the conductor sees no change."""
     address = await fleet.start_conductor()
     source = await fleet.start("mixed", "m0", blocks=12, dram_blocks=32, conductor=address)
     p, d = await fleet.pair(blocks=32)
@@ -266,7 +266,7 @@ async def test_a_fetch_waits_until_its_blocks_are_copied_away(fleet, monkeypatch
 
 
 class CopyingStore:
-    """Keeps what it is given, as it is when it is given."""
+    """A store that keeps copies of the blocks it is given."""
 
     def __init__(self) -> None:
         self.losses = 0
@@ -322,7 +322,7 @@ async def test_contents_are_bit_for_bit_what_was_demoted(fleet):
 
 
 async def test_the_engine_steps_during_copies_and_spares_their_blocks(fleet, monkeypatch):
-    """A prompt computed into blocks whose content is still to be copied away waits; and comes back whole."""
+    """A prompt waits for blocks whose content is still to be copied away, and that content comes back whole."""
     m = await fleet.start("mixed", "m0", blocks=16, dram_blocks=32)
     client = await fleet.client(m)
     prompts = [document(seed, 8) for seed in (6, 7, 8)]
@@ -350,7 +350,7 @@ async def test_requests_cancelled_during_swaps_leave_nothing(fleet, monkeypatch)
     for round_number in range(4):
         held = Held(p, monkeypatch)
         answers = await client.submit(*(submission(prompt, sampling, prefill=p, decode=d) for prompt, sampling in asks))
-        if round_number:  # else they are cancelled before anything is demoted
+        if round_number:  # otherwise they are cancelled before anything is demoted
             await held.begun()
         for answer in rng.sample(answers, 20):
             await client.cancel(answer)

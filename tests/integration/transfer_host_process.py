@@ -1,7 +1,7 @@
-"""A process with one transfer engine, driven by a test: JSON lines on stdin, one JSON line on stdout for each.
+"""A process with one transfer engine, driven by a test: for each JSON line on stdin, it writes one to stdout.
 
-``main([CONFIG])``, CONFIG a JSON object of the engine's keyword arguments in plain values. The first line on stdout
-says that the engine serves. The process ends when its stdin does, and is killed when its parent dies.
+``main([CONFIG])`` takes a JSON object of the engine's keyword arguments in plain values. The first line on stdout says
+that the engine serves. The process ends when its stdin does, and is killed when its parent dies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def make_engine(config: dict[str, Any]) -> TransferEngine:
-    """Plain values → the engine's arguments. What is not named keeps the engine's default."""
+    """Makes an engine from plain values. Arguments that are not named keep the engine's defaults."""
     arguments: dict[str, Any] = dict(config)
     host = arguments.pop("host", "127.0.0.1")
     if "limits" in arguments:
@@ -57,7 +57,7 @@ def summary(results: list[TransferResult]) -> dict[str, Any]:
 
 
 class TransferHost:
-    """Each ``do_*`` method is one command; its arguments and its answer are JSON values."""
+    """The commands: each ``do_*`` method is one; its arguments and its answer are JSON values."""
 
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
@@ -65,7 +65,7 @@ class TransferHost:
         self._handles: list[tuple[TransferHandle, float]] = []
 
     def do_region(self, path: str, nbytes: int, location: str = "cpu:0") -> dict[str, Any]:
-        """Register memory that the test maps too: a file that both map shared."""
+        """Registers a file's memory, which the test maps too."""
         file = os.open(path, os.O_RDWR)
         try:
             memory = mmap.mmap(file, nbytes)
@@ -84,7 +84,7 @@ class TransferHost:
     def do_submit(
         self, remote: dict[str, Any], batch: list[list[Any]], timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """``batch``: requests as ``[READ or WRITE, region, its offset, remote key, remote offset, length]``."""
+        """Submits ``batch``: requests as ``[READ or WRITE, region, its offset, remote key, remote offset, length]``."""
         segment = SegmentDescriptor.from_dict(remote)
         requests = [
             TransferRequest(Opcode[opcode], self._regions[region].key, near, segment, bytes.fromhex(key), far, length)
@@ -131,13 +131,13 @@ class TransferHost:
         }
 
     def do_health(self) -> dict[str, Any]:
-        """What must not grow."""
+        """Returns the names of threads and the number of open files, neither of which may grow."""
         threads = [one.name for one in threading.enumerate() if one.name.startswith("pinyon-transfer")]
         return {"threads": sorted(threads), "files": len(os.listdir("/proc/self/fd"))}
 
 
 def die_with_parent() -> None:
-    """A frozen child sees no end of its stdin, but the kernel's SIGKILL ends it."""
+    """Lets the kernel kill this process with its parent, as a frozen child would not see the end of its stdin."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,7 +1,7 @@
 """Hosts for transfer tests on one machine: engines in processes, and network namespaces with veth pairs as NICs.
 
-A *rail* is one network with one NIC of each host: direct (a veth pair), or through a bridge in a namespace of its own,
-so that one end cannot see what happens at the other (a direct pair shows it as loss of carrier).
+A *rail* is one network with one NIC of each host. It is direct (a veth pair, which shows the other end's faults as loss
+of carrier), or goes through a bridge in its own namespace, which hides them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import numpy as np
 from tests.forks import forked, until_stopped
 
 WAIT_S = 60.0
-"""Longest wait for anything that must happen: far above what it takes, far below a hang."""
+"""The longest wait: far above what anything takes, far below a hang."""
 _PREFIX = "pinyon-rails"
 _numbers = itertools.count()
 
 Side = Literal["near", "far"]
 Fault = Literal["near", "far", "unplugged"]
-"""Where a rail breaks: the near NIC down, the far NIC down, or the cable pulled out of the bridge, seen by no NIC."""
+"""The break of a rail: near NIC down, far NIC down, or the cable pulled out of the bridge, which no NIC sees."""
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait for a state that another thread, process or the kernel brings about and has no event for."""
+    """Waits for a state that another thread, process or the kernel brings about without an event."""
     deadline = time.monotonic() + timeout_s
     tick = threading.Event()
     while not condition():
@@ -45,7 +45,7 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT
 
 
 class SharedBuffer:
-    """Memory that the test and its processes map, so that the test sees it whatever became of them."""
+    """Memory that the test and its processes map, so that the test sees it after their end."""
 
     def __init__(self, nbytes: int) -> None:
         self._file = os.memfd_create("pinyon-test")
@@ -55,17 +55,17 @@ class SharedBuffer:
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
     def close(self) -> None:
-        """The mapping itself goes with its last view."""
+        """Closes the file; the mapping itself goes with its last view."""
         os.close(self._file)
 
 
 class HostProcess:
-    """A process that a test drives, by default one with an engine; commands and answers in order."""
+    """A process that a test drives, by default one with an engine; commands and answers are in order."""
 
     def __init__(
         self, config: dict[str, Any], netns: str = "", module: str = "tests.integration.transfer_host_process"
     ) -> None:
-        """Returns at once; the first ``ask`` waits until the process is up. ``netns``: where it lives."""
+        """Returns at once; the first ``ask`` waits until the process is up. ``netns`` is its network namespace."""
         self._process = forked.driven(module, [json.dumps(config)], netns)
         self._buffer = b""
         self._owed = 1  # the line that says it is ready
@@ -75,7 +75,7 @@ class HostProcess:
         return self._process.pid
 
     def ask(self, op: str, timeout_s: float = WAIT_S, **arguments: Any) -> dict[str, Any]:
-        """Run a command there; its answer."""
+        """Runs a command in the process; returns its answer."""
         self.send(op, **arguments)
         return self.answer(timeout_s)
 
@@ -85,7 +85,7 @@ class HostProcess:
         self._owed += 1
 
     def answer(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """The answer to the last command; those before it are passed over."""
+        """Returns the answer to the last command, skipping earlier answers."""
         deadline = time.monotonic() + timeout_s
         while True:
             value: dict[str, Any] = json.loads(self._line(deadline))
@@ -121,7 +121,7 @@ class HostProcess:
         if self._process.poll() is None:
             self.kill()
         for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):  # a command that nobody read
+            with contextlib.suppress(BrokenPipeError):  # a command that was never read
                 stream.close()
 
 
@@ -129,7 +129,7 @@ class HostProcess:
 
 
 def why_no_rails() -> str:
-    """Why hosts cannot be made here; empty when they can."""
+    """Returns why hosts cannot be made here, or an empty string when they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -148,7 +148,7 @@ def why_no_rails() -> str:
 
 
 def why_no_shaping() -> str:
-    """Why a rail cannot be made slow here; empty when it can."""
+    """Returns why a rail cannot be made slow here, or an empty string when it can."""
     if shutil.which("tc") is None:
         return "there is no tc command"
     name = f"{_PREFIX}-{os.getpid()}-probe"
@@ -171,13 +171,13 @@ def _ip(*arguments: str, stdin: str = "") -> str:
 
 
 def _tc(netns: str, device: str, mbit: float) -> None:
-    # A queue that holds all that senders may have under way: what is lost here would look like a stall.
+    # A queue that holds all bytes that senders may have under way: a loss here would look like a stall.
     shape = f"root tbf rate {mbit}mbit burst 128kb limit 64mb".split()
     _run(["tc", "-n", netns, "qdisc", "replace", "dev", device, *shape])
 
 
 def _remove_stale() -> None:
-    """What test runs that were killed left behind: a namespace outlives its processes."""
+    """Removes the namespaces of killed test runs, which outlive their processes."""
     for line in _ip("netns", "list").splitlines():
         name = line.split()[0]
         if name.startswith(_PREFIX + "-") and not Path("/proc", name.split("-")[2]).exists():
@@ -234,7 +234,7 @@ class Rails:
             _ip("-n", self.names["wire"], "-batch", "-", stdin="\n".join(wire))
 
     def nics(self, side: Side) -> list[dict[str, Any]]:
-        """As in the engine's configuration."""
+        """Returns the NICs of one host as in the engine's configuration."""
         last = 1 if side == "near" else 2
         return [
             {
@@ -248,7 +248,7 @@ class Rails:
         ]
 
     def shape(self, rail: int, mbit: float) -> None:
-        """Both directions of the rail carry no more than this."""
+        """Limits the rate of both directions of the rail."""
         for side in ("near", "far"):
             _tc(self.names[side], f"eth{rail}", mbit)
 
@@ -263,7 +263,7 @@ class Rails:
             self._batch("wire", [f"link set near{rail} master br{rail}" for rail in rails])
         else:
             self._batch(fault, [f"link set eth{rail} up" for rail in rails])
-        # The kernel notices a carrier with a delay; until then it drops what is sent.
+        # The kernel notices a carrier with a delay; until then it drops packets.
         eventually(lambda: all(self._link_is_up(rail) for rail in rails), "the links are up")
 
     def _link_is_up(self, rail: int) -> bool:
@@ -275,13 +275,13 @@ class Rails:
         _ip("-n", self.names[where], "-batch", "-", stdin="\n".join(commands))
 
     def close(self) -> None:
-        """After the processes inside have ended."""
+        """Removes the namespaces, after the processes inside have ended."""
         while self._made:
             _ip("netns", "del", self._made.pop())
 
 
 def carried(pid: int) -> dict[str, int]:
-    """Bytes received and sent so far by each NIC of the namespace that the process lives in (running or not)."""
+    """Returns the bytes received and sent so far by each NIC of the process's namespace (running or not)."""
     lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
     counters = {name.strip(): values.split() for name, _, values in (line.partition(":") for line in lines)}
     return {name: int(values[0]) + int(values[8]) for name, values in counters.items() if name.startswith("eth")}

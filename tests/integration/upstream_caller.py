@@ -1,4 +1,4 @@
-"""Whoever calls a load balancer as another region's would."""
+"""A caller that acts as the load balancer of another region."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.upstream_regions_parts import STREAM
 
 
 class Caller:
-    """Somebody who speaks the protocol, and may do what no load balancer of ours does."""
+    """A caller that speaks the protocol, and may act as no load balancer of ours does."""
 
     def __init__(self, bench) -> None:
         self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
@@ -42,7 +42,7 @@ class Caller:
         await self.call.write(peer_pb2.SessionRequest(raw_requests=requests, **more))
 
     async def answer(self) -> list[peer_pb2.RawPiece]:
-        """To its end."""
+        """Reads an answer to its end."""
         pieces: list[peer_pb2.RawPiece] = []
         async with asyncio.timeout(WAIT_S):
             while not pieces or not (pieces[-1].end or pieces[-1].HasField("error")):

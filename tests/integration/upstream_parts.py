@@ -1,4 +1,4 @@
-"""A load balancer in this process in front of hand-written inference servers, with switches for what goes wrong."""
+"""A load balancer in this process in front of hand-written inference servers, with switches for faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Asked:
-    """One request as it came."""
+    """One request as it arrived."""
 
     method: str
     target: str
@@ -47,7 +47,7 @@ class Asked:
 
 
 class Wire:
-    """Where an answer is written to."""
+    """The connection to which an answer is written."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -79,7 +79,7 @@ Behaviour = Callable[[Asked, Wire], Awaitable[None]]
 
 
 async def generate(asked: Asked, wire: Wire) -> None:
-    """What a server does."""
+    """Answers as an inference server does."""
     wanted = asked.json
     if wanted.get("stream"):
         await wire.begin()
@@ -93,35 +93,35 @@ async def generate(asked: Asked, wire: Wire) -> None:
 
 
 class FakeServer:
-    """``answer`` is what it does with what is posted."""
+    """An inference server; ``answer`` handles posted requests."""
 
     def __init__(self, models: tuple[str, ...] = (MODEL,), metrics: bool = True) -> None:
         self.models = models
         self.metrics = metrics
         self.answer: Behaviour = generate
         self.waiting = 0
-        """Requests that it says wait there."""
+        """The number of waiting requests that it reports."""
         self.running: int | None = None
-        """Requests that it says it runs; None: as many as it does."""
+        """The number of running requests that it reports; None: the true number."""
         self.health = 200
         self.lists: bytes | None = None
-        """In place of its models."""
+        """The body in place of its list of models."""
         self.go = asyncio.Event()
-        """Questions for its load wait for it."""
+        """The event that load queries wait for."""
         self.go.set()
         self.frozen = False
-        """It takes connections and answers nothing."""
+        """True while it accepts connections and answers nothing."""
         self.asked: list[Asked] = []
         self.questions = 0
-        """For its load."""
+        """The number of load queries."""
         self.asking = 0
-        """Of these at once."""
+        """The number of concurrent load queries."""
         self.asking_most = 0
         self.connections = 0
         self.open = 0
-        """Posted requests that it answers."""
+        """The number of posted requests being answered."""
         self.left = 0
-        """Clients that went away before their answer was complete."""
+        """The number of clients that left before their answer was complete."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -140,7 +140,7 @@ class FakeServer:
         return self._server is not None
 
     def kill(self) -> None:
-        """Nobody listens any more, and all connections are reset."""
+        """Closes the listener and resets all connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -148,14 +148,14 @@ class FakeServer:
             writer.transport.abort()
 
     async def stop(self) -> None:
-        """As if it was killed."""
+        """Stops the server as if it was killed."""
         self.frozen = False
         self.kill()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Is no coroutine: one may be cancelled before it begins, and then nobody would close the connection."""
+        """Handles a connection. A coroutine might be cancelled before it begins, and the connection would stay open."""
         if self._server is None:
             writer.transport.abort()
             return
@@ -249,17 +249,17 @@ class Bench(Front):
 
     @property
     def asked(self) -> list[int]:
-        """Requests that each server got."""
+        """The number of requests that each server got."""
         return [len(server.asked) for server in self.servers]
 
     def live(self, *servers: FakeServer, model: str = MODEL) -> bool:
-        """Whether just these get requests."""
+        """Returns whether exactly these servers get requests."""
         served = self.lb.fleet.models.get(model)
         found = {target.name for target in served.targets() if target.live} if served is not None else set()
         return found == {server.url for server in servers}
 
     def remote(self, model: str = MODEL) -> list[Target]:
-        """Other regions that serve it, as far as is known here."""
+        """Returns the other regions that serve the model, as far as this load balancer knows."""
         served = self.lb.models.by_name.get(model)
         return [] if served is None else list(served.layers.remote)
 
@@ -269,7 +269,7 @@ class Bench(Front):
                 await self.lb.fleet.wait_change(0.02)
 
     async def known(self) -> None:
-        """Until all servers have said how busy they are."""
+        """Waits until all servers have reported their load."""
         await self.until(
             lambda: all(
                 server.healthy and all(target.reported_s > 0 for target in self._targets(server.name))
@@ -282,7 +282,7 @@ class Bench(Front):
         return [target for target in found if target is not None]
 
     async def idle(self) -> None:
-        """Until nothing of any request is left."""
+        """Waits until nothing of any request is left."""
         fleet = self.lb.fleet
         await spin(
             lambda: (

@@ -13,14 +13,14 @@ STREAM = json.dumps({"model": MODEL, "stream": True, "messages": []}).encode()
 
 
 class Regions(dict[str, Bench]):
-    """By name."""
+    """The regions by name."""
 
     def asked(self) -> dict[str, int]:
-        """Requests that the server of each region got."""
+        """Returns the number of requests that the server of each region got."""
         return {name: len(bench.servers[0].asked) for name, bench in self.items()}
 
     async def knows(self, region: str, other: str, *, room: bool, model: str = MODEL) -> None:
-        """Until ``region`` has heard that ``other`` has room, or has none."""
+        """Waits until ``region`` has heard that ``other`` has room, or has none."""
 
         def heard() -> bool:
             remote = self[region].remote(model)
@@ -29,7 +29,7 @@ class Regions(dict[str, Bench]):
         await self[region].until(heard)
 
     async def full(self, region: str, *, full: bool = True) -> None:
-        """All servers of a region say so, and its load balancer knows."""
+        """Makes all servers of a region report that they are full or not, and waits until its load balancer knows."""
         bench = self[region]
         for server in bench.servers:
             server.waiting = int(full)
@@ -46,7 +46,7 @@ def peer_of(name: str, bench: Bench) -> Peer:
 
 @contextlib.asynccontextmanager
 async def running_upstream_regions(*names: str, linked: bool = True, **settings: Any):
-    """A load balancer in front of one server in each region; each knows the others."""
+    """Yields a load balancer in front of one server in each region; each knows the others."""
     async with contextlib.AsyncExitStack() as stack:
         regions = Regions()
         for name in names:

@@ -1,4 +1,4 @@
-"""Workers in this process with real sockets and a tiny real transformer, and what the tests drive them with."""
+"""Workers in this process with real sockets and a tiny real transformer, and helpers that drive them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class GateEngine:
         self._open.set()
 
     async def entered(self) -> None:
-        """A step has begun since :meth:`hold`."""
+        """Waits until a step has begun since :meth:`hold`."""
         assert await asyncio.to_thread(self._entered.wait, WAIT_S)
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
@@ -113,7 +113,7 @@ class GateEngine:
 
 
 class Gate:
-    """Stops one of the engines, once, at the first step whose decodes please ``at``."""
+    """A gate that stops one of the engines, once, at the first step whose decodes satisfy ``at``."""
 
     def __init__(self, at: Callable[[Sequence[DecodeSlot]], bool], *engines: GateEngine) -> None:
         self._reached, self._open = threading.Event(), threading.Event()
@@ -134,11 +134,11 @@ class Gate:
 
 
 class Alone(NamedTuple):
-    """What one engine alone makes of a request."""
+    """The result of one engine alone for a request."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob]
-    """Of the tokens, as they are after a journey in a message; empty if not asked for."""
+    """The tokens' log-probabilities, rounded as in a message; empty if not requested."""
     prompt_logprobs: list[TokenLogprob]
 
 
@@ -146,9 +146,9 @@ _alone: dict[tuple[bytes, SamplingParams], Alone] = {}
 
 
 def alone(prompt: Sequence[int], sampling: SamplingParams) -> Alone:
-    """The whole prompt at once, no cache, then token by token. Honours EOS and stop tokens, no stop strings.
+    """Computes the whole prompt without a cache, then token by token. Honours EOS and stop tokens, no stop strings.
 
-    What penalties are made of is counted anew for each token.
+    The counts for penalties are computed anew for each token.
     """
     tokens = np.array(prompt, "<u4")
     key = (tokens.tobytes(), sampling)
@@ -191,7 +191,7 @@ def gauge(worker: Worker, name: str) -> float:
 
 
 class Fleet:
-    """Workers of one test. ``close`` stops them and fails if anything was left."""
+    """The workers of one test. ``close`` stops them and fails if anything was left."""
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
@@ -199,17 +199,17 @@ class Fleet:
         self.conductor: Conductor | None = None
 
     async def start_conductor(self) -> str:
-        """Its address, for the setting ``conductor`` of the workers."""
+        """Starts a conductor; returns its address, for the setting ``conductor`` of the workers."""
         settings = ConductorSettings(listen="127.0.0.1:0", index_stride_tokens=1)  # tests count keys
         self.conductor = build_conductor(settings, CollectorRegistry(), Telemetry("conductor", "c"))
         return await self.conductor.server.start()
 
     async def known(self, name: str, condition: Callable[[InstanceState], bool]) -> InstanceState:
-        """What the conductor knows of the worker, as soon as it meets the condition."""
+        """Waits until the conductor's state of the worker meets the condition; returns it."""
         deadline = time.monotonic() + WAIT_S
         while (state := self.conductor.fleet.get(name)) is None or not condition(state):
             assert time.monotonic() < deadline, f"in vain: {state}"
-            await asyncio.sleep(0.005)  # a poll with a deadline: nothing announces this
+            await asyncio.sleep(0.005)  # polls, as nothing announces this
         return state
 
     async def start(
@@ -232,7 +232,7 @@ class Fleet:
         return client
 
     async def idle(self) -> None:
-        """Until nothing goes on; fails if something is left then."""
+        """Waits until nothing is under way; fails if anything is left then."""
         for worker in self.workers:
             worker.engine.release()
         for worker in self.workers:
@@ -263,7 +263,7 @@ class Fleet:
 
 @dataclass
 class Answer:
-    """What came on one stream."""
+    """The tokens and messages of one stream."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -362,7 +362,7 @@ def submission(
     fetches: Sequence[common_pb2.FetchSpan] = (),
     **fields: Any,
 ) -> worker_pb2.Submission:
-    """A request; ``prefill`` and ``decode`` make its placement."""
+    """Returns a request; ``prefill`` and ``decode`` form its placement."""
     sampling = sampling or SamplingParams(max_tokens=8, ignore_eos=True)
     message = worker_pb2.Submission(
         prompt_tokens_le32=np.array(prompt, "<u4").tobytes(),
@@ -393,7 +393,7 @@ def peer_span(worker: Worker, first: int, count: int) -> common_pb2.FetchSpan:
 
 
 async def until(condition, timeout_s: float = WAIT_S) -> None:
-    """Other tasks of this loop run until ``condition``; sockets have no event for it."""
+    """Runs other tasks of this loop until ``condition``; sockets have no event for it."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -1,5 +1,8 @@
-"""The NIXL transport on the real NIXL, by ``./dev test nixl``, which fetches it: in processes that run nothing else,
-since NIXL's library ends one that has loaded protoc's (``grpc_tools``), as other tests do. Else skipped."""
+"""The NIXL transport on the real NIXL, by ``./dev test nixl``, which fetches it; otherwise skipped.
+
+The tests run in processes of their own: NIXL's library ends a process that has loaded protoc's (``grpc_tools``), as
+other tests do.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from pathlib import Path
 import pytest
 
 FETCHED = Path(__file__).resolve().parents[2] / ".cache" / "nixl"
-"""By ``tools/nixl_wheel.sh``: for tests only, so not in the environment."""
+"""The folder of ``tools/nixl_wheel.sh``: for tests only, so not in the environment."""
 OWN = "PINYON_TEST_NIXL"
-"""Set where nothing else is run."""
+"""The environment variable that is set where no other tests run."""
 if os.environ.get(OWN) and FETCHED.is_dir() and str(FETCHED) not in sys.path:
     sys.path.append(str(FETCHED))
 

@@ -29,14 +29,14 @@ def main() -> None:
             match line.split():
                 case ["revoke"]:
                     engine.revoke(grant)
-                    memory[:] = b"\xff" * SIZE  # it serves something else now
+                    memory[:] = b"\xff" * SIZE  # the memory serves other data now
                 case ["unmap"]:
                     engine.unregister(region)
                     del region, grant
                     memory.close()
                 case ["idle"]:
                     began = time.process_time()
-                    time.sleep(1.0)  # what is measured
+                    time.sleep(1.0)  # the measured period
                     print(time.process_time() - began, flush=True)
                     continue
                 case ["again", start]:

@@ -1,5 +1,7 @@
-"""READs by the real NIXL from other processes: which are frozen, killed, started again, take keys back, give their
-memory back to the system; and what strangers may hand to NIXL."""
+"""READs by the real NIXL from other processes, and hostile metadata handed to NIXL.
+
+The peers are frozen, killed, started again, take keys back and return their memory to the system.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 ONLY_THROUGH_THE_PEER = "self,posix,sysv,tcp"
-"""What UCX may use: nothing by which one process reads another's memory by itself."""
+"""The UCX transports allowed: none by which one process reads another's memory by itself."""
 
 
 class Peer:
@@ -157,7 +159,7 @@ def test_a_peer_that_must_serve_its_reads_is_read_by_tcp(
     for _ in range(3):
         assert read(engine, peer).ok
     assert ways(engine) == {"tcp"}
-    engine._peers.transports["nixl"].maintain(time.monotonic())  # what was given up comes late, and lands nowhere
+    engine._peers.transports["nixl"].maintain(time.monotonic())  # the abandoned read ends late and writes nothing
     assert read(engine, peer).ok
 
 
@@ -167,13 +169,13 @@ def sockets(pid: int) -> int:
     for name in os.listdir(folder):
         try:
             count += os.readlink(folder / name).startswith("socket:")
-        except FileNotFoundError:  # closed since
+        except FileNotFoundError:  # closed meanwhile
             continue
     return count
 
 
 class Sockets:
-    """How many the two processes have, from now on."""
+    """The number of sockets that the two processes have opened since its construction."""
 
     def __init__(self, *pids: int) -> None:
         self.pids = pids
@@ -189,7 +191,7 @@ class Sockets:
 def test_ended_links_and_changed_memory_leave_no_socket_behind(
     engine: TransferEngine, start_peer: Callable[..., Peer]
 ) -> None:
-    """UCX gives none back while both processes live."""
+    """UCX keeps its sockets while both processes live."""
     peer = start_peer()
     nixl = engine._peers.transports["nixl"]
     assert read(engine, peer, 1000, peer.kept).ok
@@ -203,7 +205,7 @@ def test_ended_links_and_changed_memory_leave_no_socket_behind(
         assert read(engine, peer, 900, bytes.fromhex(peer.ask(f"again {start}"))).ok
         assert engine.near.view[:900] == (PATTERN * 4)[start : start + 900]  # type: ignore[attr-defined]
     assert ways(engine) == {"nixl", "tcp"}, "more connections than there may be"
-    both.eventually_at_most(MOST_CONNECTIONS)  # the first is there already, and there is one by tcp
+    both.eventually_at_most(MOST_CONNECTIONS)  # one NIXL connection exists already, and one by tcp
 
 
 def test_no_socket_is_left_behind_by_proofs_that_fail(
@@ -221,18 +223,18 @@ def test_no_socket_is_left_behind_by_proofs_that_fail(
     assert not probe()
     both = Sockets(os.getpid(), peer.process.pid)
     assert not any(probe() for _ in range(4))
-    both.eventually_at_most(1)  # UCX connects both ways
+    both.eventually_at_most(1)  # UCX connects in both directions
 
 
 def inheritable_sockets(pid: int) -> dict[str, int]:
-    """Of a process, by names that no two ever have, with the port at its own end (0: none)."""
+    """Returns a process's inheritable sockets by unique names, with the port at its own end (0: none)."""
     ports = {line[9]: int(line[1].split(":")[1], 16) for line in tcp_sockets(pid)}
     found = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
             what = os.readlink(f"/proc/{pid}/fd/{name}")
             flags = Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
-        except FileNotFoundError:  # closed since
+        except FileNotFoundError:  # closed meanwhile
             continue
         if what.startswith("socket:") and not int(flags, 8) & os.O_CLOEXEC:
             found[what] = ports.get(what.removeprefix("socket:[").removesuffix("]"), 0)
@@ -245,12 +247,12 @@ def tcp_sockets(pid: int) -> list[list[str]]:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """In its network namespace."""
+    """Returns the listening ports in the process's network namespace."""
     return {int(line[1].split(":")[1], 16) for line in tcp_sockets(pid) if line[3] == "0A"}
 
 
 def inherited_since(pid: int, before: Container[str]) -> list[str]:
-    """But for one connection that the peer opened: it may come at any time, outside of a pairing (docs/transfer.md)."""
+    """Returns the new inheritable sockets, but for one that the peer may open at any time (docs/transfer.md)."""
     listening = listening_ports(pid)
     new = {what: port for what, port in inheritable_sockets(pid).items() if what not in before}
     accepted = [what for what, port in new.items() if port in listening]
@@ -259,7 +261,7 @@ def inherited_since(pid: int, before: Container[str]) -> list[str]:
 
 @pytest.fixture
 def left_by_others() -> dict[str, int]:
-    """What the peers of other tests opened to this process."""
+    """The sockets that peers of other tests opened to this process."""
     return inheritable_sockets(os.getpid())
 
 
@@ -281,7 +283,7 @@ def test_an_idle_process_does_not_spin(engine: TransferEngine, start_peer: Calla
 
 
 def test_metadata_that_is_cut_or_none_is_refused_by_nixl_itself() -> None:
-    """The rest of what a peer may say is NIXL's to check, and it does not check all (docs/transfer.md)."""
+    """NIXL must check the rest of a peer's metadata, and does not check all of it (docs/transfer.md)."""
     name = "ab" * 16
     agent, other, third = NixlAgent("cd" * 16), NixlAgent(name), NixlAgent("12" * 16)
     try:

@@ -1,4 +1,4 @@
-"""What a worker knows by the keys of its prompts' blocks is what there is to know by their tokens."""
+"""A worker's knowledge of prompts by their blocks' keys equals what their tokens tell."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.long import usually
 BLOCK_TOKENS = 2
 START = namespace("model", "layout", "")
 PROMPTS = st.lists(st.sampled_from([7, 8]), min_size=1, max_size=26)
-"""Of two different tokens: many share a prefix, and part at any place in a block."""
+"""Prompts of two different tokens: many share a prefix, and they branch at any place in a block."""
 
 
 class Plenty:
-    """Room for all."""
+    """Holdings with room for every request."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
         return BlockNeed(0, request.blocks)
@@ -90,7 +90,7 @@ def test_what_those_share_that_are_decoded(data: st.DataObject) -> None:
             one = data.draw(st.sampled_from(sorted(paths)))
             del paths[one]
             prefixes.remove(one)
-            prefixes.remove(one)  # nothing happens
+            prefixes.remove(one)  # removing it again has no effect
         else:
             keys = asked(number, data.draw(st.sampled_from(heads)) * 2 + data.draw(PROMPTS)).block_keys
             paths[number] = keys[LEVEL_BLOCKS - 1 :: LEVEL_BLOCKS]
@@ -103,12 +103,12 @@ def test_what_those_share_that_are_decoded(data: st.DataObject) -> None:
 
 
 def check(prefixes: DecodedPrefixes, paths: list[tuple[bytes, ...]]) -> None:
-    """By brute force: of all sets of prefixes of which none is a part of another, the one by which most is saved."""
+    """Compares by brute force with the set of prefixes, none a part of another, that saves most."""
     sharing = {(key, level): 0 for path in paths for level, key in enumerate(path, 1)}
     for path in paths:
         for level, key in enumerate(path, 1):
             sharing[key, level] += 1
-    # Of prefixes that the same requests share only the deepest can be of use.
+    # Of prefixes that the same requests share, only the deepest can be useful.
     deepest = {}
     for key, level in sorted(sharing, key=lambda each: each[1]):
         if sharing[key, level] > 1:

@@ -17,13 +17,13 @@ from tests.long import usually
 
 EXAMPLES = usually(25, long=125)
 OPERATIONS = 200
-"""Times four chunk sizes: 32,000 operations (100,000 in long runs), each followed by a look at all it can be asked."""
+"""Operations per chunk size: 32,000 in all (100,000 in long runs), each followed by a check of every query."""
 
 Tokens = tuple[int, ...]
 
 
 class Plain:
-    """What §4.2 says, without structure: requests are lists of prefixes, and all is counted anew for each answer."""
+    """The rules of §4.2 without a structure: requests are lists of prefixes, and each answer counts all anew."""
 
     def __init__(self, chunk: int) -> None:
         self.chunk = chunk
@@ -52,9 +52,9 @@ class Plain:
         return depth
 
     def saved(self, passed: Counter[tuple[Tokens, int]], above: Tokens = (), depth: int = 0) -> int:
-        """The most levels of groups that do not overlap that need not be read once more."""
+        """Returns the largest number of levels that disjoint groups need not read once more."""
         own = (passed[above, depth] - 1) * depth if depth else 0
-        whole = len(above) == depth * self.chunk  # nothing goes on behind a short last chunk
+        whole = len(above) == depth * self.chunk  # nothing follows a short last chunk
         below = [each for each, level in passed if whole and level == depth + 1 and each[: len(above)] == above]
         return max(own, sum(self.saved(passed, each, depth + 1) for each in below))
 
@@ -80,7 +80,7 @@ class Plain:
 
 
 def tokens_like(plain: Plain, random: Random, letters: int) -> Tokens:
-    """Often the beginning of somebody's, so that there are branches, equal requests and ends inside of others."""
+    """Returns tokens that often begin like another request's, for branches, equal requests and ends inside others."""
     known = [levels[-1] for _, levels in plain.waiting.values() if levels]
     known += [levels[-1] for levels in plain.active.values() if levels]
     stem = random.choice(known) if known and random.random() < 0.7 else ()
@@ -90,11 +90,11 @@ def tokens_like(plain: Plain, random: Random, letters: int) -> Tokens:
 
 
 def step(trees: Sequence[ChunkedHashTree[int]], plain: Plain, random: Random, letters: int, busy: float) -> None:
-    """One operation on all. ``busy``: how often one that is active is taken out, rather than one added."""
+    """Performs one operation on all. ``busy``: how often an active request is removed rather than one added."""
     waiting, active = list(plain.waiting), list(plain.active)
     kind = random.random()
     if kind < 0.4 or not (waiting or active):
-        # Ids come back: of those that have gone, and sometimes of those that are here.
+        # Ids come back, both of requests that have gone and of those that are here.
         request = random.randrange(40) if random.random() < 0.3 else 40 + plain.came
         tokens = tokens_like(plain, random, letters)
         for tree in trees:
@@ -120,7 +120,7 @@ def step(trees: Sequence[ChunkedHashTree[int]], plain: Plain, random: Random, le
 
 
 def check_groups(tree: ChunkedHashTree[int], plain: Plain) -> None:
-    """Those that save most, by their hashes."""
+    """Checks that the groups are those that save most, by their hashes."""
     groups = tree.groups(1000)
     passed = Counter((prefix, depth) for levels in plain.active.values() for depth, prefix in enumerate(levels, 1))
     tips = {chunk_hashes(prefix, plain.chunk)[-1]: (prefix, depth) for prefix, depth in passed}
@@ -140,7 +140,7 @@ def test_every_answer_is_that_of_plain_sets(chunk: int, random: Random, letters:
     plain = Plain(chunk)
     for _ in range(OPERATIONS):
         step((tree, by_tip), plain, random, letters, busy)
-        # Not after each: an answer that is kept must not outlive a change that nobody asked after.
+        # Not after each operation: a cached answer must not survive a change after which nothing was asked.
         if random.random() < 0.7:
             assert tree.find_best() == plain.find_best()
             assert tree.find_best() == plain.find_best()

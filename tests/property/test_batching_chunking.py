@@ -1,4 +1,4 @@
-"""However a prompt is cut, everything is computed exactly once, in order, within the budget, and there is progress."""
+"""Any chunking of a prompt computes every token exactly once, in order and within the budget, and makes progress."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

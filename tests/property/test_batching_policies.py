@@ -1,4 +1,4 @@
-"""What every batching policy keeps, in whatever order: nobody is lost, admitted twice, or kept from room and slots."""
+"""The invariants of every batching policy: no request is lost, admitted twice, or kept from room and slots."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EVENTS = st.lists(
 
 
 def request(number: int, blocks: int, now: int) -> BatchRequest:
-    """Every third is decoded elsewhere; of the blocks of every second one, one is held and used by others."""
+    """Makes a request. Every third is decoded elsewhere; every second has one block that is held and used by others."""
     return BatchRequest(number, 10, blocks, (b"k",), reusable=number % 2, decodes=number % 3 > 0, arrived_s=float(now))
 
 
 class Books:
-    """Who holds how much."""
+    """A record of the blocks that each request holds."""
 
     def __init__(self) -> None:
         self.running: dict[int, BatchRequest] = {}
@@ -64,7 +64,7 @@ def test_requests_wait_run_and_leave_once(name: str, events: list[tuple[str, int
                     slots -= one.decodes
                 assert room >= 0
                 assert slots >= min(0, number)
-            if room == 12:  # for any of them
+            if room == 12:  # enough for any of them
                 assert all(one.decodes for one in waiting.values())
                 assert slots <= 0 or not waiting
         elif event == "remove":

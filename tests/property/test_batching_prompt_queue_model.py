@@ -18,7 +18,7 @@ LETTERS = 3
 
 
 def chain(path: list[int]) -> tuple[bytes, ...]:
-    """Keys of a prompt whose blocks are ``path``: equal only where everything before is equal, too."""
+    """Returns the keys of a prompt with the blocks ``path``; equal keys mean that everything before is equal, too."""
     return tuple(bytes(path[: end + 1]).ljust(16, b"\xff") for end in range(len(path)))
 
 
@@ -37,7 +37,7 @@ class Model(RuleBasedStateMachine):
         self.left: dict[int, int] = {}
         self.wanted: Counter[bytes] = Counter()
         self.wants: dict[int, list[bytes]] = {}
-        """Of each prompt without blocks, what was held of it when it came."""
+        """The held prefix of each prompt without blocks, at its arrival."""
 
     def want(self, keys) -> int:
         self.wanted.update(keys[: self.match_prefix(keys)])
@@ -71,7 +71,7 @@ class Model(RuleBasedStateMachine):
             return
         self.queue.add(prompt, 0.0)
         keys = prompt.keys[: prompt.reusable]
-        self.wants[self.next] = [] if owned else list(keys[: self.match_prefix(keys)])  # which has them
+        self.wants[self.next] = [] if owned else list(keys[: self.match_prefix(keys)])  # a holder's keys
         self.prompts[self.next] = prompt
         self.waiting.append(self.next)
         self.left[self.next] = tokens
@@ -147,7 +147,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: set(self.running) - self.roomless)
     @rule(data=st.data())
     def compute(self, data: st.DataObject) -> None:
-        """One block more, which can be reused from now on if the prompt is shared."""
+        """Computes one more block, which can be reused from now on if the prompt is shared."""
         number = data.draw(st.sampled_from(sorted(set(self.running) - self.roomless)))
         prompt = self.prompts[number]
         tokens = min(4, self.left[number])
@@ -189,7 +189,7 @@ class Model(RuleBasedStateMachine):
         assert +self.wanted == Counter(key for keys in self.wants.values() for key in keys)
 
     def teardown(self) -> None:
-        """Whatever state it is in, everybody gets through."""
+        """Checks that all prompts complete from any state."""
         for number in sorted(self.roomless):
             self.queue.has_room(number)
         while self.prompts:

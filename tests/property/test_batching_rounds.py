@@ -1,4 +1,4 @@
-"""What rounds keep, whoever comes and goes and whatever the stopping policy says."""
+"""The invariants of rounds, for any arrivals and ends and any stopping policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.long import usually
 
 
 def path(random: Random) -> list[int]:
-    """Blocks of a few trees: an id tells all that is before it."""
+    """Returns the blocks of a path in one of a few trees; an id determines all blocks before it."""
     tree, depth = random.randrange(3), random.randint(0, 6)
     ids, place = [], tree
     for _ in range(depth):
@@ -30,7 +30,7 @@ def path(random: Random) -> list[int]:
 @settings(max_examples=usually(20, long=100), deadline=None)
 @given(random=st.randoms(use_true_random=True), stop=st.sampled_from([*LabLearning, None]), seed=st.integers(0, 9))
 def test_everybody_has_a_token_in_each_round(random: Random, stop: LabLearning | None, seed: int) -> None:
-    """None: groups that the caller has named."""
+    """The policy None stands for groups that the caller has named."""
     rounds: Rounds = GroupRounds(1)
     if stop is not None:
         tree: ChunkedHashTree[int] | None = TipTree(1) if seed % 2 else None
@@ -60,7 +60,7 @@ def test_everybody_has_a_token_in_each_round(random: Random, stop: LabLearning |
             waited[number] += 1
         for number in batch:
             waited[number] = 0
-        # The rest of this round, and the whole of the next one.
+        # The rest of this round, and the whole next one.
         assert all(steps < 2 * BATCHES_MAX for steps in waited.values())
 
 

@@ -1,4 +1,4 @@
-"""Whatever comes when: steps keep their budget, prompts advance in the order of service, and everybody gets through."""
+"""Steps keep their budget, prompts advance in the order of service, and all complete, for any arrivals."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_steps_follow_the_order_and_everybody_gets_through(
     rng, most = Random(seed), max(budget, min(block, chunk))
     scheduler = StepScheduler(StepLimits(4, budget, chunk, block), SERVICE_ORDERS.make(choice))
     order = SERVICE_ORDERS.make(choice)
-    """Beside it, told the same."""
+    """A second service order that gets the same calls."""
     at: dict[int, tuple[int, int]] = {}
-    """As they came."""
+    """The requests in order of arrival."""
     token_s: dict[int, float] = {}
     comes, now_s, left = 30, 0.0, 0
     while comes or at:

@@ -1,4 +1,4 @@
-"""Whatever a peer sends, the conductor's parsers give a value or an InvalidArgument that names a field."""
+"""The conductor's parsers return a value or an InvalidArgument that names a field, whatever a peer sends."""
 
 import string
 import unicodedata
@@ -29,7 +29,7 @@ U32 = st.one_of(st.integers(0, 3), st.integers(0, 2**32 - 1))
 U64 = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
 TEXT = st.one_of(st.text(max_size=8), st.text(min_size=120, max_size=140))
 NAME_CHARS = set(string.ascii_letters + string.digits + "._-")
-# enums are open in proto3: a peer may send any number
+# Enums are open in proto3: a peer may send any number.
 ROLES = st.integers(-(2**31), 2**31 - 1) | st.integers(0, 5)
 
 CLASSES = st.builds(
@@ -86,7 +86,7 @@ LOADS = st.builds(
 
 
 def names_a_field(parse) -> bool:
-    """Whether it was refused; the refusal names a field."""
+    """Returns whether the input was refused; a refusal must name a field."""
     refusal = None
     try:
         parse()

@@ -1,4 +1,4 @@
-"""Who fails again and again: how often it is tried, and when its pause ends, with the pauses of regions that refuse."""
+"""Peers that fail repeatedly: how often they are tried, and when pauses end, with those of refusing regions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pinyon.frontdoor.served_models import REFUSED_MAX_S as MAX_S
 
 
 class Model:
-    """What the rule is, from all that has happened."""
+    """The rule, computed from all past events."""
 
     def __init__(self) -> None:
         self.refusals: list[float] = []
-        """Those that count, in a row."""
+        """The times of refusals that count, without a success between them."""
 
     @property
     def until_s(self) -> float:
@@ -59,7 +59,7 @@ def test_against_a_model(steps):
 
 @given(st.integers(2, 300), st.integers(1, 8))
 def test_who_refuses_each_time_is_asked_less_and_less(ticks, at_once):
-    """It says every 100 ms that it has room."""
+    """The region reports room every 100 ms."""
     pauses, asked = Avoidance(first_s=FIRST_S, max_s=MAX_S), 0
     for tick in range(ticks):
         now_s = tick / 10

@@ -1,4 +1,4 @@
-"""SIEVE against a list: the definition of the paper, written down once more as plainly as possible."""
+"""SIEVE against a list: the paper's definition, written again as plainly as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = st.integers(0, 9)
 
 
 class NaiveSieve:
-    """Head at index 0. ``hand`` is an object, or None for "begin at the tail"."""
+    """A queue with its head at index 0. ``hand`` is an object, or None for "begin at the tail"."""
 
     def __init__(self) -> None:
         self.queue: list[int] = []
@@ -22,7 +22,7 @@ class NaiveSieve:
         self.hand: int | None = None
 
     def before(self, key: int) -> int | None:
-        """The neighbour towards the head."""
+        """Returns the neighbour towards the head."""
         index = self.queue.index(key)
         return self.queue[index - 1] if index else None
 
@@ -105,7 +105,7 @@ TestSieveModel.settings = settings(max_examples=usually(20, long=120), stateful_
 
 
 def test_the_papers_illustration() -> None:
-    """Seven places; A, B and G were visited; then H, A, D, I, B, J are asked for: C, E and F go."""
+    """The queue has seven places; A, B and G were visited; requests for H, A, D, I, B, J then evict C, E and F."""
     sieve: Sieve[str] = Sieve()
     evicted = []
     for key in "AABBCDEFGG" + "HADIBJ":
@@ -137,4 +137,4 @@ def test_what_is_in_use_keeps_its_bit() -> None:
         sieve.touch(key)
     assert sieve.evict(lambda key: key == "B") == "B"
     sieve.insert("D")
-    assert sieve.evict() == "D"  # C and A had kept theirs; the hand began at C and passed D without a bit
+    assert sieve.evict() == "D"  # C and A had kept their bits; the hand began at C and passed D without a bit

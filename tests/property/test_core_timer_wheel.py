@@ -1,4 +1,4 @@
-"""The wheel of time limits, beside a list that is looked through."""
+"""The wheel of time limits against a list that is searched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WheelMachine(RuleBasedStateMachine):
             entry = list(self.waiting)[place % len(self.waiting)]
             _, slot = self.waiting.pop(entry)
             self.wheel.remove(entry, slot)
-            self.wheel.remove(entry, slot)  # once is enough
+            self.wheel.remove(entry, slot)  # removing it again has no effect
 
     @rule(passed_s=TIMES)
     def turn(self, passed_s: float) -> None:
@@ -41,7 +41,7 @@ class WheelMachine(RuleBasedStateMachine):
         over = self.wheel.turn(self.now_s)
         assert len(over) == len(set(over))
         for entry in over:
-            due_s, _ = self.waiting.pop(entry)  # it was there
+            due_s, _ = self.waiting.pop(entry)  # fails if it was not waiting
             assert due_s <= self.now_s, "it is early"
         late_s = self.now_s - self.tick_s - 1e-9
         assert all(due_s > late_s for due_s, _ in self.waiting.values()), "it is a tick late"

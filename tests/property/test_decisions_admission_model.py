@@ -48,9 +48,9 @@ class Model(RuleBasedStateMachine):
         self.overdue: set[int] = set()
         self.held: list[list[int]] = []
         self.anew: list[int] = []
-        """Of each that was admitted, blocks that nobody else had."""
+        """The blocks of each admitted request that nobody else had."""
         self.promised: dict[bytes, int] = {}
-        """Blocks without content that somebody has who will compute it: of each key the first one."""
+        """The first block of each key whose holder has yet to compute its content."""
 
     def references(self) -> Counter[int]:
         taken = [reservation.table for reservation, _ in self.granted.values()]
@@ -61,18 +61,18 @@ class Model(RuleBasedStateMachine):
         return self.slots - sum(request.decodes for _, request in self.granted.values())
 
     def first(self) -> BatchRequest | None:
-        """The longest waiting of those that do not lack a slot."""
+        """Returns the longest waiting request that does not lack a slot."""
         return next((each for each in self.waiting if not each.decodes or self.free_slots() > 0), None)
 
     def missing(self, request: BatchRequest) -> int:
-        """Blocks that it takes out of the room."""
+        """Returns how many blocks the request takes out of the room."""
         used = self.references().keys()
         held = [block for _, block in self.pool.acquire(request.block_keys[: min(request.reusable, request.blocks)])]
         self.pool.release(held)
         return request.blocks - len(used & set(held)) - len(self.promises(request, len(held)))
 
     def promises(self, request: BatchRequest, held: int) -> list[int]:
-        """Of its blocks, those behind the ``held`` ones that others have without content."""
+        """Returns the request's blocks behind the ``held`` ones that others hold without content."""
         blocks: list[int] = []
         for key in request.block_keys[held : min(request.reusable, request.blocks)] if request.computes else ():
             block = self.promised.get(key)
@@ -82,13 +82,13 @@ class Model(RuleBasedStateMachine):
         return blocks
 
     def forget_promises(self) -> None:
-        """Those that were kept, and those of blocks that nobody has."""
+        """Forgets promises that were kept, and those of blocks without a holder."""
         used = self.references()
         kept = {key: block for key, block in self.promised.items() if used[block] and self.content(key) != block}
         self.promised = kept
 
     def content(self, key: bytes) -> int:
-        """The block that holds it; -1: none."""
+        """Returns the block that holds the key, or -1."""
         blocks = [block for _, block in self.pool.acquire([key])]
         self.pool.release(blocks)
         return blocks[0] if blocks else -1
@@ -98,8 +98,10 @@ class Model(RuleBasedStateMachine):
         return BLOCKS - len(used) - (self.headroom if used else 0)
 
     def admit(self) -> list[Grant]:
-        """Nobody overtakes the first one if that would have room without those that came after it; but prompts for
-        other instances pass one that is decoded, until others are to give way for it."""
+        """Admits requests; none overtakes the first if that had room without later ones.
+
+        Prompts for other instances may pass a request that is decoded here, until others are to give way for it.
+        """
         self.forget_promises()
         first = self.first()
         kept_waiting = first is not None and self.missing(first) <= max(0, self.room()) + sum(
@@ -166,7 +168,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), count=st.integers(1, 2))
     def grow(self, data: st.DataObject, count: int) -> None:
-        """Whoever waits; another one that runs gives way when there is no room, and asks again under its number."""
+        """Grows a request. Without room, the newest gives way and asks again under its number."""
         number = data.draw(st.sampled_from(sorted(self.granted)))
         room = self.pool.free + self.pool.cached
         blocks = self.admission.grow(number, count, self.now)
@@ -186,7 +188,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        """The next of its blocks have content now; what others hold already takes their places."""
+        """Publishes the request's next blocks; content that others hold already replaces its own."""
         reservation, request = self.granted[data.draw(st.sampled_from(sorted(self.granted)))]
         keys = request.block_keys
         at, table = reservation.held, reservation.table
@@ -201,7 +203,7 @@ class Model(RuleBasedStateMachine):
             for index, block in swaps:
                 table[at + index] = block
             assert all(key in self.pool for key in keys[at:end])
-            # The content of each is held once: whoever asks for these keys shares the blocks.
+            # Each content is held once: a request for these keys shares the blocks.
             assert [block for _, block in self.pool.acquire(keys[at:end], allow_gaps=True)] == table[at:end]
             self.pool.release(table[at:end])
             reservation.held = end
@@ -259,7 +261,7 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def switch(self) -> None:
-        """To the same policy anew: what waits and runs is all that it has to know."""
+        """Switches to the same policy anew, which learns all that it needs from the waiting and running requests."""
         self.admission.switch("fcfs", self.now)
 
     @rule(seconds=st.integers(1, 3))
@@ -293,7 +295,7 @@ class Model(RuleBasedStateMachine):
             assert self.admission.next_blocks == sum(latest) / len(latest) + grown / len(self.granted)
 
     def teardown(self) -> None:
-        """Whoever waits gets its blocks when the others gave theirs back, and then nothing is left."""
+        """Checks that waiting requests get blocks when others release theirs, and that nothing is left."""
         self.now += 100
         assert set(self.reservations.overdue(self.now)) == set(self.leases) - self.overdue
         while self.leases:
@@ -370,7 +372,7 @@ def test_misuse_is_refused() -> None:
 
 @pytest.mark.parametrize("spares", [True, False])
 def test_what_one_that_waits_will_reuse_is_evicted_last(spares: bool) -> None:
-    """It is the oldest, and the request that runs needs room before the other one enters."""
+    """The block is the oldest, and the running request needs room before the other one enters."""
     pool = BlockPool(8, Lru(), spares=spares)
     reservations = Reservations(pool, LeaseTable())
     admission = Admission(Fcfs, pool, reservations, slots=1, headroom=0)
@@ -397,7 +399,7 @@ def test_what_one_that_waits_will_reuse_is_evicted_last(spares: bool) -> None:
 
 
 def test_what_requests_that_wait_together_share_counts_once() -> None:
-    """Four with a prefix of four blocks that nobody has computed yet and one of their own each, in a pool of eight."""
+    """Four requests share a prefix of four blocks, not computed yet, and have one block each, in a pool of eight."""
     for computes, admitted in ((True, 4), (False, 1)):
         pool = BlockPool(8, Lru())
         reservations = Reservations(pool, LeaseTable())
@@ -409,7 +411,7 @@ def test_what_requests_that_wait_together_share_counts_once() -> None:
         assert pool.used == (8 if computes else 5)
         if not computes:
             continue
-        # The first one goes before it has computed anything: the next one has its blocks.
+        # The first request leaves before it has computed anything; the next one has its blocks.
         tables = [grant.reservation.table for grant in grants]
         admission.end(0)
         reservations.release(tables[0], 0.0)

@@ -1,4 +1,4 @@
-"""Who waits for room, counted one by one, and whether those have room of whom that was said."""
+"""The requests that wait for room, counted one by one, and whether requests fit where room was reported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ MAX_BATCH = 3
 
 
 class Instance:
-    """Requests by number, each with what it does: ``asks`` (nothing yet), ``waits`` (for KV memory), ``here`` (it has
-    memory, and its prompt is computed here, or it is decoded), ``elsewhere`` (its prompt is). Prompts for others by
-    number: ``queued``, ``waits``, ``computed``."""
+    """An instance with its requests and prompts by number, each with a state.
+
+    Requests: ``asks`` (nothing yet), ``waits`` (for KV memory), ``here`` (it has memory, and is computed or decoded
+    here), ``elsewhere`` (its prompt is computed there). Prompts for others: ``queued``, ``waits``, ``computed``.
+    """
 
     def __init__(self, pool_blocks: int) -> None:
         config = InstanceConfig(pool_blocks, 4, MAX_BATCH, 64, 32, active_prefills=2, max_prefills=64)
@@ -110,7 +112,7 @@ class Instance:
         self.parts.prompts.check_integrity()
 
     def fill(self) -> None:
-        """As many as there is room for, each as large as those that are here, have room at once."""
+        """Checks that as many requests as there is room for, each as large as those here, get room at once."""
         for number in [number for number, state in self.requests.items() if state == "asks"]:
             self.ask(number)
         elsewhere = list(self.requests.values()).count("elsewhere")
@@ -204,9 +206,9 @@ def test_where_all_share_a_prefix_as_many_have_room_as_is_said(
     number = 0
     while number <= RECENT:
         if not submit(number):
-            return  # the pool is too small to say anything
+            return  # the pool is too small for any statement
         number += 1
-    for each in range(ended):  # the first one, too, that computed what the others use still
+    for each in range(ended):  # includes the first one, whose blocks the others still use
         parts.admission.end(each)
         parts.reservations.release(tables.pop(each), 0.0)
     room = parts.room.look(len(tables), 0).room

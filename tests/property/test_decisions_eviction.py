@@ -1,4 +1,4 @@
-"""Whenever a thread is done with learning, and whoever takes over meanwhile: a journal is decided again the same."""
+"""A journal is decided again the same, whenever a learning thread ends and whichever policy takes over meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _few_samples_are_enough() -> Iterator[None]:
 
 
 class Instance:
-    """Requests of four documents, one after the other; ``done`` ends work that was given to the thread."""
+    """An instance with requests of four documents in turn; ``done`` ends the thread's work."""
 
     def __init__(self, dram_blocks: int = 0) -> None:
         self.lines: list[str] = []
@@ -103,11 +103,11 @@ def test_a_journal_of_what_was_learned_apart(told: list[tuple[Any, ...]], dram_b
 
 
 def test_what_was_learned_changes_what_goes() -> None:
-    """Else the test above would show nothing: without the fits that were adopted, the replay decides otherwise."""
+    """The replay decides otherwise without the fits that were adopted, so the test above is meaningful."""
     instance = Instance()
     for number in range(40):
         instance.request(0, 2, "chat")
-        instance.request(1 + 2 * number, 2, "file")  # nobody asks for it again, and it is newer than the chat
+        instance.request(1 + 2 * number, 2, "file")  # never asked for again, and newer than the chat
         instance.request(2 + 2 * number, 2, "file")
         instance.done(0)
     assert len(instance.decisions.pool.eviction.beliefs()) > 1

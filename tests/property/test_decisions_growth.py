@@ -1,4 +1,4 @@
-"""Requests that grow in a pool that is too small for them: all get to their end, the first one without a stop."""
+"""Requests that grow in a pool too small for them: all complete, the first one without interruption."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP_S = 0.05
 
 
 class Machine:
-    """One instance whose prompts are computed in no time. ``left`` tokens to generate, by number."""
+    """One instance whose prompts are computed in no time; ``left`` has the tokens still to generate, by number."""
 
     def __init__(self, max_batch: int, headroom: int) -> None:
         self.now_s = 0.0
@@ -76,7 +76,7 @@ class Machine:
 
 
 def first_gets_on(machine: Machine) -> None:
-    """A step, in which all may give way but the first one."""
+    """Runs a step, in which any request but the first may give way."""
     first, before = min(machine.left, default=-1), len(machine.preempted)
     machine.step()
     assert first not in machine.preempted[before:], "the first one gave way"

@@ -1,4 +1,4 @@
-"""Attention alone: bits do not depend on who reads KV together, and the numbers are those of a softmax."""
+"""Attention alone: its bits do not depend on who shares a read of KV, and its numbers are those of a softmax."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.long import usually
 POOL_TOKENS = 12_000
 LAYER = 1
 F32 = npt.NDArray[np.float32]
-# Query heads and KV heads: one to sixteen query heads per KV head, also what does not divide a tile.
+# Query heads and KV heads: one to sixteen query heads per KV head, including numbers that do not divide a tile.
 HEADS = ((8, 4), (1, 1), (3, 1), (4, 1), (14, 2), (16, 1))
 BLOCK_TOKENS = (7, 16, 32, 128, 200)
 
@@ -34,7 +34,7 @@ def config_of(heads: int, kv_heads: int) -> ModelConfig:
 
 
 class Batch:
-    """Requests whose KV lies in one pool, some of it shared; what nobody wrote is NaN."""
+    """Requests whose KV lies in one pool, some of it shared; unwritten values are NaN."""
 
     def __init__(self, heads: tuple[int, int], block_tokens: int) -> None:
         pin_blas_threads()
@@ -46,7 +46,7 @@ class Batch:
         self.ends: list[int] = []
 
     def add(self, end: int, parent: int | None, shared: int, rng: np.random.Generator) -> None:
-        """A request of ``end`` tokens, of which those in the first ``shared`` blocks are its parent's."""
+        """Adds a request of ``end`` tokens; those in the first ``shared`` blocks are its parent's."""
         size = self.layout.block_tokens
         mine: list[int] = []
         if parent is not None:
@@ -70,12 +70,12 @@ class Batch:
     def decode(self, attention: PagedAttention, queries: F32, which: Sequence[int]) -> F32:
         tables = [np.array(self.tables[i]) for i in which]
         out = np.full_like(queries, np.nan)
-        # Its own rows only are a request's business; those of the step may be in any order.
+        # A request depends on its own rows only; the rows of the step may be in any order.
         attention.decode(LAYER, queries, attention.plan(which, [self.ends[i] - 1 for i in which], tables), out)
         return out[list(which)]
 
     def exact(self, queries: F32, request: int) -> npt.NDArray[np.float64]:
-        """Of one request, in float64: ``(heads, head_dim)``."""
+        """Returns one request's attention in float64, shape ``(heads, head_dim)``."""
         kv = self.pool[self.tables[request], LAYER].transpose(1, 0, 2, 3, 4)
         shape = (2, -1, self.layout.kv_heads, self.layout.head_dim)
         keys, values = kv.reshape(shape)[:, : self.ends[request]].astype(np.float64)
@@ -109,10 +109,10 @@ def test_who_reads_together_does_not_matter(
     requests: list[tuple[int, int, int]],
     number: int,
 ) -> None:
-    """Each request's bits are those that it has alone, by ``plain``, and as the last query of a prompt's chunk.
+    """Each request's bits equal those that it has alone, by ``plain``, and as the last query of a prompt's chunk.
 
-    ``requests``: length, which earlier request it has its beginning from, and how many tokens of it. With a ``trunk``
-    all of them begin with the first one's.
+    ``requests`` has for each its length, the earlier request with the same beginning, and the number of tokens shared
+    with it. With a ``trunk`` all of them begin with the first one's.
     """
     rng = np.random.default_rng(number)
     batch = Batch(heads, block_tokens)
@@ -139,7 +139,7 @@ def test_who_reads_together_does_not_matter(
 
 @pytest.mark.parametrize("end", [1, 64, 300, 1024, 4000])
 def test_it_is_the_softmax(end: int) -> None:
-    """Not further off than one float32 softmax over all keys at once is: 1.7e-6 of the largest value at most."""
+    """The error is at most that of one float32 softmax over all keys at once: 1.7e-6 of the largest value."""
     rng = np.random.default_rng(end)
     batch = Batch((8, 4), 16)
     for _ in range(3):

@@ -1,7 +1,7 @@
 """Batch invariance, bit for bit: tokens and KV bytes depend on the request alone.
 
-Not on the chunks of its prompt, its company in each step, the blocks it lies in, what those blocks held before, or
-whether its KV was computed by prefill, by decode, by this engine or by another process.
+They do not depend on the chunks of its prompt, the other requests of each step, its blocks, or what those held before.
+Nor do they depend on whether its KV came from prefill, decode, this engine or another process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def prompt_of(engine: NumpyLlamaEngine, length: int, number: int = 0) -> npt.NDA
 
 
 def kv_of(engine: NumpyLlamaEngine, table: Sequence[int], tokens: int) -> bytes:
-    """K and V of the first ``tokens`` positions, in position order."""
+    """Returns K and V of the first ``tokens`` positions, in position order."""
     blocks = engine.pool[list(table[: engine.layout.blocks_for(tokens)])]
     by_token = blocks.transpose(0, 3, 1, 2, 4, 5)
     return by_token.reshape(-1, *by_token.shape[2:])[:tokens].tobytes()
@@ -71,7 +71,7 @@ def run(
     new_tokens: int,
     sampling: SamplingParams = SAMPLED,
 ) -> list[int]:
-    """Prompt in chunks that end at ``cuts``, then decode, all alone."""
+    """Runs a prompt alone in chunks that end at ``cuts``, then decodes; returns the new tokens."""
     ends = sorted({c for c in cuts if 0 < c < len(prompt)} | {len(prompt)})
     start = 0
     out: list[int] = []
@@ -97,7 +97,7 @@ def run(
 def test_chunks_and_blocks_do_not_matter(model: str, length: int, cuts: list[int], shuffle: int) -> None:
     engine = engine_of(model)
     prompt = prompt_of(engine, length)
-    engine.pool[:] = np.nan  # whatever is read without having been written shows
+    engine.pool[:] = np.nan  # shows every read of an unwritten value
     table = list(range(16))
     expected = run(engine, prompt, table, [], 4)
     kv = kv_of(engine, table, length + 3)
@@ -111,7 +111,7 @@ def test_chunks_and_blocks_do_not_matter(model: str, length: int, cuts: list[int
 @settings(max_examples=usually(20, long=80))
 @given(model=st.sampled_from(MODELS), data=st.data())
 def test_company_does_not_matter(model: str, data: st.DataObject) -> None:
-    """Several requests, each chunked its own way, advance in random company until all are done."""
+    """Several requests with different chunks advance beside random others until all are done."""
     engine = engine_of(model)
     count = data.draw(st.integers(2, 6), "requests")
     lengths = [data.draw(st.integers(1, 120), "length") for _ in range(count)]
@@ -156,7 +156,7 @@ def test_company_does_not_matter(model: str, data: st.DataObject) -> None:
 
 @cache
 def kernel_of(model: str, kernel: str) -> NumpyLlamaEngine:
-    """The same model over the same pool."""
+    """Returns an engine of the same model over the same pool."""
     base = engine_of(model)
     return NumpyLlamaEngine(base.config, base._weights, BLOCKS, BLOCK_TOKENS, base.pool, kernel=kernel, check=False)
 
@@ -174,8 +174,11 @@ def kernel_of(model: str, kernel: str) -> NumpyLlamaEngine:
 def test_shared_prefixes_do_not_matter(
     model: str, trunk: int, branches: list[int], own: list[int], part: int, beside: bool
 ) -> None:
-    """Requests that share ``trunk`` segments and some blocks, a branch of one segment with some, and nothing of what is
-    their own, decode together as each alone by ``plain`` does in blocks of its own."""
+    """Requests decoded together equal each decoded alone by ``plain`` in its own blocks.
+
+    They share ``trunk`` segments and some blocks, then a branch of one segment and some blocks with some requests, and
+    end in tokens of their own.
+    """
     engine = engine_of(model)
     texts, tables, block = {}, {}, 0
     for name, tokens in ("trunk", 256 * trunk + 16 * part), (0, 256), (1, 272):
@@ -264,7 +267,7 @@ def telling_chunk(prompt: npt.NDArray[np.uint32], start: int, end: int, table: S
 def test_log_probabilities_do_not_depend_on_chunks_or_company(
     model: str, length: int, cuts: list[int], company: int
 ) -> None:
-    """Those of the prompt and of generated tokens, bit for bit; and tokens with penalties do not."""
+    """Log-probabilities of prompts and of generated tokens are equal bit for bit, and so are tokens with penalties."""
     engine = engine_of(model)
     prompt = prompt_of(engine, length)
 
@@ -353,7 +356,7 @@ print(out, hashlib.sha256(t.kv_of(engine, range(30), 340)).hexdigest())
 
 
 def test_another_process_computes_the_same_bits() -> None:
-    """Also one whose environment asks for several BLAS threads: the engine pins them itself."""
+    """Another process's environment asks for several BLAS threads, but the engine pins them itself."""
     import hashlib
 
     engine = engine_of("builtin")
@@ -373,7 +376,7 @@ def test_another_process_computes_the_same_bits() -> None:
 
 
 def test_a_large_decode_batch_of_mixed_lengths_equals_each_alone() -> None:
-    """More than one group of equal padded length, and lengths at both ends of a step."""
+    """The batch has more than one group of equal padded length, and lengths at both ends of a step."""
     engine = engine_of("builtin")
     engine.pool[:] = np.nan
     lengths = [*range(1, 24), 63, 64, 65, 127, 128, 200, 512]

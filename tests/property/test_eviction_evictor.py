@@ -1,4 +1,4 @@
-"""What an evictor counts and spares, against sets and lists that keep everything."""
+"""The counts and protections of an evictor, against sets and lists that keep everything."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class EvictorMachine(RuleBasedStateMachine):
         self.pinned_keys: set[int] = set()
         self.wants: list[list[int]] = []
         self.places: dict[int, int] = {}
-        """Of what is wanted: that of the first one who wanted it."""
+        """The place of each wanted key, from the first request that wanted it."""
         self.history: list[tuple[int, float]] = []
-        """Of what went and has not come back, the last ones: as many as were held at the last eviction."""
+        """The last evicted keys that have not come back, as many as were held at the last eviction."""
         self.gaps: list[float] = []
         self.went = 0
 
@@ -67,7 +67,7 @@ class EvictorMachine(RuleBasedStateMachine):
 
     @rule(keys=some)
     def dropped(self, keys: list[int]) -> None:
-        """Not evicted: nobody regrets it."""
+        """Drops keys without eviction, which must not count as a regretted eviction."""
         gone = self.chosen(keys, self.held)
         self.evictor.dropped(gone, self.now_s)
         self.held -= set(gone)
@@ -142,4 +142,4 @@ for name in EVICTION_POLICIES.names:
     case = type(f"EvictorMachine_{name}", (EvictorMachine,), {"policy": name}).TestCase
     case.settings = settings(max_examples=usually(20, long=60), stateful_step_count=40)
     globals()[f"TestEvictor_{name}"] = case
-del case  # or it is collected as well
+del case  # otherwise it is collected as well

@@ -1,4 +1,4 @@
-"""The guard of pinyon's own policy: it knows what LRU would hold, and lets nothing else go while it is on."""
+"""The guard of pinyon's own policy: it knows what LRU would hold, and evicts nothing else while it is on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def guarded(**values: float) -> tuple[ReuseHazard[int], LruGuard[int]]:
 
 
 def prompts(rng: Random, count: int) -> list[Asked]:
-    """Chains that share prefixes: what is asked for again is mostly, not only, what was asked for lately."""
+    """Returns chains that share prefixes; most, but not all, repeated requests are recent."""
     asked: list[Asked] = []
     known: list[tuple[int, ...]] = [()]
     now_s = 0.0
@@ -41,7 +41,7 @@ def prompts(rng: Random, count: int) -> list[Asked]:
 @settings(max_examples=usually(8, long=15), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(8, 60), st.booleans())
 def test_it_knows_what_lru_would_hold(seed: int, capacity: int, fair: bool) -> None:
-    """Against LRU itself, in a cache of its own."""
+    """The guard's knowledge equals an LRU policy in a cache of its own."""
     policy, guard = guarded(refit_s=1.0, fair=fair)
     cache, lru = CacheReplay(policy, capacity), CacheReplay(Lru(), capacity)
     for each in prompts(Random(seed), 120):
@@ -74,7 +74,7 @@ def test_while_it_is_on_nothing_goes_that_lru_would_have_kept(seed: int, capacit
 
 
 def turned_over(rng: Random) -> list[Asked]:
-    """Of two kinds one comes back, after up to a minute, and one does not; in the middle they change their names."""
+    """Returns requests of two kinds: one comes back within a minute, one never. In the middle they swap their names."""
     asked: list[Asked] = []
     count = usually(2_400, long=4_000)
     for number in range(count):
@@ -104,7 +104,7 @@ def test_it_bounds_what_a_wrong_belief_costs() -> None:
 
 
 def test_a_block_that_changed_tenants_is_not_evicted_as_before() -> None:
-    """LRU lost it as the flooding tenant's; it is the quiet one's now, who is below its share."""
+    """LRU lost the block as the flooding tenant's; now it belongs to the quiet tenant, which is below its share."""
     policy, guard = guarded()
     policy.stored(range(10), 0.0, Traits("a/1", "flood"), range(10))
     policy.stored(range(100, 140), 1.0, Traits("a/1", "flood"), range(40))

@@ -19,7 +19,7 @@ TRAITS = [NO_TRAITS, Traits("text/1", "anna"), Traits("text/2", "bert")]
 
 
 class Naive:
-    """Who is held and who is pinned; ``choose`` is the policy."""
+    """A model that knows which keys are held and pinned; ``choose`` is the policy."""
 
     def __init__(self) -> None:
         self.held: list[int] = []
@@ -157,7 +157,7 @@ class NaiveBelady(Naive):
 
 
 class NaiveS3Fifo(Naive):
-    """Algorithm 1 of the paper; lists, their tail first."""
+    """Algorithm 1 of the paper, with lists whose first element is the tail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class NaiveS3Fifo(Naive):
 
 
 class NaiveSieve(Naive):
-    """Algorithm 1 of the paper; the queue's tail first, the hand an index."""
+    """Algorithm 1 of the paper, with a queue whose first element is the tail; the hand is an index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,11 +239,11 @@ class NaiveSieve(Naive):
                 self.parked.remove(key)
                 self.visited.add(key)
                 self.queue.insert(self.hand, key)
-                # Before the first search, it begins with what is the tail now.
+                # Before the first search, the hand begins at the current tail.
                 self.hand += len(self.queue) > 1 and (self.hand > 0 or self.moved)
 
     moved = False
-    """The hand stands at an object, not before the first search."""
+    """True if the hand stands at an object, not before the first search."""
 
     def _take(self, key: int) -> None:
         at = self.queue.index(key)
@@ -275,7 +275,7 @@ class NaiveSieve(Naive):
 
 
 class NaiveWorkloadAware(Naive):
-    """Fig. 24: all blocks are looked at. Of equal ones the one goes whose last event came first."""
+    """Fig. 24, by a search of all blocks. Among equals the block whose last event came first is evicted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ MODELS: dict[str, Callable[[], Naive]] = {
 
 
 class Machine:
-    """One policy and its model, told the same at random."""
+    """One policy and its model, which get the same random calls."""
 
     def __init__(self, name: str, seed: int) -> None:
         _next_uses.clear()
@@ -349,7 +349,7 @@ class Machine:
         self.now_s = 0.0
 
     def some(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Keys and their offsets, which rise."""
+        """Returns keys and their rising offsets."""
         random_ = self.random
         self.now_s += random_.choice([0.0, 0.5])
         chosen = random_.sample(keys, random_.randint(0, min(4, len(keys))))
@@ -406,7 +406,7 @@ class Machine:
         assert self.policy.victims(count, self.now_s) == expected
 
     def peek(self) -> None:
-        """It says who is next, and that stays so as long as nothing happens."""
+        """Checks that the policy names the next victim, and the same again while nothing happens."""
         self.at()
         found = self.policy.peek(self.now_s)
         if not self.model.free:

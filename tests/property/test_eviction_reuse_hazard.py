@@ -1,5 +1,4 @@
-"""pinyon's own policy: prefixes outlive what extends them, tenants keep their shares, books stay small, and what it
-learns is what happens."""
+"""pinyon's own policy: prefixes outlive extensions, tenants keep shares, records stay small, learning is right."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS
 
 EIGHTHS = st.integers(1, 72_000).map(lambda eighths: eighths / 8)
-"""Of seconds: they add up without rounding."""
+"""Times in eighths of a second, which add up without rounding."""
 
 
 def own(**values: float) -> ReuseHazard[int]:
@@ -42,7 +41,7 @@ def own(**values: float) -> ReuseHazard[int]:
 
 
 class Prompts:
-    """Chains of blocks that share prefixes, by a generator: a block says what all before it were."""
+    """Generated chains of blocks that share prefixes: a block determines all blocks before it."""
 
     def __init__(self, rng: Random, tenants: int = 3) -> None:
         self._rng = rng
@@ -90,7 +89,7 @@ def test_what_extends_a_block_never_outlives_it(seed: int, capacity: int, fair: 
 
 
 def test_a_flooding_tenant_takes_no_more_than_its_share() -> None:
-    """Two others ask for the same again and again; one asks for what nobody asked before, ten times as often."""
+    """Two tenants repeat the same requests; a third asks for something new each time, ten times as often."""
     held = {"quiet": list(range(40)), "calm": list(range(100, 140))}
     cache = CacheReplay(own(), 120)
     fresh = iter(range(1_000, 1_000_000))
@@ -106,7 +105,7 @@ def test_a_flooding_tenant_takes_no_more_than_its_share() -> None:
 
 
 def test_a_share_is_not_for_what_nobody_will_use() -> None:
-    """What was asked for once keeps its place beside one that floods for half an hour, not for half a day."""
+    """A prefix that was requested once keeps its place beside a flood for half an hour, not for half a day."""
     cache = CacheReplay(own(), 120)
     mine = list(range(40))
     cache.request(mine, 0.0, Traits("text/1", "quiet"))
@@ -122,7 +121,7 @@ def test_a_share_is_not_for_what_nobody_will_use() -> None:
 
 @pytest.mark.parametrize(("gap_s", "kept"), [(1.0, False), (100.0, True)])
 def test_how_long_a_share_protects_is_what_its_tenant_does(gap_s: float, kept: bool) -> None:
-    """Beside one that floods: who came back within a second will not after ten minutes, who needed two minutes may."""
+    """A tenant that used to return within a second will not after ten minutes of a flood; one with two minutes may."""
     cache = CacheReplay(own(), 120)
     mine = list(range(40))
     traits = Traits("text/1", "mine")
@@ -137,7 +136,7 @@ def test_how_long_a_share_protects_is_what_its_tenant_does(gap_s: float, kept: b
 
 
 def test_what_others_use_says_little_of_a_tenant() -> None:
-    """One that floods and uses what it has again at once counts once; of most others it is taken to be usual."""
+    """A flooding tenant that reuses its blocks at once counts once; the habits of most others are taken as usual."""
     shares = TenantShares()
     quiet, flood = shares.group("quiet"), shares.group("flood")
     shares.add(quiet, 1)
@@ -222,7 +221,7 @@ def test_with_many_tenants_nobody_may_flood() -> None:
 @settings(max_examples=usually(10, long=40), deadline=None)
 @given(st.lists(st.tuples(EIGHTHS, EIGHTHS | st.none()), min_size=1, max_size=60))
 def test_the_life_table_counts_what_happens(lives: list[tuple[float, float | None]]) -> None:
-    """Against counting each one by itself. ``None``: never used again."""
+    """The table equals a count of each life. ``None``: never used again."""
     table = HazardTable(1e12)
     of = table.of("x", table.root)
     end_s = 200_000.0
@@ -253,7 +252,7 @@ def test_the_life_table_counts_what_happens(lives: list[tuple[float, float | Non
 
 
 def test_what_is_learned_of_an_exponential_is_its_hazard() -> None:
-    """Half are used again, after 100 s on average: what is worth most is the youngest, as the posterior says."""
+    """Half of the blocks are used again, after 100 s on average; by the posterior the youngest are worth most."""
     rng = Random(5)
     table = HazardTable(1e12)
     of = table.of("x", table.root)
@@ -282,7 +281,7 @@ def test_what_is_learned_of_an_exponential_is_its_hazard() -> None:
 
 
 def conversations(seed: int, count: int, again: float) -> list[Asked]:
-    """Two kinds: one goes on with probability ``again`` after 50 s; one, four times as common, never does."""
+    """Returns two kinds: one continues with probability ``again`` after 50 s; one, four times as common, never does."""
     rng = Random(seed)
     asked: list[Asked] = []
     ids = iter(range(10_000_000))
@@ -306,9 +305,11 @@ def conversations(seed: int, count: int, again: float) -> list[Asked]:
 
 @pytest.mark.parametrize("seed", [3, 4, 6, 8][: usually(1, long=4)])
 def test_it_keeps_what_comes_back(seed: int) -> None:
-    """It must find out that one kind never does. Of the other kind what was used last is likeliest to be used again:
-    who knew all that would follow LRU with all the room for this kind. Of its hits LRU over both kinds has at most
-    0.893, and this policy 0.907 if it never adopts what it learned (seeds 3 to 10)."""
+    """The policy must learn that one kind never returns. Of the other, the last used is likeliest to be used again.
+
+    A perfect policy would use LRU with all the room for this kind. LRU over both kinds gets at most 0.893 of its hits,
+    and this policy 0.907 if it never adopts what it learned (seeds 3 to 10).
+    """
     asked = conversations(seed, 3_000, 0.8)
     chats = [each for each in asked if each.traits.category.startswith("chat")]
     known = replay(chats, "lru", 600).hit_blocks
@@ -317,7 +318,7 @@ def test_it_keeps_what_comes_back(seed: int) -> None:
 
 
 def test_it_follows_when_the_workload_shifts() -> None:
-    """The kinds change their roles in the middle: in the last third it is as good as one that began there."""
+    """The kinds swap roles in the middle; in the last third the policy is as good as one that began there."""
     first = conversations(4, usually(1_200, long=2_000), 0.8)
     names = {"once": "chat", "chat": "once"}
     shift_s = first[-1].now_s + 1.0
@@ -381,7 +382,7 @@ def test_settings_are_checked(values: dict[str, float]) -> None:
 
 
 def test_what_was_kept_by_a_pinned_prefix_is_found_again() -> None:
-    """A request that goes on differently pins and uses a prefix: what was behind that may go as before."""
+    """A request that branches off pins and uses a prefix; the blocks behind it may then be evicted as before."""
     policy = own()
     policy.stored([1, 2, 3, 4, 5, 6], 0.0, Traits(), range(6))
     policy.pinned([1, 2], 5.0)
@@ -397,7 +398,7 @@ def test_what_was_kept_by_a_pinned_prefix_is_found_again() -> None:
 
 
 def test_what_enters_its_queue_late_is_as_old_as_it_is() -> None:
-    """Behind a younger run of its class and bin: it goes first, and leaves the bin when it is its time."""
+    """A run behind a younger one of its class and bin is evicted first, and leaves the bin when its time comes."""
     policy = own()
     policy.stored([1], 0.0, Traits(), [0])
     policy.pinned([1], 0.0)
@@ -419,7 +420,7 @@ def test_what_only_pins_keep_is_next_where_nothing_else_may_go() -> None:
 
 
 def test_what_is_not_valid_any_more_does_not_pile_up() -> None:
-    """Runs that grew old and are gone: their entries are in bins where time alone would take hours to meet them."""
+    """Runs that aged and are gone leave entries in bins that time alone would take hours to reach."""
     policy = own(refit_s=1e9)
     policy.stored([-1], 0.0, Traits(), [0])
     for number in range(4_000):
@@ -438,7 +439,7 @@ def test_what_is_not_valid_any_more_does_not_pile_up() -> None:
 
 @REPLACES_METHODS
 def test_tenants_near_their_shares_cost_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request puts one of two above its share in turn: what the other one holds is not touched for it."""
+    """Each request lifts one of two tenants above its share in turn, without work on the other's blocks."""
     entered = 0
     append = RunQueues._append
 

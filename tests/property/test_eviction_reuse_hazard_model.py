@@ -1,20 +1,24 @@
-"""Whom ``reuse_hazard`` evicts, against a model that looks at every run that is held.
+"""Evictions by ``reuse_hazard`` against a model that looks at every run that is held.
 
-Shared with the policy: what class a request's run falls into (with its turn, and how often requests branched at its
-end), when that begins a sample and when it is over, and the constants of the table. The model's own: which keys extend
-which (a key is its prompt up to there), what is pinned, where runs begin, when they were used last and by whom, how
-many keys each tenant has and who is above its share, ages and bins, life tables (counted anew at each fit, from all
-samples that ever began), values (every time to hold until is tried), and thereby who may go and what that is worth.
+The model takes some facts from the policy. These are the class of a request's run (with its turn, and how often
+requests branched at its end), when that begins and ends a sample, and the table's constants.
 
-Definitions that it holds the policy to: a run counts as used when it was begun or a request used all of it; a head that
-a request cuts off counts as used then, the rest as it did. When all of what extended a run is gone and was of the same
-conversation alone, the run counts as used when that was. A share does not protect what has faded. Who is above its
-share is looked at for each call, so that in calls for several keys only the first one's choice is certain; of the
-others it is checked that they could go. What is pinned holds what is before it; what is behind it in its run may go.
-A class is forgotten at a fit when it has no parts, no sample of it goes on and what it saw has faded; that remains what
-the whole saw.
+The model computes by itself which keys extend which (a key is its prompt up to there), which are pinned, and where runs
+begin. It knows when and by whom a run was used last, how many keys each tenant has, and which tenants are above their
+share. It computes ages, bins and values (trying every time to hold until), and life tables (counted anew at each fit,
+from all samples that ever began). From these it derives which keys may go, and their worth.
 
-The guard is off. What is pinned is so with all before it; what is dropped is with all that extends it.
+The policy is held to these definitions:
+
+- A run counts as used when it was begun or a request used all of it. A head that a request cuts off counts as used
+  then; the rest keeps its time.
+- When all extensions of a run are gone and belonged to its conversation alone, the run counts as used when they were.
+- A share does not protect faded keys. Tenants above their share are determined at each call, so in calls for several
+  keys only the first choice is certain. Of the others it is checked that they could go.
+- Pinned keys hold all before them; keys behind them in their run may go.
+- A fit forgets a class without parts and running samples whose observations have faded; its parent keeps them.
+
+The guard is off. A key is pinned with all before it, and dropped with all that extends it.
 """
 
 from __future__ import annotations
@@ -49,26 +53,26 @@ REFIT_S = 8.0
 BINS = len(EDGES_S)
 WIDTHS_S = [*(end - start for start, end in pairwise(EDGES_S)), EDGES_S[-1]]
 STEPS_S = [0.0, 0.0, 0.125, 0.5, 3.0, 11.0, 70.0, 900.0]
-"""They add up without rounding."""
+"""Time steps that add up without rounding."""
 TRAITS = [NO_TRAITS, *(Traits(f"{kind}/{turn}", tenant) for kind in "ab" for turn in (1, 3) for tenant in "xyz")]
 EPSILON = 1e-9
 
 
 class Life:
-    """Of one sample."""
+    """The life of one sample."""
 
     def __init__(self, of: Hashable, last_s: float, fits: int) -> None:
         self.of, self.last_s, self.begun = of, last_s, fits
         self.again: tuple[float, int] | None = None
-        """When it was used again, and after how many fits."""
+        """The time of its next use, and the number of fits before it."""
         self.until_s = math.inf
-        """What it came through later does not count."""
+        """The end of its observation; later survival does not count."""
         self.looked_s = -math.inf
-        """When the table looked at it last."""
+        """The time when the table looked at it last."""
 
 
 class NaiveTable:
-    """Classes go by their names."""
+    """A table of classes by their names."""
 
     def __init__(self) -> None:
         self.lives: dict[Sample, Life] = {}
@@ -79,7 +83,7 @@ class NaiveTable:
         self.forgotten = 0
 
     def watch(self, table: Any) -> None:
-        """What the classification tells the table is written down."""
+        """Records what the classification tells the table."""
         begin, again, give_up, of, advance = table.begin, table.again, table.give_up, table.of, table.advance
 
         def began(of_: HazardClass, now_s: float) -> Sample:
@@ -115,7 +119,7 @@ class NaiveTable:
         table.begin, table.again, table.give_up, table.of, table.advance = began, used, given_up, named, looked
 
     def value(self, name: Hashable, bin: int) -> float:
-        """A class that came after the last fit has its parent's, one that is forgotten the root's."""
+        """Returns a class's value. A class newer than the last fit has its parent's, a forgotten one the root's."""
         while name not in self.values:
             name = self.parents.get(name, "")
         return self.values[name][bin]
@@ -135,7 +139,7 @@ class NaiveTable:
         self.values = {name: [best_of(each, bin) for bin in range(BINS)] for name, each in hazards.items()}
 
     def _forget(self, name: Hashable) -> None:
-        """If nothing is known of it any more."""
+        """Forgets a class of which nothing is known any more."""
         lives = [life for life in self.lives.values() if life.of == name]
         seen = [0.0] * BINS
         goes_on = [self._count(life, [0.0] * BINS, seen) for life in lives]
@@ -147,19 +151,19 @@ class NaiveTable:
         self.forgotten += 1
 
     def _wholes(self, name: Hashable | None) -> list[Hashable]:
-        """The class and all that it is a part of."""
+        """Returns the class and all classes that it is a part of."""
         return [] if name is None else [name, *self._wholes(self.parents[name])]
 
     def _weight(self, fit: int) -> float:
-        """Of what was counted first at that fit. The first one fades nothing."""
+        """Returns the weight of an observation first counted at that fit. The first fit fades nothing."""
         return math.exp((self.fits[max(fit, 1) - 1] - self.fits[-1]) / WINDOW_S)
 
     def _count(self, life: Life, again: list[float], seen: list[float]) -> bool:
-        """Whether it goes on."""
+        """Counts a life in the bins; returns whether it continues."""
         now_s = self.fits[-1]
         for bin in range(BINS):
             end_s = life.last_s + (2 * EDGES_S[-1] if bin == BINS - 1 else EDGES_S[bin + 1])
-            if end_s <= min(now_s, life.until_s):  # came through
+            if end_s <= min(now_s, life.until_s):  # survived the bin
                 counted = next(fit for fit, at_s in enumerate(self.fits) if at_s >= end_s)
                 seen[bin] += self._weight(max(life.begun, counted))
                 continue
@@ -192,8 +196,7 @@ class NaiveTable:
 
 
 def best_of(hazards: list[float], start: int) -> float:
-    """Gittins' index by trying: uses over seconds held, for each time to hold until. A use is in the middle of its
-    bin."""
+    """Returns Gittins' index, uses (in mid-bin) over seconds held, by trying each time to hold until."""
 
     def ratio(until: int) -> float:
         uses = held_s = 0.0
@@ -207,7 +210,7 @@ def best_of(hazards: list[float], start: int) -> float:
 
 
 class Said(NamedTuple):
-    """By the classification, of a run."""
+    """The classification of a run."""
 
     of: Hashable
     turn: int
@@ -215,7 +218,7 @@ class Said(NamedTuple):
 
 
 class NaiveRuns:
-    """What is held. A run is named by its first key."""
+    """The runs that are held; a run is named by its first key."""
 
     def __init__(self, fair: bool) -> None:
         self.fair = fair
@@ -225,7 +228,7 @@ class NaiveRuns:
         self.last_s: dict[Path, float] = {}
         self.tenants: dict[Path, str] = {}
         self.gaps_s: dict[str, list[float]] = {}
-        """By tenant: how long what it used again was not used."""
+        """The times between uses of what each tenant used again."""
         self.growing: set[Path] = set()
         self.said: dict[Path, Said] = {}
 
@@ -241,7 +244,7 @@ class NaiveRuns:
         return sorted((key for key in self.held if self.first(key) == first), key=len)
 
     def _cut(self, key: Path, now_s: float) -> None:
-        """A run ends after this key."""
+        """Ends a run after this key."""
         for rest in self.children(key):
             if rest not in self.last_s:
                 head = self.first(key)
@@ -284,29 +287,29 @@ class NaiveRuns:
             self.last_s[before] = last_s
             self.said[before] = Said(said.of, said.turn, 0)
 
-    # -- who may go
+    # -- what may be evicted
 
     def above(self, tenant: str) -> int:
-        """How many keys it has above its share."""
+        """Returns how many keys the tenant has above its share."""
         counts = [self.tenants[self.first(key)] for key in self.held]
         if not self.fair or len(set(counts)) == 1:
             return len(counts)
         return max(0, counts.count(tenant) - len(counts) // len(set(counts)))
 
     def ends(self) -> list[Path]:
-        """Last keys of runs that may go."""
+        """Returns the last keys of runs that may go."""
         lasts = [self.keys(first)[-1] for first in self.last_s]
         return [key for key in lasts if key not in self.pins and not self.children(key)]
 
     def choice(self, now_s: float) -> tuple[list[Path], list[Path]]:
-        """Those that may go; and those of them that are compared: what faded since the last fit need not be."""
+        """Returns the keys that may go, and those that are compared: keys that faded since the last fit need not be."""
         ends = self.ends()
         above = [key for key in ends if self.above(self.tenants[self.first(key)])]
         faded = [key for key in ends if self.fair and key not in above and self.faded(key, now_s)]
         return above + faded or ends, above if above or faded else ends
 
     def faded(self, key: Path, now_s: float) -> bool:
-        """Old and all but worthless: no share protects it."""
+        """Returns whether a key is old and almost worthless, so that no share protects it."""
         old = now_s - self.last_s[self.first(key)] >= self.protects_s(self.tenants[self.first(key)])
         return old and FADED * self.worth(key, now_s) <= self.table.value(self.said[self.first(key)].of, 0)
 
@@ -326,7 +329,7 @@ class NaiveRuns:
 
 
 class Machine:
-    """The policy and its model, told the same at random."""
+    """The policy and its model, which get the same random calls."""
 
     def __init__(self, seed: int, fair: bool) -> None:
         self.random = Random(seed)
@@ -339,10 +342,10 @@ class Machine:
         self.reading: list[Path] = []
         """Prompts whose keys are pinned as far as they are held."""
         self.choices = 0
-        """Where there was one."""
+        """The number of victims that were a choice."""
 
     def request(self) -> None:
-        """Whose keys may stay pinned, which is stored in one or two chunks; or whose end is told first."""
+        """Makes a request, which may stay pinned, stored in one or two chunks; or its end is told first."""
         random = self.random
         known = random.choice(self.asked[-12:])
         prompt = known[: random.choice([len(known), len(known), random.randint(0, len(known))])]
@@ -382,7 +385,7 @@ class Machine:
         self.model.pins.update(fresh)
 
     def want(self) -> None:
-        """A request waits, whose prompt begins like another one."""
+        """Lets a request wait whose prompt begins like another one."""
         prompt = self.random.choice(self.asked[-12:])
         prompt = prompt[: self.random.randint(0, len(prompt))]
         self.pin([key for end in range(len(prompt)) if (key := prompt[: end + 1]) in self.model.held])
@@ -415,7 +418,8 @@ class Machine:
             assert key in ends, f"{key} is not the last of a run that may go"
             if not number:
                 may, choice = model.choice(now_s)
-                may = may if choice else ends  # nobody is above: all that is in line, of which some has faded
+                # No tenant is above its share: all queued keys may go, some of which have faded.
+                may = may if choice else ends
                 assert key in may, f"{key} is of {model.tenants[model.first(key)]!r}, which has not its share"
                 worths = [model.worth(each, now_s) for each in choice]
                 assert model.worth(key, now_s) <= min(worths, default=math.inf) * (1 + EPSILON), (key, choice, worths)

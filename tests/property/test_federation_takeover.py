@@ -1,4 +1,4 @@
-"""Who serves the clusters of load balancers that fail, in worlds made by seeds: against a plain rule, and over time."""
+"""Adoption of the clusters of failed load balancers in seeded worlds: against a plain rule, and over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pinyon.routing.geography import Geography, Rule
 from tests.long import usually
 
 SEEDS = usually(5, long=1000)
-"""In one of ten blocks."""
+"""Seeds in each of ten blocks."""
 REGIONS = ("a", "b", "c", "d")
 
 
@@ -96,25 +96,25 @@ def test_an_assignment_keeps_its_rules(decision):
 TICK_S = 0.25
 TIMING = Timing(grace_s=3.0, settle_s=2.0, settle_max_s=16.0, calm_s=40.0, lease_s=3.0)
 DETECT_S = TIMING.silence_s + (TIMING.probes + 2) * TICK_S
-"""A frozen one is suspected after the silence, and the probes that count begin after that."""
+"""Seconds to detect a frozen one: it is suspected after the silence, and only later probes count."""
 
 
 @dataclass
 class Lb:
-    """As it really is; the controller sees only what passes the wire."""
+    """The true state of a load balancer; the controller sees only its messages."""
 
     info: LbInfo
     runs: bool = True
     frozen: bool = False
     cut: bool = False
-    """From the controller: neither its session nor probes pass."""
+    """True if cut off from the controller: neither its session nor probes pass."""
     draining: bool = False
     session: int = 0
     known: Federation | None = None
     well_since_s: float = -1e9
-    """Since when it runs, is reached, and takes requests."""
+    """The time since which it runs, is reached, and takes requests."""
     ill_since_s: float | None = None
-    """Since when it does not run, is frozen, cut off or draining."""
+    """The time since which it does not run, is frozen, cut off or draining."""
 
     @property
     def reached(self) -> bool:
@@ -166,7 +166,7 @@ class World:
             lb.session = 0
 
     def act(self) -> None:
-        """One thing happens to somebody."""
+        """Causes one event at a random load balancer."""
         lb = self.lbs[self.draw.choice(sorted(self.lbs))]
         what = self.draw.choice(
             ("kill", "kill", "freeze", "cut", "drain", "heal", "heal", "heal", "leave", "controller")
@@ -233,7 +233,7 @@ class World:
         return self.now_s - max(self.lbs[lb_id].well_since_s, self.started_s)
 
     def look(self) -> None:
-        """What holds at any time."""
+        """Checks what must hold at any time."""
         federation = self.registry.federation
         states = {member.info.lb_id: member.state for member in federation.members}
         patience_s = max(DETECT_S, TIMING.grace_s + TICK_S)
@@ -272,7 +272,7 @@ def test_worlds_where_anything_happens(block):
             if world.draw.random() < 0.12:
                 world.act()
             world.tick()
-        for lb in world.lbs.values():  # all is well again
+        for lb in world.lbs.values():  # everything works again
             if not lb.runs:
                 world.boots += 1
                 lb.info = LbInfo(lb.info.lb_id, f"b{world.boots}", lb.info.region, "x:1", "", lb.info.clusters)
@@ -285,7 +285,7 @@ def test_worlds_where_anything_happens(block):
 
 @pytest.mark.parametrize("seed", range(usually(4, long=40)))
 def test_an_owner_that_comes_and_goes_moves_little(seed):
-    """However it flaps, its cluster goes to and fro only as often as pauses that double allow."""
+    """The cluster of a flapping owner moves only as often as doubling pauses allow."""
     world = World(seed)
     world.geography = Geography()
     world.start_controller(None)

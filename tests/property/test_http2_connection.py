@@ -1,4 +1,4 @@
-"""HTTP/2 connections against each other and against the h2 library, in pieces of any size; and against nonsense."""
+"""HTTP/2 connections against each other and the h2 library, in pieces of any size; and against invalid input."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ SIZES = st.lists(st.one_of(st.integers(0, 300), st.integers(0, 200_000)), max_si
 SEEDS = st.integers(0, 1 << 32)
 MANY = usually(60, long=3000)
 STEPS = 100_000
-"""Of one conversation: after so many it stands still."""
+"""The limit of steps in a conversation, after which it counts as stuck."""
 
 
 class Kept:
-    """A receiver that keeps what it is told, and takes messages when it is told to."""
+    """A receiver that keeps its events, and accepts messages when the test says so."""
 
     def __init__(self) -> None:
         self.stream: Stream
@@ -77,7 +77,7 @@ class Kept:
 
 
 class Wire:
-    """Bytes one way, which arrive in pieces of any size."""
+    """Bytes in one direction, which arrive in pieces of any size."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -100,7 +100,7 @@ class Wire:
 
 
 class Ours:
-    """A server's side that answers with what it was sent, when the test says so."""
+    """A server's side that echoes requests when the test says so."""
 
     def __init__(self, wire: Wire, stream_window: int) -> None:
         self.kept: list[Kept] = []
@@ -206,7 +206,7 @@ def grpc_messages(data: bytes) -> list[bytes]:
 
 
 class Library:
-    """One side of h2's, which acknowledges what it gets at once or late."""
+    """One side of h2's, which acknowledges data at once or late."""
 
     def __init__(self, wire: Wire, client: bool) -> None:
         self.connection = H2Connection(H2Configuration(client_side=client, header_encoding=None))
@@ -238,7 +238,7 @@ class Library:
         self.flush()
 
     def pump(self, padding: int | None) -> None:
-        """Send of what there is as much as there is room for, and grant what is due."""
+        """Sends as much data as there is room for, and grants what is due."""
         if self.unacknowledged and not self.ended:
             self.connection.acknowledge_received_data(self.unacknowledged, 1)
             self.unacknowledged = 0
@@ -336,7 +336,7 @@ def test_our_client_and_a_server_of_h2(seed: int, asked: list[int], answered: li
 
 
 def recorded(random: Random) -> bytes:
-    """What a client sends in a short conversation."""
+    """Returns what a client sends in a short conversation."""
     wire = Wire(random)
     client = Connection(wire.write)
     wire.write(client.opening)
@@ -351,7 +351,7 @@ def recorded(random: Random) -> bytes:
 @settings(max_examples=usually(95, long=50_000))
 @given(SEEDS, st.integers(0, 6))
 def test_nonsense_ends_a_connection_or_is_skipped(seed: int, changes: int):
-    """A conversation with bytes changed, cut out, doubled and put in: nothing else is raised, and little is kept."""
+    """A conversation with bytes changed, cut out, doubled and inserted raises nothing else, and keeps little memory."""
     random = Random(seed)
     data = bytearray(recorded(random))
     for _ in range(changes):
@@ -413,7 +413,7 @@ def test_frames_that_carry_nothing_are_not_read_for_ever(name: str):
 
 
 def served_until_cut(unit: Callable[[int], bytes], first: bytes = b"", most: int = WORK_UNITS) -> tuple[Code, int]:
-    """Why a server ends a connection on which ``unit`` comes again and again, and how many it took before."""
+    """Returns the code with which a server ends a connection of repeated ``unit``, and how many it took before."""
     server = Ours(Wire(Random(0)), 1 << 20)
     server.connection.receive(PREFACE + settings_frame({}) + first)
     for taken in range(most):
@@ -447,7 +447,7 @@ def test_a_message_that_comes_byte_by_byte_is_budgeted():
     ],
 )
 def test_header_blocks_are_budgeted_by_their_fields_and_size(block: bytes, most: int):
-    """Whether they open streams, or are the answers of one that is open."""
+    """The budget holds for blocks that open streams and for answers on an open stream."""
     code, taken = served_until_cut(lambda number: frame(1, 4, 2 * number + 1, block))
     assert code is Code.ENHANCE_YOUR_CALM
     assert taken <= most
@@ -461,7 +461,7 @@ def test_header_blocks_are_budgeted_by_their_fields_and_size(block: bytes, most:
 
 @pytest.mark.parametrize("name", ["settings", "window updates"])
 def test_what_concerns_all_streams_is_budgeted_by_their_number(name: str):
-    """The peer gives room for a byte at a time, and each stream waits for some."""
+    """The peer grants one byte at a time, and each stream waits for some."""
     wire = Wire(Random(0))
     server = Ours(wire, 1 << 20)
     of_streams = name == "settings"
@@ -507,7 +507,7 @@ def test_ticks_give_the_work_of_one_period(ticks: int):
 
 @pytest.mark.parametrize("message", [b"", bytes(5)])
 def test_calls_that_are_reset_are_not_served_for_ever(message: bytes):
-    """CVE-2023-44487; with a message each, too."""
+    """CVE-2023-44487, also with a message on each stream."""
     encoder = Encoder()
 
     def call(number: int) -> bytes:
@@ -521,7 +521,7 @@ def test_calls_that_are_reset_are_not_served_for_ever(message: bytes):
 
 
 def test_a_peer_whose_calls_are_served_may_make_all_of_them():
-    """Within one tick: as many streams as a connection has in its life, as many at once as it may have."""
+    """Calls within one tick: as many streams as a connection has in its life, as many at once as are allowed."""
     back, there = Wire(Random(0)), Wire(Random(0))
     server, client = Ours(back, 1 << 20), Connection(there.write)
     server.connection.receive(client.opening)
@@ -557,7 +557,7 @@ def test_a_served_call_gives_back_only_what_a_common_one_costs():
 
 
 def test_a_peer_with_many_messages_on_few_streams_is_never_cut():
-    """100,000 there and back within one tick, read and granted room again."""
+    """The streams carry 100,000 messages each way within one tick, with reads and new grants."""
     back, there = Wire(Random(0)), Wire(Random(0))
     server, client = Ours(back, 1 << 20), Connection(there.write)
     server.connection.receive(client.opening)
@@ -583,7 +583,7 @@ def test_a_peer_with_many_messages_on_few_streams_is_never_cut():
 
 @pytest.mark.parametrize("last", [False, True])
 def test_header_blocks_are_bounded(last: bool):
-    """In size as it comes (CVE-2024-27316), and in size as it is meant (a table's entry, named many times)."""
+    """The size is bounded on the wire (CVE-2024-27316) and decoded (a table's entry, named many times)."""
     server = Ours(Wire(Random(0)), 1 << 20)
     server.connection.receive(PREFACE + settings_frame({}))
     with pytest.raises(ConnectionFailed) as failed:  # noqa: PT012
@@ -598,7 +598,7 @@ def test_header_blocks_are_bounded(last: bool):
 
 
 def test_more_send_room_is_used_once_settings_are_acknowledged():
-    """grpcio holds who writes before that to the room of before, and resets the stream."""
+    """grpcio holds a sender to the old room before that, and resets the stream."""
     wire = Wire(Random(0))
     client = Connection(wire.write)
     client.receive(settings_frame({4: 10}))
@@ -622,7 +622,7 @@ def test_streams_over_the_limit_are_refused_and_others_go_on():
         each.stream = client.open(HEAD, each)
     with pytest.raises(StreamFailed):
         client.open(HEAD, Kept())
-    client.peer_streams_max = 1000  # one that does not care
+    client.peer_streams_max = 1000  # a client that ignores the limit
     late = Kept()
     late.stream = client.open(HEAD, late)
     server.connection.receive(bytes(there.waiting))
@@ -644,7 +644,7 @@ def test_compressed_and_oversized_messages_are_refused_by_name():
 
 
 def test_a_farewell_says_what_was_done_and_why():
-    """By RFC 9113, 6.8, streams above its number may be tried again elsewhere; h2 reads the same out of it."""
+    """RFC 9113, 6.8: streams above its number may be tried again elsewhere; h2 reads it the same way."""
     back, there = Wire(Random(0)), Wire(Random(0))
     server, client = Ours(back, 1 << 20), Connection(there.write)
     done, late = Kept(), Kept()
@@ -711,7 +711,7 @@ def test_a_header_block_nobody_began_is_a_protocol_error(stream_id: int):
 
 
 def test_unfinished_messages_of_a_connection_are_bounded():
-    """Each stream alone keeps the rules. Whoever goes too far ends, and gives back what was kept for it."""
+    """Each stream alone keeps the rules. A connection beyond the limit ends, and its memory is freed."""
     back = Wire(Random(0))
     server, encoder = Ours(back, 1 << 20), Encoder()
     server.connection.receive(PREFACE + settings_frame({}))

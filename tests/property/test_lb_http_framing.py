@@ -1,4 +1,4 @@
-"""Requests as bytes: the reader takes what h11 and llhttp take the same way, and nothing that they do not take."""
+"""Requests as bytes: the reader accepts only what h11 and llhttp accept, and reads it the same way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESERVED = {b"host", b"content-length", b"transfer-encoding", b"connection", b"u
 
 @st.composite
 def requests(draw):
-    """``(bytes, method, target, body)`` of one good request."""
+    """Returns ``(bytes, method, target, body)`` of one valid request."""
     method = draw(st.sampled_from([b"GET", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"HEAD", b"PATCH"]))
     target = b"/" + draw(st.text("abc/._-~?=&;,+@", max_size=20)).encode()
     fields = [
@@ -55,7 +55,7 @@ def requests(draw):
 
 
 def ours(data: bytes, steps: list[int]):
-    """Requests read as ``(method, target, body)``, and whether reading ended with a refusal."""
+    """Returns requests read as ``(method, target, body)``, and whether reading ended with a refusal."""
     reader, found, head, start = RequestReader(LIMITS), [], None, 0
     try:
         for step in [*steps, len(data)]:
@@ -148,7 +148,7 @@ def test_good_requests_are_read_as_others_read_them(messages, steps):
 @settings(max_examples=usually(45, long=1000), deadline=None)
 @given(requests(), st.data())
 def test_broken_requests_are_not_read_otherwise_than_others_do(message, data):
-    """One or two bytes are changed, dropped or added: what is still taken, both oracles take, and the same way."""
+    """The test changes, drops or adds one or two bytes; if the reader accepts the result, so do both oracles."""
     raw = bytearray(message[0])
     for _ in range(data.draw(st.integers(1, 2))):
         position = data.draw(st.integers(0, len(raw) - 1))

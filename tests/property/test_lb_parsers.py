@@ -1,4 +1,4 @@
-"""Whatever comes from outside, the load balancer's parsers answer with a value or a named refusal."""
+"""The load balancer's parsers return a value or a named refusal for any input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ values = st.recursive(
 
 @st.composite
 def bodies(draw, base):
-    """A good body with some fields changed, dropped or added, and perhaps some bytes broken."""
+    """Returns a valid body with some fields changed, dropped or added, and perhaps some bytes damaged."""
     fields = dict(base)
     for name in draw(st.lists(st.sampled_from(sorted(base)), max_size=4)):
         if draw(st.booleans()):
@@ -78,7 +78,7 @@ def check(call: Call) -> None:
 
 
 def outcome(parse, *arguments):
-    """``(value, None)`` or ``(None, refusal)``; anything else fails the test."""
+    """Returns ``(value, None)`` or ``(None, refusal)``; anything else fails the test."""
     try:
         return parse(*arguments), None
     except (InvalidArgument, HttpError) as error:
@@ -335,7 +335,7 @@ token_lists = st.integers(0, 1 << 32).map(lambda seed: token_list(random.Random(
     token_lists, st.booleans(), st.sampled_from([None, (",", ":"), (" , ", " :\n")]), st.text(max_size=20), st.data()
 )
 def test_large_bodies_are_read_as_small_ones_are(tokens, nested, separators, text, data):
-    """However the list of tokens is written and whatever stands around it; broken somewhere, it is refused or equal."""
+    """The list's format and the fields around it do not matter; damaged input is refused or reads the same."""
     fields = {
         "user": text,
         "stop": ['"prompt":[1,2'],

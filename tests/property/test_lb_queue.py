@@ -1,4 +1,4 @@
-"""The load balancer's queue against a list that anybody understands, and what tenants may expect of each other."""
+"""The load balancer's queue against a simple list, and what tenants may expect of each other."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ MANY = st.lists(
 
 @given(st.integers(1, 3), st.integers(0, 8), MANY)
 def test_tenants_against_a_model(slots: int, limit: int, steps: list[tuple[str, str, int, int]]) -> None:
-    """Who has a place, who loses one, and that each tenant's own requests go in their order."""
+    """Compares which requests get or lose a place, and checks that each tenant's requests keep their order."""
     queue = RequestQueue(slots, limit)
     running = 0
     reserved: dict[int, str] = {}
@@ -149,7 +149,7 @@ def test_one_tenants_flood_neither_fills_nor_delays_the_queue() -> None:
     st.integers(50, 200),
 )
 def test_tenants_that_always_wait_get_the_same_tokens(costs: dict[str, int], slots: int, leaves: int) -> None:
-    """Whatever their requests cost, two that both wait all the time are never further apart than their largest."""
+    """Two tenants that always wait never differ by more than their largest request, whatever their requests cost."""
     queue = RequestQueue(slots, 1000)
     number = 0
 
@@ -193,7 +193,7 @@ def test_nothing_is_saved_up_by_not_asking() -> None:
 
 @pytest.mark.parametrize("leave", [False, True])
 def test_a_tenant_that_cancels_its_requests_keeps_its_debt(leave: bool) -> None:
-    """Its debt is not forgotten with its last waiting request, be that cancelled or served."""
+    """The debt outlives a tenant's last waiting request, whether that is cancelled or served."""
     queue = RequestQueue(1, 1000)
     enter(queue, 0, 0.0)
     for number in range(1, 101):
@@ -221,7 +221,7 @@ def test_a_tenant_that_cancels_its_requests_keeps_its_debt(leave: bool) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=80))
 def test_those_who_come_and_go_leave_nothing(steps: list[tuple[int, int]]) -> None:
-    """Cancels between two turns, many times: what was lined up for them is not kept."""
+    """Requests are cancelled between two turns, many times; nothing prepared for them is kept."""
     queue = RequestQueue(1, 300)
     enter(queue, 0, 0.0)
     number = 0

@@ -1,4 +1,4 @@
-"""What the load balancer's queue promises about room, priority and who is put back, and what it costs."""
+"""The promises of the load balancer's queue about room, priority and requests put back, and its cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def enter(
 
 
 def everyone(queue: RequestQueue, now_s: float = 0.0, closed: frozenset[int] = frozenset()) -> list[int]:
-    """Who goes on until nobody can."""
+    """Returns the requests that go on until none can."""
     gone: list[int] = []
     while (number := queue.next(now_s, closed)) is not None:
         gone.append(number)
@@ -73,8 +73,10 @@ def test_a_slot_that_is_left_goes_to_who_has_room_or_stays_free() -> None:
 
 @given(st.integers(2, 5), st.integers(1, 3))
 def test_tenants_share_the_room_that_there_is(tenants: int, slots: int) -> None:
-    """Two demands, one of which has room at every second event: whoever waits for what has room gets as much as each
-    other, and for want of room nothing is owed later."""
+    """Two demands, one of which has room at every second event. Requests whose demand has room share it equally.
+
+    A tenant that lacked room is owed nothing later.
+    """
     queue = RequestQueue(slots, 10_000)
     owners: dict[int, str] = {}
 
@@ -114,8 +116,7 @@ def test_the_urgent_go_first_within_their_tenant_alone() -> None:
 
 @given(st.integers(-1000, 1000), st.sampled_from([0.01, 0.1, 2.0]))
 def test_nobody_waits_forever_for_those_who_are_urgent(priority: int, ageing_s: float) -> None:
-    """The most urgent ones come twice as fast as they go. One that is not goes when those have gone that came within
-    its ageing, and before all that came later."""
+    """Urgent requests arrive twice as fast as they go. A less urgent one waits only for those of its ageing time."""
     queue = RequestQueue(1, 1 << 20, ageing_s)
     enter(queue, 0)
     assert not enter(queue, 1, 0.0, priority=priority)
@@ -141,7 +142,7 @@ def test_without_ageing_only_the_order_of_arrival_counts() -> None:
     assert [queue.leave(100.0) for _ in range(1, 50)] == list(range(1, 50))
 
 
-# -- who is put back
+# -- requests put back
 
 
 def test_who_is_put_back_is_where_it_was() -> None:
@@ -174,8 +175,7 @@ def test_requests_put_back_go_before_others_of_the_same_time() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 200])
 def test_being_refused_costs_a_tenant_nothing(at_once: int) -> None:
-    """Each request of one is put back once, and it has as many turns that count as the other; also if it has no
-    more than one request at a time."""
+    """A tenant whose requests are each put back once, even one at a time, gets as many turns that count as another."""
     queue = RequestQueue(1, 1000)
     enter(queue, 0, tenant="x")
     owners: dict[int, str] = {}
@@ -210,7 +210,7 @@ def test_being_refused_costs_a_tenant_nothing(at_once: int) -> None:
 
 
 def test_room_for_many_at_once_is_their_common_pace() -> None:
-    """A probe every 100 ms finds room for ten: one goes on every 10 ms in the mean."""
+    """A probe every 100 ms finds room for ten, so on average one goes every 10 ms."""
     queue = RequestQueue(10_000, 1000)
     for number in range(5000):
         enter(queue, number, room=False)
@@ -229,7 +229,7 @@ def test_room_for_many_at_once_is_their_common_pace() -> None:
 
 
 def test_who_is_put_back_does_not_count_as_one_who_went() -> None:
-    """Of ten that a probe lets go, nine are refused: one goes on every second."""
+    """A probe lets ten go, of which nine are refused: one goes each second."""
     queue = RequestQueue(1000, 1000)
     for number in range(25):
         enter(queue, number, room=False)
@@ -275,11 +275,11 @@ def test_misuse_is_an_error_and_changes_nothing() -> None:
     queue.check_integrity([0])
 
 
-# -- what it costs
+# -- cost
 
 
 def test_what_is_left_by_those_who_gave_up_is_thrown_away() -> None:
-    """Heaps are as large as what waits, not as what ever did."""
+    """Heaps are as large as what waits now, not as all that ever waited."""
     queue = RequestQueue(1, 5000)
     enter(queue, 0, tenant="x")
     for number in range(1, 2001):
@@ -293,7 +293,7 @@ def test_what_is_left_by_those_who_gave_up_is_thrown_away() -> None:
 
 
 def work(do: Callable[[], None]) -> int:
-    """Instructions of the interpreter, those of the queue's own code and all that it calls."""
+    """Returns the number of interpreter instructions of the queue's own code and its callees."""
     count = 0
 
     def each(frame: FrameType, event: str, _: object) -> Callable[..., object]:
@@ -339,8 +339,7 @@ def test_an_operation_costs_the_same_however_many_wait(tenants: int, demands: in
 
 @pytest.mark.skipif(compiled(), reason="counts what the interpreter does")
 def test_tenants_without_room_cost_nothing() -> None:
-    """A thousand tenants wait for what has no room; whoever has room goes on beside them, and when theirs comes and
-    goes it costs no more than who goes on."""
+    """A thousand tenants lack room; when their room comes and goes, it costs no more than the tenants that go on."""
 
     def of(blocked: int) -> int:
         queue = RequestQueue(5000, 5000)

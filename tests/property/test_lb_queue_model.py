@@ -32,8 +32,6 @@ SAID = st.tuples(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request said when it entered."""
-
     number: int
     tenant: str
     tokens: int
@@ -41,7 +39,7 @@ class Asked:
     priority: int
     demand: int
     order: int
-    """As they came; below 0: it was put back."""
+    """The order of arrival; below 0: it was put back."""
 
     @property
     def due(self) -> tuple[float, bool, int]:
@@ -49,7 +47,7 @@ class Asked:
 
 
 class Lists:
-    """The queue as its documentation has it."""
+    """The queue according to its documentation."""
 
     def __init__(self) -> None:
         self.waiting: list[Asked] = []
@@ -176,7 +174,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(closed=closed_sets)
     def all_that_can(self, closed: Collection[int]) -> None:
-        """What whoever asks does after each event."""
+        """Lets all requests go that can, as the caller does after each event."""
         while (given_to := self.queue.next(self.now_s, closed)) is not None:
             self.check_went_on(given_to, closed)
         self.check_went_on(None, closed)
@@ -203,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(closed=closed_sets, count=st.integers(1, 20))
     def some_leave(self, closed: Collection[int], count: int) -> None:
-        """So that the queue is empty now and then."""
+        """Cancels some requests, so that the queue is sometimes empty."""
         for _ in range(count):
             self.leave(0, closed)
 

@@ -1,4 +1,4 @@
-"""Tenants' limits per minute: nobody gets more than the bucket and its refill, and the hint is true."""
+"""Tenants' limits per minute: no tenant exceeds the bucket and its refill, and the hint is right."""
 
 from __future__ import annotations
 

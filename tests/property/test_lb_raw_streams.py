@@ -1,5 +1,4 @@
-"""HTTP between regions in pieces: whatever is sent, however it is cut and read, comes whole, and no more is under way
-than is bounded."""
+"""HTTP between regions in pieces: all of it arrives however it is cut and read, and the bytes under way are bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ sizes = st.integers(0, 3 * WINDOW_BYTES)
 
 
 class Wire:
-    """Both ends without a network: what the serving side put is handed on when it is told to."""
+    """Both ends without a network: the test says when the serving side's messages are delivered."""
 
     def __init__(self) -> None:
         self.streams = RawStreams("eu", self._send)
@@ -70,7 +69,7 @@ def test_an_answer_comes_as_it_was_sent(chunks: Sequence[int], reads_late: bool,
             wire.reply.begin(b"text/plain", b"x-a: b\r\n", 201)
             for each in sent:
                 await wire.reply.send(each)
-                # One piece may go out with the last byte of room; nothing follows it before some is taken.
+                # One piece may go out with the last byte of room; nothing follows it until some is read.
                 assert wire.under_way <= WINDOW_BYTES + max(chunks)
             await wire.reply.end(b"")
 
@@ -113,7 +112,7 @@ def test_a_body_goes_in_pieces_one_after_the_other(size: int) -> None:
             for more in message.raw_bodies:
                 assert 0 < len(more.data) <= PIECE_BYTES
                 got += more.data
-            assert len(wire.messages) - at <= 1  # no more than one is on its way
+            assert len(wire.messages) - at <= 1  # at most one is on its way
             wire.streams.written(message)
         assert got == body
 

@@ -1,4 +1,4 @@
-"""What a load balancer keeps of what conductors listed, whatever they say after a restart."""
+"""The instances that a load balancer keeps, whatever conductors list after a restart."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_complete_but_empty_list_after_a_restart_erases_nobody() -> None:
 
 
 def test_those_that_vanish_together_are_kept_for_a_while() -> None:
-    """A conductor that stood still for longer than the leases forgets everyone at once."""
+    """A conductor that was frozen for longer than the leases forgets all instances at once."""
     roster = Roster(GRACE_S)
     roster.listed("abcd", 0.0, first=True)
     roster.listed("ab", 1.0)

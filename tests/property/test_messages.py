@@ -1,4 +1,4 @@
-"""What is written into a message is what is read from it, over the wire too."""
+"""Messages read back equal the values written into them, over the wire too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a federation is understood as it was meant, and nonsense is refused by name."""
+"""A federation's messages read back as written, and invalid ones are refused by name."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ WORDS = st.text("abcdehnort _'(){}19\n\x00\x7f", min_size=1, max_size=WORD_BYTES
 
 @cache
 def rules(ignore_merges: bool, listed: bool) -> str:
-    """Of a small vocabulary that has pairs of one letter, and words that no pairs lead to."""
+    """Returns a small vocabulary's rules, with pairs of one letter, and words that no pairs lead to."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
 def sentencepiece_like_json() -> str:
-    """Llama 2's form: metaspace, byte fallback, the first space stripped."""
+    """Returns a tokenizer in Llama 2's form: metaspace, byte fallback, the first space stripped."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "é", "▁a", "ab", "▁ab", "🙂"]
     tokenizer = Tokenizer(
         models.BPE(
@@ -45,7 +45,7 @@ def sentencepiece_like_json() -> str:
 
 
 def metaspace(scheme: str) -> HfTokenizer:
-    """Newer SentencePiece forms: the pre-tokenizer and the decoder of that name."""
+    """Returns a newer SentencePiece form: the pre-tokenizer and the decoder with that scheme."""
     rules = json.loads(sentencepiece_like_json())
     rules["normalizer"] = None
     rules["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
@@ -100,7 +100,7 @@ def test_valid_text_never_shows_half_a_character(name: str, text: str) -> None:
 
 
 class CountsDecoded(HfTokenizer):
-    """As ``sentencepiece-like``, with a token that is U+FFFD itself, as vocabularies made from web pages have."""
+    """The tokenizer ``sentencepiece-like`` with a token for U+FFFD, as vocabularies made from web pages have."""
 
     def __init__(self) -> None:
         rules = json.loads(sentencepiece_like_json())
@@ -115,7 +115,7 @@ class CountsDecoded(HfTokenizer):
 
 
 def test_an_unfinished_looking_character_holds_no_text_back() -> None:
-    """Nor is more and more of it decoded with each token."""
+    """Each token also decodes only a bounded part of the text."""
     tokenizer = CountsDecoded()
     for tokens in ([tokenizer.unknown] * 2000, [tokenizer.unknown, 3 + 0xE2] * 1000):
         detokenizer = IncrementalDetokenizer(tokenizer)
@@ -150,7 +150,7 @@ def test_ids_outside_the_vocabulary_are_left_out(name: str) -> None:
 
 
 def brute_force(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: generation stops as soon as the text ends in a stop string."""
+    """Searches character by character: generation stops as soon as the text ends in a stop string."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -175,7 +175,7 @@ def test_stop_strings_match_as_by_brute_force(text: str, stops: list[str], cuts:
     for a, b in zip([0, *ends], ends, strict=False):
         safe, matched = matcher.push(text[a:b])
         out += safe
-        # What was given out stays right whatever comes; what is held back could still begin a stop string.
+        # Text that was released stays right; text held back could still begin a stop string.
         assert expected.startswith(out)
         if not matched:
             held = text[len(out) : b]
@@ -224,7 +224,7 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 
 def test_the_longest_stop_strings_cost_a_character_little() -> None:
-    """Each token of a stream goes through all of them, on the worker's event loop."""
+    """Each token of a stream is compared with all of them, on the worker's event loop."""
     stops = [f"{first}{'a' * 254}b" for first in "bcdefghijklmnop"] + ["a" * 255 + "b"]
     matcher, calls = StopMatcher(stops), 0
 

@@ -1,4 +1,4 @@
-"""A table of pieces tells of each the tokens that it was given for it, or nothing."""
+"""A table of pieces returns for each piece the tokens it was given, or nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def packed(ids: list[int]) -> bytes:
 def test_the_table_has_known_tokens_and_none_of_forgotten_pieces(
     entries: list[tuple[str, list[int]]], data: st.DataObject
 ) -> None:
-    """Of one place, so that pieces are forgotten."""
+    """The table has a single set, so that it forgets pieces."""
     table, given_ids, order = WordTable(line_ends=True, sets=1), dict[bytes, list[int]](), list[bytes]()
     for word, ids in entries:
         piece = b" " + word.encode()

@@ -1,4 +1,4 @@
-"""Tokens by the memory of words and runs are those of the library, which is given the whole text at once."""
+"""Tokens by the memory of words and runs equal those of the library, which gets the whole text at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = [
 ]  # fmt: skip
 ASCII = st.text(st.characters(max_codepoint=127), max_size=60)
 SPACED = st.text("aB1 \n\r\t\x0b/.'", max_size=60)
-"""Where a text may be cut is decided by these."""
+"""Texts of the characters that decide where a text may be cut."""
 TEXT = st.lists(
     st.one_of(
         st.sampled_from(WORDS), st.sampled_from(WORDS).map(lambda word: f" {word} "), ASCII, SPACED, st.text(max_size=8)
@@ -52,7 +52,7 @@ def rules_of(pattern: str, normalizer: object, *, normalized: bool = False) -> s
         vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator([" ".join(WORDS * 3), "the cat of the house don't we'll\n\n  123 12"], trainer)
-    tokenizer.normalizer = normalizer  # after training: characters that it changes are in the vocabulary, too
+    tokenizer.normalizer = normalizer  # after training, so that the vocabulary has the characters that it changes
     tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=normalized) for marker in MARKERS[:3]])
     tokenizer.add_tokens([AddedToken(marker, normalized=normalized) for marker in MARKERS[3:]])
     begin = tokenizer.token_to_id("<|start|>")
@@ -65,7 +65,7 @@ def rules_of(pattern: str, normalizer: object, *, normalized: bool = False) -> s
 
 @cache
 def tokenizers_of(name: str, nfc: bool) -> tuple[HfTokenizer, Tokenizer]:
-    """Ours, which goes on remembering from example to example, and the library's."""
+    """Returns our tokenizer, which keeps its memory between examples, and the library's."""
     rules = rules_of(PATTERNS[name], normalizers.NFC() if nfc else None, normalized=not nfc and name == "llama3")
     ours = HfTokenizer(rules)
     assert ours.remembers
@@ -107,7 +107,7 @@ def test_what_is_new_is_bounded_and_known_afterwards() -> None:
     assert len(ours.encode(text)) > 4000
     assert ours.encode(text, new_chars=0).tolist() == ours.encode(text).tolist(), "it takes no time any more"
     blob = "x" * (RUN_CHARS_MAX + 1)
-    for _ in range(2):  # there is no place to cut it, so it is never kept
+    for _ in range(2):  # the text cannot be cut anywhere, so it is never kept
         with pytest.raises(MuchNew):
             ours.encode(blob, new_chars=RUN_CHARS_MAX)
         assert len(ours.encode(blob, new_chars=RUN_CHARS_MAX + 1)) > 0
@@ -207,7 +207,7 @@ def test_what_stands_often_in_a_run_is_cut_once() -> None:
 
 @pytest.mark.parametrize("size", [3, 30, 300, 2000])
 def test_work_is_bounded_however_long_words_are(size: int) -> None:
-    """By the characters that the library is asked for, whether by words, by runs, or both as words were too many."""
+    """The work is the characters that the library gets, by words, by runs, or by both when there are too many words."""
     asked: list[str] = []
 
     def ask(text: str) -> bytes:

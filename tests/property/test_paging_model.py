@@ -25,7 +25,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(BLOCKS, EVICTION_POLICIES.make(self.policy), spares=True)
         self.ordered = self.policy == "lru"
-        """The policy is LRU, has been told of everything, and nothing was ever wanted."""
+        """True if the policy is LRU, has been told of everything, and nothing was ever wanted."""
         self.wants: list[list[bytes]] = []
         self.evicted = 0
         self.held: Counter[int] = Counter()  # block → references this test holds
@@ -67,7 +67,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), keys=key_lists)
     def publish_all(self, data: st.DataObject, keys: list[bytes]) -> None:
-        """A run of blocks, some of whose keys others hold already, or that come twice."""
+        """Publishes a run of blocks, with keys that others hold already or that come twice."""
         unkeyed = sorted(set(+self.held) - set(self.keyed.values()))
         blocks = data.draw(st.permutations(unkeyed))[: len(keys)]
         held = self.pool.publish_all(blocks, keys[: len(blocks)], first=3)
@@ -126,7 +126,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(EVICTION_POLICIES.names))
     def switch(self, policy: str) -> None:
-        """Nothing is lost, and LRU that takes over from LRU goes on."""
+        """Switches the policy: nothing is lost, and LRU after LRU keeps its order."""
         self.pool.switch(EVICTION_POLICIES.make(policy), 0.0)
         self.ordered = self.ordered and policy == "lru"
 
@@ -152,7 +152,7 @@ for name in EVICTION_POLICIES.names:
     case = type(f"PoolMachine_{name}", (PoolMachine,), {"policy": name}).TestCase
     case.settings = settings(max_examples=usually(20, long=60), stateful_step_count=40)
     globals()[f"TestBlockPool_{name}"] = case
-del case  # else it would be collected twice
+del case  # otherwise it would be collected twice
 
 
 def pool_with(keys: list[bytes], blocks: int = 4) -> BlockPool:

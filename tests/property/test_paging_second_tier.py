@@ -17,7 +17,7 @@ from tests.long import usually
 
 BLOCKS, SLOTS = 5, 4
 PROMPTS = [tuple(bytes([prompt, place]) * 8 for place in range(4)) for prompt in range(4)]
-"""Some begin alike."""
+"""Prompts, some of which begin alike."""
 PROMPTS += [(*PROMPTS[0][:2], *PROMPTS[1][2:]), (*PROMPTS[2][:1], *PROMPTS[3][1:])]
 KINDS = [Traits("text/1", "anna"), Traits("text/2", "bert")]
 CATEGORIES = st.sampled_from(KINDS)
@@ -30,7 +30,7 @@ def pools(policy: str, blocks: int, slots: int, **limits: int) -> tuple[BlockPoo
 
 
 class Memory:
-    """What is in the blocks and slots; copies are made when somebody asks for it."""
+    """The content of blocks and slots; copies are made on request."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, object] = {}
@@ -38,7 +38,7 @@ class Memory:
         self.waiting: list[Swap] = []
 
     def copy(self, count: int) -> int:
-        """The first ones; how many went out of blocks."""
+        """Makes the first copies; returns how many went out of blocks."""
         made, self.waiting = self.waiting[:count], self.waiting[count:]
         for block, out, into in made:
             coming = self.slots.get(into)
@@ -49,13 +49,13 @@ class Memory:
         return sum(out != NO_SLOT for _, out, _ in made)
 
     def copy_of(self, block: int) -> int:
-        """Until nothing waits that touches it."""
+        """Makes copies until none that touches the block waits; returns how many went out of blocks."""
         last = max((at for at, swap in enumerate(self.waiting, 1) if swap.block == block), default=0)
         return self.copy(last)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Requests come, compute and go in both; swaps are made whenever."""
+    """Requests come, compute and end in both; swaps are made at any time."""
 
     policy = "lru"
 
@@ -102,7 +102,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), made=st.integers(0, 4), publish_all=st.booleans())
     def end(self, data: st.DataObject, made: int, publish_all: bool) -> None:
-        """It has computed some of its blocks, which count, or goes without."""
+        """Ends a request, which has computed and published some of its blocks or none."""
         number = data.draw(st.integers(0, len(self.running) - 1))
         keys, traits, here, there = self.running.pop(number)
         last = min(len(keys), here.held + made)
@@ -159,7 +159,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from([key for keys in PROMPTS for key in keys]))
     def hold(self, key: bytes) -> None:
-        """Only what is in a block: nothing is promoted to be written elsewhere."""
+        """Holds a key only if it is in a block: a hold promotes nothing."""
         found = self.tiers.hold([key], self.now_s)
         assert len(found) == (key in self.pool and key not in self.below)
         again = self.one.hold([key], self.now_s) if found else []
@@ -176,7 +176,7 @@ class TierMachine(RuleBasedStateMachine):
         self.pool.check_integrity()
 
     def teardown(self) -> None:
-        """Every content is where the books say, once all copies are made."""
+        """Checks that every content is where the records say, once all copies are made."""
         self.memory.copy(len(self.memory.waiting))
         pinned = {block for _, _, here, _ in self.running for block in here.table[: here.held]}
         for key in set(self.pool.keys()):
@@ -191,11 +191,11 @@ for name in EVICTION_POLICIES.names:
     case = type(f"TierMachine_{name}", (TierMachine,), {"policy": name}).TestCase
     case.settings = settings(max_examples=usually(20, long=60), stateful_step_count=40)
     globals()[f"TestTwoTiers_{name}"] = case
-del case  # else it would be collected twice
+del case  # otherwise it would be collected twice
 
 
 def ended(reservations: Reservations, keys: Sequence[bytes], now_s: float = 0.0) -> int:
-    """A request from its beginning to its end; blocks that it found."""
+    """Runs a request from its beginning to its end; returns how many blocks it found."""
     reservation = reservations.reserve(keys, len(keys), now_s)
     assert reservation is not None
     reservations.publish(reservation.table[reservation.held :], keys[reservation.held :], now_s, first=reservation.held)
@@ -247,7 +247,7 @@ def test_moves_between_tiers_beyond_the_limit_lose_their_blocks() -> None:
 
 
 def test_no_room_for_what_is_below_is_a_shorter_run() -> None:
-    """Whoever leases has no promise of room."""
+    """A lease has no promise of room."""
     pool, reservations = pools("lru", 4, 4)
     ended(reservations, PROMPTS[0])
     ended(reservations, PROMPTS[1])
@@ -286,7 +286,7 @@ def test_integrity_check_sees_a_broken_book() -> None:
 
 @pytest.mark.parametrize("split", [(8, 24), (16, 16), (31, 1)], ids=str)
 def test_hits_of_both_tiers_are_those_of_a_list(split: tuple[int, int]) -> None:
-    """Requests one after the other, and LRU as a list that is searched from end to end."""
+    """Requests in turn, and LRU as a list that is searched from end to end."""
     rng = random.Random(3)
     capacity = sum(split)
     _, reservations = pools("lru", *split)

@@ -1,4 +1,4 @@
-"""Mooncake's Algorithm 1 against a second writing of it, line by line over sets of keys."""
+"""Mooncake's Algorithm 1 against a second implementation, line by line over sets of keys."""
 
 import math
 from dataclasses import dataclass, replace
@@ -57,7 +57,7 @@ def cases(draw) -> Case:
 
 @cache
 def taught(speed: float, bandwidth: float):
-    """The models of an instance that prefills and transfers at these rates."""
+    """Returns the models of an instance that prefills and transfers at these rates."""
     state = member(make_fleet(("p0", Role.PREFILL)), "p0")
     for tokens in (64, 512, 4096):
         for _ in range(20):
@@ -67,14 +67,14 @@ def taught(speed: float, bandwidth: float):
 
 
 def reach(held: frozenset[int], at: int, end: int) -> int:
-    """How far it goes from there without a gap."""
+    """Returns the end of the run of held blocks that begins at ``at``."""
     while at < end and at in held:
         at += 1
     return at
 
 
 def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
-    """Per prefill instance: (TTFT, local blocks, prefix blocks) as in lines 3 to 13."""
+    """Returns per prefill instance (TTFT, local blocks, prefix blocks) as in lines 3 to 13."""
     usable = (case.prompt_tokens - 1) // BLOCK
     everyone = [name for name in ALL_NAMES if name not in case.exclude]
     result = {}
@@ -91,7 +91,7 @@ def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
 
         def total(prefix: int, state=state, local=local, name=name) -> tuple[float, int]:
             transfer_s, at = 0.0, local
-            while at < prefix:  # one span after the other, each as long as can be
+            while at < prefix:  # consecutive spans, each as long as possible
                 end = max(reach(case.holders[other], at, prefix) for other in everyone if other != name)
                 transfer_s += state.transfer_model.predict_s((end - at) * LAYOUT.block_bytes)
                 at = end
@@ -126,7 +126,7 @@ def fleet_of(case: Case):
 
 
 def literal(case: Case, fleet) -> tuple[float, str, int, str]:
-    """Lines 3 to 16 and 20, as they are printed: (TTFT, p, prefix_len, best_instance)."""
+    """Computes lines 3 to 16 and 20 as printed: (TTFT, p, prefix_len, best_instance)."""
     usable = (case.prompt_tokens - 1) // BLOCK
     names = [name for name in PREFILL_NAMES if name not in case.exclude]
     prefix_lens = {}
@@ -186,7 +186,7 @@ def test_the_choice_is_algorithm_1s(case):
     assert decision.ttft_s == pytest.approx(ttft_s)
     assert decision.local_blocks == local
     assert decision.reused_blocks == prefix
-    # the plan: consecutive spans behind the local blocks, every block from a holder that may be used
+    # The plan: consecutive spans behind the local blocks, every block from an allowed holder.
     at = local
     for span in decision.fetches:
         source = span.source.info.instance_id
@@ -197,7 +197,7 @@ def test_the_choice_is_algorithm_1s(case):
         assert set(range(at, at + span.block_count)) <= case.holders[source]
         at += span.block_count
     assert at == prefix
-    # lines 18 and 19: with a limit just below the best time the same request is rejected
+    # Lines 18 and 19: with a limit just below the best time the same request is rejected.
     fleet.inflight.release("r")
     strict = PlacementRequest(
         "r", "m", case.prompt_tokens, request.block_keys, 8, decision.ttft_s * 0.999, exclude=case.exclude

@@ -1,4 +1,4 @@
-"""Whatever was measured, predictions are no less than zero, and grow with the work."""
+"""Predictions are never negative, and grow with the work, whatever was measured."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def test_decode(measured, batch, tokens, more, further):
     st.lists(st.tuples(st.integers(1, 64), st.integers(0, 100_000)), min_size=8, max_size=20, unique=True),
 )
 def test_decode_follows_a_change_of_speed(machine, change, loads):
-    """Loads of any kind, over and over; then the same at another speed."""
+    """Repeated loads of any kind, then the same at another speed."""
     k0, k1, k2 = machine
     model = DecodeCostModel()
     for factor in (1.0, change):

@@ -1,4 +1,4 @@
-"""The choice of a decode instance from arrays, against the rules written out as a loop over instances."""
+"""The choice of a decode instance from arrays, against the rules as a loop over instances."""
 
 from dataclasses import replace
 from random import Random
@@ -25,15 +25,15 @@ NOW_S = 100.0
 
 
 def tbt_s(state, request, shared=0) -> float:
-    """With the request added."""
+    """Returns the time between tokens with the request added."""
     wanted = state.decoding_requests() + 1
     batch = min(wanted, state.info.max_batch or 256)
     load = state.load
     twice = sum((each.requests - 1) * each.blocks * BLOCK for each in load.shared)
     tokens = load.kv_tokens
-    if twice:  # those in the batch read it once
+    if twice:  # the requests of the batch read it once
         tokens = max(0, tokens - twice * load.running_requests / max(1, load.running_requests + load.pending_requests))
-    if state.inflight_decodes > 2 * state.load.running_requests:  # most of it is still to come
+    if state.inflight_decodes > 2 * state.load.running_requests:  # most of them are still to arrive
         tokens = max(tokens, BLOCK * state.inflight_decode_blocks)
     tokens += BLOCK * (decode_blocks(request, BLOCK) - shared)
     return state.decode_model.predict_s(batch, tokens * batch / wanted)
@@ -44,7 +44,7 @@ def due(state) -> bool:
 
 
 def oracle(request, pool, match, prefill):
-    """One instance after the other."""
+    """Chooses by looking at one instance after the other."""
     if pool.together:
         return prefill
     decodes = pool.decodes
@@ -71,7 +71,7 @@ def oracle(request, pool, match, prefill):
 
 
 def cost_s(state, request, shared) -> float:
-    """Its own time between tokens, and what those that are there lose."""
+    """Returns the request's time between tokens, plus what the present requests lose."""
     _, per_request, per_token = state.decode_model.coefficients
     wanted, most = state.decoding_requests() + 1, state.info.max_batch or 256
     tokens = BLOCK * (decode_blocks(request, BLOCK) - shared)
@@ -80,7 +80,7 @@ def cost_s(state, request, shared) -> float:
 
 
 def cheaper(request, pool, prefill, least_loaded):
-    """One that decodes some of the same prefix, if it costs less."""
+    """Returns an instance that decodes some of the same prefix, if it costs less."""
     if least_loaded is prefill or request.no_reuse:
         return least_loaded
     limit_s = request.tbt_slo_s or float("inf")
@@ -103,14 +103,14 @@ def cheaper(request, pool, prefill, least_loaded):
 
 
 def shares(state, request) -> int:
-    """Blocks that it would share."""
+    """Returns how many blocks the request would share."""
     ours = set(unpack_keys(request.block_keys))
     said = [each.blocks for each in state.load.shared if each.key in ours]
     return max([*said, *PLACED.get(state.info.instance_id, [])], default=0)
 
 
 PLACED: dict[str, list[int]] = {}
-"""By instance, the depths that a placement which is there counts at."""
+"""The depths in blocks, by instance, at which its current placements count."""
 
 
 LOADS = st.builds(
@@ -131,12 +131,12 @@ def instances(draw):
         draw(st.sampled_from((0, 32, 64))),
         draw(LOADS),
         draw(st.integers(0, 6)),  # blocks of the prompt that it holds
-        draw(st.sampled_from((0.0, 0.01, 0.03))),  # time between tokens that it reported
-        draw(st.sampled_from((0.0, 98.0))),  # and when
+        draw(st.sampled_from((0.0, 0.01, 0.03))),  # the time between tokens that it reported
+        draw(st.sampled_from((0.0, 98.0))),  # the time of that report
         draw(st.lists(st.integers(1, 12), max_size=4)),  # blocks of what was placed there
-        draw(st.sampled_from((0, 0, 1, 2))),  # blocks of the levels that its batches are made by
-        draw(st.integers(0, 6)),  # of the prompt, that it says it decodes
-        draw(st.integers(0, 6)),  # the same, of what was placed there
+        draw(st.sampled_from((0, 0, 1, 2))),  # blocks per level of its batches
+        draw(st.integers(0, 6)),  # blocks of the prompt that it says it decodes
+        draw(st.integers(0, 6)),  # blocks of the prompt in what was placed there
     )
 
 

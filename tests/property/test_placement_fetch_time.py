@@ -1,5 +1,8 @@
-"""Predicted fetches: never negative, longer with more to fetch and more beside it, the same one by one and in arrays;
-and plans against the rule written out as a loop over holders."""
+"""Predicted fetch times, and plans against the rule written as a loop over holders.
+
+Times are never negative, grow with the bytes to fetch and with other fetches, and are the same one by one and in
+arrays.
+"""
 
 import numpy as np
 from hypothesis import given
@@ -19,7 +22,7 @@ HOSTS = ("a", "b", "")
 
 @st.composite
 def worlds(draw):
-    """A fleet in which some fetches were measured and some are under way."""
+    """Returns a fleet in which some fetches were measured and some are under way."""
     fleet = make_fleet(("r0", Role.PREFILL), ("d0", Role.DECODE))
     names = ["r0"]
     for number in range(draw(st.integers(1, 6))):
@@ -85,7 +88,7 @@ def test_what_is_on_its_way_delays_and_then_no_longer(world, size, blocks, data)
         fleet.leave(other.info.instance_id)
     elif end == "source leaves" and source is not reader:
         fleet.leave(source.info.instance_id)
-        newer = fleet.join(info("newer", Role.STORE), 3.0)  # it may have the row of the one that left
+        newer = fleet.join(info("newer", Role.STORE), 3.0)  # may have the row of the instance that left
         fleet.inflight.release("more")
         assert newer.sendings == newer.sending_bytes == fleet.loads.readings[newer.row] == 0
         return
@@ -96,7 +99,7 @@ def test_what_is_on_its_way_delays_and_then_no_longer(world, size, blocks, data)
 
 
 def oracle(pool, match, reader, first, end):
-    """Each span by looking at all its holders."""
+    """Chooses for each span by looking at all its holders."""
 
     def preference(state):
         elsewhere = not reader.host or state.host != reader.host

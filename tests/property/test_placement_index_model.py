@@ -1,5 +1,7 @@
-"""The block index against sets of keys, at every density of the sample: lost and repeated changes, snapshots in parts,
-restarts in between, and a table that is too small."""
+"""The block index against sets of keys, at every density of the sample.
+
+It covers lost and repeated changes, snapshots in parts, restarts in between, and a table that is too small.
+"""
 
 import random
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from tests.long import usually
 
 UNIVERSE = 80
 KEYS = chain_block_keys(namespace("m", "l", "t"), bytes(4 * UNIVERSE), 1)
-"""Of one long prompt; what is stored, removed and asked for is any part of it."""
+"""The keys of one long prompt; any part of it is stored, removed and asked for."""
 EVERY = (1, 2, 4, 8, 16)
 
 
@@ -46,8 +48,10 @@ def sampled(number: int, every: int) -> bool:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """``known`` is what the index should know, and ``before`` what it knew before a snapshot that is not complete; an
-    instance's own ``content`` may be ahead after a lost change."""
+    """A machine with what the index should know (``known``), and what it knew ``before`` an incomplete snapshot.
+
+    An instance's own ``content`` may be ahead after a lost change.
+    """
 
     LIMIT = 100_000
 
@@ -61,7 +65,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.before: dict[Member, set[int]] = {}
         self.synced: dict[Member, bool] = {}
         self.parts: dict[Member, list[list[int]]] = {}
-        """Of a snapshot, those still to come; empty: none is being loaded."""
+        """The parts of a snapshot still to come; empty: none is being loaded."""
         for member in MEMBERS:
             self._start(member)
 
@@ -83,7 +87,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.content[member] = (self.content[member] | set(stored)) - set(removed)
 
     def _gap(self, member: Member, heals: bool = False) -> None:
-        """``heals``: the snapshot that is asked for comes at once."""
+        """Loses the instance's sequence; with ``heals`` the snapshot that is asked for comes at once."""
         self.synced[member], self.parts[member] = False, []
         if heals:
             self.snapshot_begins(member, 2, True)
@@ -114,7 +118,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(member=NAMES, stored=FEW, heals=HEALS)
     def change_comes_twice(self, member, stored, heals):
-        """The second one is not what was expected, so nobody knows what it stands for."""
+        """Repeats a change: the second one is unexpected, so its meaning is unknown."""
         assert self._delta(member, stored, []) is not Intake.APPLIED
         self._gap(member, heals)
 
@@ -172,7 +176,7 @@ class IndexMachine(RuleBasedStateMachine):
         places = [at for at, number in enumerate(prompt) if sampled(number, self.every)]
 
         def reach(numbers: set[int], start: int = 0) -> int:
-            """Where the blocks end that these holders of the sample have, as far as one can tell."""
+            """Returns the end of the run of sampled blocks in ``numbers``, as far as the sample tells."""
             end = start
             for place in places:
                 if place >= start:
@@ -200,7 +204,7 @@ class IndexMachine(RuleBasedStateMachine):
             assert at == end
 
     def _holders(self) -> dict[int, set[Member]]:
-        """By number, whom the index believes to hold it."""
+        """Returns by block number the members that the index takes for holders."""
         matches = {number: self.index.match(pack([number]), every=self.every) for number in range(UNIVERSE)}
         return {number: {each for each in MEMBERS if match.held_by(each)} for number, match in matches.items()}
 
@@ -215,7 +219,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 class FullIndexMachine(IndexMachine):
-    """An index that is too small: what it says is true, it never holds more than it may, and knows what came last."""
+    """An index that is too small: its answers are true, its size stays bounded, and it knows the latest changes."""
 
     LIMIT = 40
 
@@ -246,7 +250,7 @@ class FullIndexMachine(IndexMachine):
 
 
 class FewSetsMachine(FullIndexMachine):
-    """There may be fewer sets of holders than there are: nothing untrue is told."""
+    """An index with too few sets of holders, which still says nothing untrue."""
 
     LIMIT = 100_000
 
@@ -264,8 +268,7 @@ class FewSetsMachine(FullIndexMachine):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Sizes at which everything happens that happens in a large index: growth bucket by bucket, full buckets, sets
-    that are given up."""
+    """Sizes at which all events of a large index occur: growth bucket by bucket, full buckets, sets given up."""
     monkeypatch.setattr(key_table, "BUCKETS_MIN", 1)
     monkeypatch.setattr(key_table, "_GROWING", 7.5)
     monkeypatch.setattr(key_table, "_SMALL", 1 << 12)
@@ -277,7 +280,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(usually(2, long=8)))
 def test_keys_that_move_while_void_ones_are_cleared_are_cleared(seed, monkeypatch):
-    """Keys of a full bucket may move to where the round through the table has been already."""
+    """Keys of a full bucket may move to where the clearing pass through the table has been already."""
     monkeypatch.setattr(key_table, "_GROWING", 7.6)
     monkeypatch.setattr(key_table, "_SMALL", 1)
     dice = random.Random(seed)

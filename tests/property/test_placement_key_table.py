@@ -1,4 +1,4 @@
-"""The table of keys against a dict, with keys that all want the same few buckets."""
+"""The table of keys against a dict, with keys that all map to the same few buckets."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(("insert", "free", "grow")), MANY), m
 
 
 def found(table: KeyTable, prints: list[int]) -> list[int]:
-    """Their slots; of each, the number of its set is that of its slot."""
+    """Returns the slots of the fingerprints; checks that each set number is that of its slot."""
     count = len(prints)
     slots, numbers = vec[i64]([-2] * (count + 1)), vec[i64]([-2] * (count + 1))
     table.find(vec[i64]([*prints, 0]), count, slots, numbers)
@@ -44,7 +44,7 @@ def prints_of(packed: bytes) -> list[int]:
 
 
 class Books:
-    """What should be in the table: by fingerprint its set and its stamp."""
+    """The expected content of the table: by fingerprint its set and its stamp."""
 
     def __init__(self, keys_max: int) -> None:
         self.known: dict[int, tuple[int, int]] = {}
@@ -108,7 +108,7 @@ def test_keys_have_fingerprints_of_their_own(keys):
 
 
 def test_small_numbers_are_spread_like_random_keys():
-    """Keys of simulations: any half of the key, either way round."""
+    """Keys of simulations: any half of the key, in either order."""
     for order, shift in (("little", 0), ("big", 0), ("little", 8)):
         packed = b"".join((number << 8 * shift).to_bytes(16, order) for number in range(1, 5000))
         prints = prints_of(packed)

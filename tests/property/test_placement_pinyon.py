@@ -1,4 +1,4 @@
-"""pinyon's own placement against looking at every instance by itself."""
+"""pinyon's own placement against a search of every instance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class World:
     fleet: Fleet
     names: tuple[str, ...]
     waiting: dict[str, list[int]]
-    """Microseconds of prompts that wait."""
+    """The prompts that wait at each instance, in microseconds."""
     ends_s: dict[str, float]
     request: PlacementRequest
 
@@ -49,9 +49,12 @@ class World:
 
 
 def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = False) -> World:
-    """``short_first`` None: some are so. Sources of more than an instance holds itself are so many store nodes. They
-    share three hosts, each kind of path is as fast as it likes, and some store nodes have SSDs; ``apart``: each store
-    node is on a host of its own and has its blocks in memory."""
+    """Makes a world; with ``short_first`` None some instances serve short prompts first.
+
+    Each source beyond an instance's own blocks is a store node. Instances share three hosts, each kind of path has a
+    random speed, and some store nodes have SSDs. With ``apart`` each store node has its own host and keeps its blocks
+    in memory.
+    """
     rng = Random(seed)
     names = tuple(f"m{number}" for number in range(rng.randrange(2, 7)))
     fleet = make_fleet()
@@ -88,7 +91,7 @@ def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = Fa
 
 
 def costs(it: World, state: InstanceState, others: float, short_first: bool) -> tuple[float, float, float, float, int]:
-    """What it costs there, the wait, fetching, computing, and the blocks that it has then."""
+    """Returns the cost there, the wait, the fetch and compute times, and the blocks that the instance has then."""
     pool, match, tokens = it.pool, it.match, it.request.prompt_tokens
     local = match.held_by(state)
     prefill_s, transfer_s, reach = state.prefill_model.predict_s(tokens, local * BLOCK), 0.0, local
@@ -109,7 +112,7 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
 @settings(max_examples=usually(25, long=300), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.5, 1.0)), st.booleans())
 def test_it_is_the_instance_that_costs_least(seed: int, others: float, short_first: bool) -> None:
-    """With one source what seems so is so; with several, who seems to cost less may be found out."""
+    """The estimate is exact with one source; with several, an instance that seems cheaper may turn out not to be."""
     it = world(seed, sources=1, short_first=short_first)
     policy = LabPinyon(LabPinyonSettings(others=others, pair=False))
     decision = policy.place(it.request, it.pool, it.match, NOW_S, Random(0))
@@ -135,7 +138,7 @@ def test_of_several_sources_as_well_where_prompts_come_in_turn(seed: int, source
 @settings(max_examples=usually(35, long=400), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.02, 0.3, 0.8, 2.0)), st.booleans(), st.booleans())
 def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named: bool, pair: bool) -> None:
-    """The cheapest of those in time, which is the cheapest of all where that is one of them."""
+    """The choice is the cheapest of those in time, or the cheapest of all where that is in time."""
     it = world(seed, sources=1, short_first=True)
     request = replace(it.request, ttft_slo_s=limit_s, ttft_slo_named=named)
     each = {name: costs(it, member(it.fleet, name), 1.0, True) for name in it.names}
@@ -197,7 +200,7 @@ def test_without_its_parts_it_is_who_has_the_first_token_soonest(seed: int) -> N
 
 
 def crowd(count: int, sources: dict[str, list[int]]) -> Fleet:
-    """Idle instances that hold nothing, and store nodes with these blocks; computing is slow."""
+    """Returns idle instances that hold nothing, and store nodes with these blocks; computing is slow."""
     fleet = make_fleet()
     for number in range(count):
         fleet.join(info(f"m{number:02}", Role.MIXED), 0.0)
@@ -212,7 +215,7 @@ def crowd(count: int, sources: dict[str, list[int]]) -> Fleet:
 
 @pytest.mark.parametrize("pair", [False, True])
 def test_what_nobody_may_be_asked_for_is_computed(pair: bool) -> None:
-    """Its only holder is draining, but known: with many instances none that is left unexamined may seem to fetch it."""
+    """The holder is known but draining, so no instance left unexamined may seem to fetch from it."""
     fleet = crowd(12, {"s0": [*range(1, 41)], "s1": [*range(1, 11)]})
     fleet.set_load(member(fleet, "s0"), InstanceLoad(draining=True), 0.0)
     request = PlacementRequest("r", "m", 40 * BLOCK + 5, keys(*range(1, 41)))
@@ -223,7 +226,7 @@ def test_what_nobody_may_be_asked_for_is_computed(pair: bool) -> None:
 
 
 def test_an_examined_instance_is_taken_where_none_can_fetch() -> None:
-    """All lost the only holder's trust, which only a look at each of them tells."""
+    """All instances lost trust in the only holder, which only a look at each of them tells."""
     fleet = crowd(12, {"s0": [*range(1, 41)]})
     for number in range(12):
         fleet.set_load(member(fleet, f"m{number:02}"), InstanceLoad(failed_sources=frozenset({"s0:1"})), 0.0)
@@ -236,7 +239,7 @@ def test_an_examined_instance_is_taken_where_none_can_fetch() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
-    """Placements, begins and ends in any order: the table by classes is that of a list."""
+    """Placements, begins and ends in any order leave the table by classes equal to a list."""
     rng = Random(seed)
     fleet = make_fleet()
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Whatever was measured, an idle instance takes a request again before long; what it shows then is believed soon."""
+"""An idle instance soon takes a request again, whatever was measured, and its new measurement soon counts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ HISTORY = st.lists(
 
 
 def live(fleet, scheduler, history) -> float:
-    """Lets it happen on ``x0``, one thing a second; returns when it was over. Nothing is in flight then."""
+    """Plays the history on ``x0``, one event a second; returns the time of its end, with nothing in flight."""
     state = member(fleet, "x0")
     now_s = 0.0
     for what, size, prefix, seconds in history:
@@ -53,7 +53,7 @@ def test_an_idle_instance_takes_a_request_within_a_bounded_time(history, tokens,
     fleet = make_fleet(("x0", Role.MIXED))
     scheduler = Scheduler(fleet, KvCacheCentric())
     now_s = live(fleet, scheduler, history)
-    for number in range(3):  # and again, though its measurement never comes
+    for number in range(3):  # again, although its measurement never arrives
         now_s += PROBE_AFTER_S
         decision = scheduler.schedule(PlacementRequest(f"r{number}", "m", tokens, b"", 1, ttft_slo_s, tbt_slo_s), now_s)
         assert decision.prefill is decision.decode is member(fleet, "x0")

@@ -1,4 +1,4 @@
-"""What every routing policy keeps: a pair of one group whose roles fit and that has room, whenever there is one."""
+"""The invariant of every routing policy: a pair of one group whose roles fit, with room where there is any."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_pairs_fit(name: str, asked: list[tuple[list[Candidate], Routed, set[str
             roomy = {each for each in possible if not full.intersection(each)}
             waits = name == "skywalker" and ids[0] == ids[1] and not {ids[0]} - full  # for what was sent there
             assert not roomy or ids in roomy or waits
-        # the same questions in the same order get the same answers, however the list is ordered
+        # The same requests in the same order get the same answers, whatever the order of the list.
         assert choose_pair(serving_groups(candidates[::-1], 50, exclude), layers[1], request, now_s) == pair
         if pair is not None:
             for layer in layers:

@@ -1,5 +1,4 @@
-"""The prefix trie against a list of records, oldest first: whatever comes, what it finds, holds and forgets is the
-same."""
+"""The prefix trie against a list of records, oldest first: it finds, holds and forgets the same after any calls."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from tests.long import usually
 
 NAMES = ("a", "b", "c", "d")
 PROMPTS = st.lists(st.sampled_from(b"xyz"), max_size=9).map(bytes)
-"""One byte is a chunk: many prompts share prefixes, and part in all places."""
+"""Prompts with one byte per chunk: many share prefixes, and branch at all places."""
 
 
 def keys(prompt: bytes) -> bytes:
@@ -21,7 +20,7 @@ def keys(prompt: bytes) -> bytes:
 
 
 class Records:
-    """(prompt, who), oldest first; a target that comes back is another one."""
+    """The records (prompt, target), oldest first; a target that comes back is a new one."""
 
     def __init__(self, chunks_max: int, records_max: int) -> None:
         self.chunks_max, self.records_max = chunks_max, records_max
@@ -122,14 +121,14 @@ def test_what_was_sent_before_a_target_came_back_is_not_found() -> None:
     trie.remove("a")
     trie.add("a")
     assert trie.match(keys(b"abc"), trie.bit("a")) == Match(0, 0)
-    for name in range(100):  # who comes and goes, and leaves nothing, takes no places
+    for name in range(100):  # a target that leaves no records takes no place
         trie.add(str(name))
         trie.remove(str(name))
     assert trie.bit("a") < 1 << 3
 
 
 def test_any_number_of_distinct_prompts_takes_bounded_room() -> None:
-    """Costs are in nodes and records; the figures of memory are in bench/router.py."""
+    """Costs are in nodes and records; bench/router.py has the figures of memory."""
     trie = PrefixTrie(chunks_max=5_000, records_max=500)
     trie.add("a")
     shared = keys(b"shared" * 10)

@@ -1,4 +1,4 @@
-"""Which requests another load balancer had not received when it told last, against a list of all that were sent."""
+"""The requests that another load balancer had not received at its last report, against a list of all sent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_has_not_arrived_is_under_way(steps) -> None:
             ways.forget(name)
             sent[name], told[name] = [], 0
         else:
-            # Messages may be late; it never tells of more than there were.
+            # Messages may be late; a report never counts more than were sent.
             told[name] = max(told[name], min(value, len(sent[name])))
             assert +Counter(ways.told(name, min(value, len(sent[name])))) == Counter(sent[name][told[name] :])
 

@@ -1,4 +1,4 @@
-"""Each field of the table of sampling parameters goes from a body of HTTP to an engine, whatever fields there are."""
+"""Each field of the table of sampling parameters reaches the engine from an HTTP body, for any set of fields."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ BODIES = {
     "completion": (COMPLETION, parse_completion, {"model": "m", "prompt": "a"}, {"prompt_logprobs"}),
     "chat": (
         *(CHAT, parse_chat, {"model": "m", "messages": [{"role": "user", "content": "a"}]}),
-        {"prompt_logprobs", "logprobs"},  # a chat says its logprobs by two other fields
+        {"prompt_logprobs", "logprobs"},  # a chat has two other fields for its logprobs
     ),
 }
 ABOVE = [each.name for each in SAMPLING_FIELDS if isinstance(each.kind, Number) and each.kind.above]
-"""Where 0 is refused."""
+"""Fields for which 0 is refused."""
 VOCAB = 1000
 SEED_MAX = (1 << 64) - 1
-"""A message holds no more."""
+"""The largest seed that a message holds."""
 
 
 def values_of(kind: Kind) -> st.SearchStrategy[Any]:
-    """As Python has them. Numbers have few decimals, and no bias is 0, which is as good as none."""
+    """Returns Python values. Numbers have few decimals, and no bias is 0, which equals no bias."""
     if isinstance(kind, Switch):
         return st.booleans()
     if isinstance(kind, Whole):
@@ -52,7 +52,7 @@ def values_of(kind: Kind) -> st.SearchStrategy[Any]:
 
 
 def beyond(kind: Kind) -> list[Any]:
-    """What is refused in messages."""
+    """Returns values that messages must not have."""
     if isinstance(kind, Whole):
         return [kind.low - 1] * (kind.low > 0) + ([] if kind.high is None or kind.high == SEED_MAX else [kind.high + 1])
     if isinstance(kind, Number):
@@ -72,7 +72,7 @@ def as_json(kind: Kind, value: Any) -> Any:
 
 @st.composite
 def said(draw: st.DrawFn) -> dict[str, Any]:
-    """Some fields, by name, which go together."""
+    """Returns some fields, by name, which are valid together."""
     chosen = draw(st.lists(st.sampled_from(SAMPLING_FIELDS), unique_by=lambda field: field.name))
     values = {field.name: draw(values_of(field.kind)) for field in chosen}
     values["min_tokens"] = min(values.get("min_tokens", 0), values.setdefault("max_tokens", 16))
@@ -91,7 +91,7 @@ def test_the_message_has_the_same_fields() -> None:
 
 @pytest.mark.parametrize("field", SAMPLING_FIELDS, ids=lambda field: field.name)
 def test_what_a_message_does_not_say_is_the_default(field: SamplingField) -> None:
-    """Where the default is not a message's zero, zero is refused, or the message tells zero from nothing."""
+    """A message with another default than zero refuses zero, or distinguishes zero from absence."""
     proto = PROTO[field.name]
     if field.name == "max_tokens":
         assert sampling_from_proto(common_pb2.SamplingParams(), NO_LIMIT) == SamplingParams(NO_LIMIT)
@@ -169,7 +169,7 @@ def test_what_is_beyond_the_limits_is_refused_by_name(field: SamplingField, valu
     with pytest.raises(InvalidArgument) as caught:
         SamplingParams(**{field.name: value}).checked()
     assert caught.value.field == field.name
-    if value or PROTO[field.name].has_presence or field.default == value:  # else a message does not say it
+    if value or PROTO[field.name].has_presence or field.default == value:  # otherwise a message cannot express it
         with pytest.raises(InvalidArgument) as caught:
             travelled(SamplingParams(**{field.name: value}))
         assert caught.value.field == field.name

@@ -15,7 +15,7 @@ steps = st.lists(st.one_of(st.integers(1, 1500), st.integers(-20, -1)), max_size
 @given(steps=steps, alignment=st.sampled_from([1, 64, 256]))
 def test_ranges_never_overlap_and_all_room_comes_back(steps: list[int], alignment: int) -> None:
     allocator = OffsetAllocator(CAPACITY, alignment)
-    owner = [0] * CAPACITY  # the model: who owns each byte
+    owner = [0] * CAPACITY  # the model: the owner of each byte
     taken: list[tuple[int, int]] = []
     for number, step in enumerate(steps, 1):
         if step > 0:
@@ -100,7 +100,7 @@ def test_misuse_is_refused() -> None:
 
 
 def test_many_equal_objects_stay_fast() -> None:
-    """Counts steps, not time: a full pool of equal objects has one size of hole at most while it churns."""
+    """The test counts steps, not time: a full pool of equal objects has at most one size of hole while it churns."""
     allocator = OffsetAllocator(64 * 10_000, 64)
     offsets = [allocator.allocate(64) for _ in range(10_000)]
     assert allocator.allocate(64) is None

@@ -1,4 +1,4 @@
-"""The object table over a simulated memory: whatever happens, nobody's bytes change under him."""
+"""The object table over a simulated memory: no client's bytes change while it may use them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def write(self) -> None:
-        """Writers that are not shut out may write at any time."""
+        """Writes for all open puts, at any time."""
         for objects, _, closing in self.puts.values():
             if not closing:
                 for _, offset, size, version in objects:
@@ -91,7 +91,7 @@ class TableMachine(RuleBasedStateMachine):
             for _, offset, size, version in objects if commit else ():
                 self.memory[offset : offset + size] = bytes([version]) * size
         else:
-            commit = False  # it timed out: only giving up is left
+            commit = False  # it timed out, so it can only be given up
         assert self.table.close_put(put_id) == (not closing)
         assert self.table.end_put(put_id, commit=commit, now_s=self.now) == (len(objects) if commit else 0)
         assert not self.table.close_put(put_id)
@@ -195,7 +195,7 @@ for name in EVICTION_POLICIES.names:
     case = type(f"TableMachine_{name}", (TableMachine,), {"policy": name}).TestCase
     case.settings = settings(max_examples=usually(20, long=80), stateful_step_count=40)
     globals()[f"TestObjectTable_{name}"] = case
-del case  # else it would be collected twice
+del case  # otherwise it would be collected twice
 
 
 def store(objects: ObjectTable, *keys: bytes, size: int = 256) -> None:

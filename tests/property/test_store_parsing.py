@@ -1,4 +1,4 @@
-"""Whatever is in Redis or comes in a message: values or a counted refusal, never another exception."""
+"""Any content of Redis or of messages gives values or a counted refusal, never another exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store node's objects under another eviction policy: what is known of them goes with them."""
+"""A store node's objects under another eviction policy, which takes over what is known of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def key_of(block: int) -> bytes:
 
 
 class Node:
-    """A table with room for all, and what a generator asks of it."""
+    """A table with room for all objects, and random calls to it."""
 
     def __init__(self, seed: int, policy: str) -> None:
         leases: LeaseTable[KvObject] = LeaseTable(max_leases=64)
@@ -44,7 +44,7 @@ class Node:
             self.table.end_put(put_id, commit=True, now_s=self.now_s)
 
     def use(self) -> None:
-        """The beginning of a prompt, for a while."""
+        """Leases the beginning of a prompt for a while."""
         keys, traits = self.rng.choice(self.asked)
         lease = self.table.acquire(keys[: self.rng.randint(1, len(keys))], self.now_s, 1e9, use=Use(traits))
         self.leases.append(lease.lease_id)
@@ -61,7 +61,7 @@ class Node:
         self.table.switch(EVICTION_POLICIES.make(policy), self.now_s)
 
     def order(self) -> list[bytes]:
-        """In which all would go, once nobody reads."""
+        """Returns the order in which all objects would be evicted, once nothing reads them."""
         while self.leases:
             self.release()
         self.table.check_integrity()
@@ -75,7 +75,7 @@ class Node:
     st.sampled_from((0, 1, 12)),
 )
 def test_after_a_switch_nothing_goes_before_what_extends_it(seed: int, policies: list[str], later: int) -> None:
-    """Whatever chose before, and whatever of it is used again meanwhile."""
+    """The order holds after any earlier policy, and after any uses in between."""
     node = Node(seed, policies[0])
     node.put()
     for policy in (*policies[1:], "reuse_hazard"):

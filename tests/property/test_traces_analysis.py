@@ -24,7 +24,7 @@ USERS = ("u", "v", "w")
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[TraceRow]:
-    """Out of order, with equal times, forks, parents that are missing, ids twice in a row, and no prefix rule."""
+    """Returns rows out of order, with equal times, forks, missing parents, repeated ids, and no prefix rule."""
     rows: list[TraceRow] = []
     wide = draw(st.sampled_from((1, (1 << 60) + 7)))
     for number in range(draw(st.integers(1, 14))):
@@ -40,7 +40,7 @@ def traces(draw: st.DrawFn) -> list[TraceRow]:
 
 
 class Naive:
-    """What an unlimited cache sees, by dictionaries."""
+    """The hits of an unlimited cache, computed with dictionaries."""
 
     def __init__(self, rows: list[TraceRow]) -> None:
         order = sorted(range(len(rows)), key=lambda at: rows[at].time_s)
@@ -51,9 +51,9 @@ class Naive:
         self.uses: Counter[int] = Counter()
         self.hits: list[int] = []
         self.reuses: list[tuple[int, int, int]] = []
-        """Row, row before, row that stored; for each hit."""
+        """The row, the row before, and the row that stored it, for each hit."""
         self.cells: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * len(rows))
-        """By offset and stride, blocks found, of each row."""
+        """The number of blocks found, per row, by offset and stride."""
         parts: dict[int, set[int]] = defaultdict(set)
         for at, row in enumerate(self.rows):
             hit = 0
@@ -71,7 +71,7 @@ class Naive:
                 self.last[block] = at
                 parts[block].add(10 * index // len(row.blocks))
             self.uses.update(set(row.blocks))
-        # sessions and who follows whom, in the order of the file
+        # Sessions and their turns, in the order of the file.
         chats = {row.chat: at for at, row in enumerate(rows)}
         self.session_turns: dict[str, int] = {}
         self.session_user: dict[str, str] = {}
@@ -274,7 +274,7 @@ def test_fits_and_sizes(rows: list[TraceRow]) -> None:
 @settings(max_examples=usually(20, long=60), deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(0.01, 1))
 def test_histogram(times: list[float], share: float) -> None:
-    """Quantiles to a class, and the distance of distributions to the fullest class."""
+    """Quantiles are exact to a class, and so is the distance of distributions to the fullest class."""
     counts = np.bincount(bins_of(np.array(times)), minlength=len(EDGES_S)).astype(float)
     exact = sorted(times)[math.ceil(share * len(times) * (1 - 1e-12)) - 1]
     found = quantile_s(counts, share)

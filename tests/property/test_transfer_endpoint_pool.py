@@ -31,7 +31,7 @@ class PoolModel(RuleBasedStateMachine):
         return sum(self.key[one] == key for one in [*self.idle, *self.used]) + self.reserved.count(key)
 
     def exits(self, endpoints: list[int]) -> None:
-        """Each of these was idle and leaves now, for the first time."""
+        """Checks that each of these was idle and leaves now, for the first time."""
         assert len(set(endpoints)) == len(endpoints)
         for endpoint in endpoints:
             assert endpoint not in self.gone
@@ -139,11 +139,11 @@ class PoolModel(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         if self.made < 8:
-            return  # else most runs were spent on closed pools
+            return  # otherwise most runs would be spent on closed pools
         closed = self.pool.close()
         assert sorted(closed) == sorted(self.idle)
         self.exits(closed)
-        self.closed = True  # what is in use, or being made, still comes back
+        self.closed = True  # endpoints in use, or being made, still come back
 
     @invariant()
     def books_agree(self) -> None:
@@ -165,7 +165,7 @@ class PoolModel(RuleBasedStateMachine):
         for endpoint in sorted(self.used):
             assert not self.pool.release(endpoint, self.now)
         assert self.pool.open == 0
-        assert not self.pool._counts  # nothing is kept of keys that have no endpoint
+        assert not self.pool._counts  # keys without an endpoint leave nothing
         assert not len(self.pool._sieve)
 
 
@@ -174,7 +174,7 @@ TestPoolModel.settings = settings(max_examples=usually(20, long=120), stateful_s
 
 
 def fill(pool: EndpointPool[str, str], *endpoints: str) -> None:
-    """Idle endpoints, the key is the first letter."""
+    """Adds idle endpoints, whose key is their first letter."""
     for endpoint in endpoints:
         assert pool.reserve(endpoint[0]) == []
         pool.add(endpoint[0], endpoint)
@@ -232,7 +232,7 @@ def test_a_failed_path_is_dropped_but_a_new_endpoint_may_stay() -> None:
     pool: EndpointPool[str, str] = EndpointPool(4, 4)
     fill(pool, "a2", "a1")
     assert pool.lease("a") == "a1"
-    assert pool.reserve("a") == []  # being made when the path fails: it proves the contrary when it succeeds
+    assert pool.reserve("a") == []  # its making began before the path failed; if it succeeds, the path works
     assert pool.drop(lambda key: key == "a") == (["a2"], ["a1"])
     pool.add("a", "a3")
     assert pool.release("a3", 1.0)

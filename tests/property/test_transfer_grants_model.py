@@ -1,4 +1,4 @@
-"""The table of grants against a model that knows of every byte who may touch it."""
+"""The table of grants against a model that knows for every byte who may touch it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ asked = st.tuples(st.integers(0, SIZE + 4) | st.just((1 << 64) - 3), st.integers
 
 
 class Known:
-    """What the model knows of a grant."""
+    """The model's knowledge of a grant."""
 
     def __init__(self, grant: Grant, region: int, opened: list[tuple[int, int]], access: Access, end: float) -> None:
         self.grant, self.region, self.access, self.end = grant, region, access, end
@@ -57,7 +57,7 @@ class Model(RuleBasedStateMachine):
         self.written = 0
 
     def open(self) -> list[Known]:
-        """Those that count against the limit."""
+        """Returns the grants that count against the limit."""
         return [one for one in self.known if not one.revoked]
 
     def code(self, one: Known, opcode: Opcode, at: int, size: int) -> int:
@@ -127,7 +127,7 @@ class Model(RuleBasedStateMachine):
     def end_frame(self, number: int) -> None:
         holder, pinned = self.pins.pop(number)
         self.table.unpin(pinned, holder)
-        for one in self.known:  # whoever was told that it is in use waits for its end
+        for one in self.known:  # a caller that was told of its use waits for its end
             if one.revoked and one.grant in pinned and not self.used(one):
                 self.table.revoke(one.grant, 0.0)
                 assert one.grant in self.taken_back
@@ -144,7 +144,7 @@ class Model(RuleBasedStateMachine):
         one.revoked = True
         assert used or one.grant in self.taken_back
         if not used:
-            self.table.revoke(one.grant, 0.0)  # nothing is waited for
+            self.table.revoke(one.grant, 0.0)  # without waiting
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 7.0]), swept=st.booleans())
     def time_goes_by(self, seconds: float, swept: bool) -> None:
@@ -247,7 +247,7 @@ def test_revoking_waits_for_users_and_aborts_those_that_hang() -> None:
 
 
 def test_who_cannot_be_stopped_is_an_error() -> None:
-    ticks = itertools.count(0.0, 10.0)  # nothing is waited for
+    ticks = itertools.count(0.0, 10.0)  # without waiting
     table = MemoryTable(clock=lambda: next(ticks))
     region = table.register(bytearray(SIZE), "cpu:0", Access.NONE)
     grant = table.grant(region, [(0, 4)], Access.WRITE)

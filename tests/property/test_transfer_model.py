@@ -33,7 +33,7 @@ from tests.unit.transfer.fake_nixl import fake_nixl
 
 SIZE = 4096
 SMALL = replace(PATIENT, max_frame_bytes=700, stripe_min_bytes=64, max_frame_requests=5)
-"""Tiny frames, so that small random batches meet every cut."""
+"""Limits with tiny frames, so that small random batches are cut at every place."""
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
@@ -55,12 +55,12 @@ def pair(request: pytest.FixtureRequest):
 
 KINDS = ("good", "good", "good", "unknown key")
 OFFSETS = SIZE + 51
-"""Some reach outside the remote region."""
+"""Offsets, some of which reach outside the remote region."""
 LENGTHS = 1500
 
 
 def move(first: int, second: int) -> tuple[Opcode, int, int, int, str]:
-    """Two numbers to draw instead of five: drawing is most of what an example costs."""
+    """Decodes one move from two numbers instead of five: drawing takes most of an example's time."""
     rest, local_offset = divmod(first, SIZE)
     opcode, kind = divmod(rest, len(KINDS))
     length, remote_offset = divmod(second, OFFSETS)
@@ -71,7 +71,7 @@ moves = st.builds(move, st.integers(0, len(Opcode) * len(KINDS) * SIZE - 1), st.
 
 
 EXAMPLES = usually(45 if "PINYON_RDMA_GUEST" not in os.environ else 12, long=150)
-"""An emulated processor takes a third of a second for one."""
+"""The number of examples; an emulated processor takes a third of a second for one."""
 
 
 @settings(max_examples=EXAMPLES)
@@ -86,7 +86,7 @@ def test_batches_do_what_byte_arrays_do(pair, batches, salt) -> None:
     for batch in batches:
         expected_near, expected_far = bytearray(near), bytearray(far)
         requests, statuses = [], []
-        # Requests of one batch have no order among themselves: keep those that do not write where another one is.
+        # Requests of one batch are unordered, so keep only those that do not overlap another's writes.
         used_near, used_far = bytearray(SIZE), bytearray(2 * SIZE)
         for opcode, local_offset, remote_offset, length, kind in batch:
             length = min(length, SIZE - local_offset)
@@ -103,7 +103,7 @@ def test_batches_do_what_byte_arrays_do(pair, batches, salt) -> None:
             elif allowed:
                 expected_far[remote_offset : remote_offset + length] = near[local_offset : local_offset + length]
         results = engine.transfer(requests)
-        # A request cut into slices may be refused in part: its accepted slices have moved, so look at whole ones only.
+        # A request cut into slices may be refused in part: its accepted slices have moved, so check only whole ones.
         assert [one.status for one in results] == statuses
         if not any(
             status is TransferStatus.REFUSED and request.length > SMALL.stripe_min_bytes

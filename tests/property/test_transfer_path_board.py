@@ -1,4 +1,4 @@
-"""The path board: a state machine against plain books, and simulated networks in virtual time."""
+"""The path board: a state machine against plain records, and simulated networks in virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def board(seed: int = 1, **limits: float) -> PathBoard:
     return PathBoard(PathLimits(**limits), random.Random(seed))
 
 
-# ---------------------------------------------------------------- the books
+# ---------------------------------------------------------------- the records
 
 
 @dataclass
@@ -36,16 +36,16 @@ class Chain:
     nbytes: int
     began: int
     echo: bool = False
-    """It was in flight when its path failed."""
+    """True if it was in flight when its path failed."""
 
 
 class Known:
-    """What the model knows of one path."""
+    """The model's knowledge of one path."""
 
     def __init__(self) -> None:
         self.avoided = False
         self.failures = 0
-        self.pauses = 0  # counted failures since the last chain that completed: the exponent of the next pause
+        self.pauses = 0  # counted failures since the last completed chain: the exponent of the next pause
         self.ends = 0.0
         self.probing = False
         self.probe_echo = False
@@ -71,7 +71,7 @@ class BoardModel(RuleBasedStateMachine):
         self.chains: list[Chain] = []
 
     def tick(self) -> None:
-        """No two events at one instant: "in flight at the same time" then has one meaning."""
+        """Advances the clock, so that "in flight at the same time" has one meaning."""
         self.now += 1
 
     def usable(self, path: Path) -> bool:
@@ -83,7 +83,7 @@ class BoardModel(RuleBasedStateMachine):
         self.known[path].probe_echo = True
 
     def check_pause(self, path: Path, ends: float) -> None:
-        """A failure that counts."""
+        """Checks the pause after a failure that counts."""
         known = self.known[path]
         longest = min(self.limits.pause_max_s, self.limits.pause_min_s * self.limits.pause_growth**known.pauses)
         assert longest * (1 - self.limits.pause_jitter) - 1e-6 <= ends - self.now <= longest + 1e-6
@@ -242,7 +242,7 @@ TestBoardModel.settings = settings(max_examples=usually(20, long=120), stateful_
 
 
 class Network:
-    """Paths that serve up to ``lanes`` chains at once, which share the rate; the rest waits. Dead ones only stall."""
+    """Paths that serve up to ``lanes`` chains at once, which share the rate; others wait. Dead paths only stall."""
 
     def __init__(self, paths: PathBoard, tiers: Tiers, rates: dict[Path, float], lanes: int = 4) -> None:
         self.board = paths
@@ -252,8 +252,8 @@ class Network:
         self.now = 0.0
         self.dead: set[str] = set()
         self.running: dict[Path, list[list[float]]] = {path: [] for path in rates}  # [bytes left, began, started]
-        self.waiting: dict[Path, list[float]] = {path: [] for path in rates}  # when they were started
-        self.probes: dict[Path, float] = {}  # when they end
+        self.waiting: dict[Path, list[float]] = {path: [] for path in rates}  # the times of their start
+        self.probes: dict[Path, float] = {}  # the times of their end
         self.moved = dict.fromkeys(rates, 0)
         self.failures = dict.fromkeys(rates, 0)
 
@@ -276,7 +276,7 @@ class Network:
         return max(self.now, min(times))
 
     def step(self, nbytes: int) -> int:
-        """To the next event; returns the number of chains that completed."""
+        """Advances to the next event; returns the number of chains that completed."""
         for path, waiting in self.waiting.items():
             while waiting and len(self.running[path]) < self.lanes:
                 self.running[path].append([nbytes, self.now, waiting.pop(0)])
@@ -301,7 +301,7 @@ class Network:
                 chains.remove(chain)
                 self.failures[path] += 1
                 self.board.failed(path, nbytes, self.now - chain[2], self.now)
-                # As the engine does: what waits behind a failed path goes elsewhere at once.
+                # As in the engine, chains that wait behind a failed path move to another at once.
                 again = 1 + len(self.waiting[path])
                 for _ in self.waiting[path]:
                     self.board.aborted(path, nbytes)
@@ -319,7 +319,7 @@ class Network:
     def run(
         self, chains: int, nbytes: int = MIB, window: int = 32, at: Callable[[int], None] = lambda done: None
     ) -> None:
-        """So many chains, ``window`` of them in flight; ``at`` is called with the number that completed."""
+        """Runs this many chains, ``window`` of them in flight; ``at`` is called with the number that completed."""
         submitted = min(window, chains)
         for _ in range(submitted):
             self.submit(nbytes)
@@ -362,7 +362,7 @@ def test_bytes_follow_the_rates_of_four_nics(rates: list[float], lanes: int) -> 
 
 
 def test_idle_equal_nics_share() -> None:
-    """One chain at a time, so no queue tells them apart: once the rates are known they take turns."""
+    """One chain at a time, so queues do not tell them apart: once the rates are known they take turns."""
     paths = board()
     chosen = []
     for now in range(120):
@@ -376,7 +376,7 @@ def test_idle_equal_nics_share() -> None:
 
 
 def measured(rates: dict[Path, float]) -> PathBoard:
-    """A board that has seen twenty chains per path, one after the other."""
+    """Returns a board that has seen twenty chains per path, one after the other."""
     paths = board()
     for n in range(20):
         for path, rate in rates.items():
@@ -390,7 +390,7 @@ def rate(paths: PathBoard, path: Path) -> float:
 
 
 def test_a_burst_is_divided_by_measured_rates() -> None:
-    """Nothing completes meanwhile, so queues alone would divide it evenly."""
+    """Queues alone would divide the burst evenly, as nothing completes meanwhile."""
     fast, slow = tier("tcp", "e0-f0", "e1-f1")
     paths = measured({fast: 3e9, slow: 1e9})
     chosen = []
@@ -441,7 +441,7 @@ def test_a_preferred_nic_that_dies_is_avoided_and_returns() -> None:
 
     network.run(90_000, window=24, at=at)
     victim = preferred[1]
-    assert sum(network.moved.values()) == 90_000 * MIB  # nothing is lost, nothing is done twice
+    assert sum(network.moved.values()) == 90_000 * MIB  # nothing is lost or done twice
     assert network.moved[secondary[0]] == 0
     assert 1 <= network.failures[victim] <= network.lanes  # those in flight and no other: probes are not chains
     assert moved_at[39_999][victim] - moved_at[1100][victim] == 0
@@ -545,7 +545,7 @@ def test_if_all_paths_are_avoided_pause_then_queue_decide() -> None:
     assert paths.choose_any((), MIB, 0.0) is None
     paths.started(FOUR[2], MIB)
     assert paths.choose_any((FOUR,), MIB, 0.15) == FOUR[2]
-    assert paths.choose_any((FOUR,), MIB, 0.25) == FOUR[1]  # both may be tried, FOUR[2] is being tried
+    assert paths.choose_any((FOUR,), MIB, 0.25) == FOUR[1]  # both may be tried; FOUR[2] is being tried
     paths.started(FOUR[1], 2 * MIB)
     assert [paths.choose_any((FOUR,), MIB, 0.25) for _ in range(2)] == [FOUR[2]] * 2
     paths.nic_down("e2")
@@ -560,7 +560,7 @@ def test_a_nic_that_came_back_is_probed_before_its_pause_ends() -> None:
     paths.nic_down("e0")
     assert paths.due_probes(100.0) == []
     paths.nic_up("e0", 10.0)
-    paths.nic_up("e1", 10.0)  # was not down
+    paths.nic_up("e1", 10.0)  # it was not down
     assert paths.due_probes(10.0) == [FOUR[0]]
 
 
@@ -588,7 +588,7 @@ def test_chains_that_fail_together_count_once() -> None:
         paths.started(TCP, MIB)
     assert paths.failed(TCP, MIB, 2.0, 10.0) == pytest.approx(0.1)
     assert [paths.failed(TCP, MIB, 2.0 + late, 10.0 + late) for late in (0.01, 0.02)] == pytest.approx([0.09, 0.08])
-    paths.completed(TCP, MIB, 2.5, 10.5)  # it was on its way when the path failed: proves nothing
+    paths.completed(TCP, MIB, 2.5, 10.5)  # its chain was under way when the path failed, so it proves nothing
     assert not paths.usable(TCP)
     paths.recovered(TCP)
     assert paths.failed(TCP, MIB, 4.0, 12.0) == 0.0  # the last echo, after the path came back
@@ -617,6 +617,6 @@ def test_a_bounded_number_of_paths_is_remembered() -> None:
     assert {kept, avoided} <= {state.path for state in paths.snapshot()}
     for n in range(100):
         paths.started(tier("tcp", f"n{n}-")[0], 1)
-    assert len(paths.snapshot()) == 101  # what carries chains is never forgotten
+    assert len(paths.snapshot()) == 101  # paths that carry chains are never forgotten
     for n in range(100):
         paths.aborted(tier("tcp", f"n{n}-")[0], 1)

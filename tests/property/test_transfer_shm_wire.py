@@ -142,7 +142,7 @@ def test_a_changed_write_is_another_valid_one_or_a_wire_error(at, change, messag
         {"nbytes": 0},
         {"kind": 3},
         {"code": 1},
-        {"kind": shm_wire.RESOLVE},  # which has no payload
+        {"kind": shm_wire.RESOLVE},  # it has no payload
     ],
 )
 def test_bounds_of_requests(change) -> None:

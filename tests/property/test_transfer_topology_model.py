@@ -1,4 +1,4 @@
-"""Topologies from anywhere: what is published comes back, nonsense is refused, a built matrix partitions the NICs."""
+"""Topologies of any origin: published ones read back, invalid ones are refused, a built matrix partitions the NICs."""
 
 from __future__ import annotations
 

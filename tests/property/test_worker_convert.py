@@ -1,4 +1,4 @@
-"""Whatever bytes a caller sends: an order, or an error that names a field. Nothing else."""
+"""A caller's bytes give an order, or an error that names a field, and nothing else."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def served(role: Role) -> Served:
 
 
 def ask(parse, *arguments):
-    """What it was parsed to; None for a refusal, which must name a field."""
+    """Returns the parsed value; None for a refusal, which must name a field."""
     try:
         return parse(*arguments)
     except PinyonError as refusal:

@@ -1,4 +1,4 @@
-"""What waits for the store, whatever it does: bounded, never in the way of a request, and all given back."""
+"""The queue for the store, whatever the store does: bounded, never in the way of a request, and emptied at the end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ POOL = 24
 QUEUE_S = 5.0
 
 REQUEST = st.tuples(st.just("request"), st.integers(0, 5), st.integers(1, POOL))
-"""A prompt and how many blocks it takes."""
+"""The prompt's number, and how many blocks it takes."""
 END = st.tuples(st.just("end"), st.integers(0, 9), st.just(0))
-"""One of the running requests, which then offers what it made."""
+"""The end of a running request, which then offers its new blocks."""
 ANSWER = st.tuples(st.just("answer"), st.sampled_from([*range(4), -1]), st.just(0))
-"""Of the store: what becomes of each object; -1 an error."""
+"""The store's answer: the outcome of each object; -1 is an error."""
 TIME = st.tuples(st.just("time"), st.integers(1, 8), st.just(0))
 OPERATIONS = st.lists(st.one_of(REQUEST, REQUEST, END, END, ANSWER, TIME), max_size=60)
 
@@ -83,7 +83,7 @@ class Play:
         self.storage.reused(keys[: reservation.held], reservation.table, self.storage.new_runs())
         duplicates = self.cache.publish(reservation.table, keys[made], NO_TRAITS, reservation.held)
         self.cache.release(duplicates)
-        # Prompts of several kinds: what is put together is few blocks, so others wait.
+        # Prompts of several kinds: a put of one kind has few blocks, so the others wait.
         self.storage.offer(keys[made], self.storage.new_runs(), RequestClass(f"kind-{keys[0][0]}", 1))
         holder.end()
 
@@ -99,7 +99,7 @@ class Play:
         self.storage.start()
         for operation in operations:
             self.do(*operation)
-            for _ in range(4):  # the writing task's turn
+            for _ in range(4):  # runs the writing task
                 await asyncio.sleep(0)
             self.check()
         while self.requests:

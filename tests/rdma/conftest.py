@@ -1,4 +1,4 @@
-"""What is in ``inside`` runs in the guest only, where ``test_rdma_guest.py`` starts it."""
+"""The tests in ``inside`` run in the guest only, where ``test_rdma_guest.py`` starts them."""
 
 from __future__ import annotations
 

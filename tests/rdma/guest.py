@@ -1,8 +1,8 @@
 """The soft-RoCE guest: a virtual machine that sees this machine's files, has RDMA devices, and runs one command.
 
-``python -m tests.rdma.guest [--deadline SECONDS] -- COMMAND...`` does that for people: the command's output comes
-through and its exit status is the exit status. What the guest offers is described in ``nics.sh`` (devices, addresses)
-and ``guest_init.sh`` (files); ``tools/rdma_guest.sh`` prepares what it boots from.
+``python -m tests.rdma.guest [--deadline SECONDS] -- COMMAND...`` passes on the command's output and exit status.
+``nics.sh`` describes the guest's devices and addresses, ``guest_init.sh`` its files; ``tools/rdma_guest.sh`` prepares
+what it boots from.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CACHE = ROOT / ".cache" / "rdma"
 PREPARE = ROOT / "tools" / "rdma_guest.sh"
 #: Where the guest mounts the folder it shares with the host: what a command writes there, the host can read.
 SHARE = "/run/share"
-#: Booting, and ending a guest that reached its own deadline.
+#: Seconds to boot, and to end a guest that reached its own deadline.
 MARGIN_S = 60.0
 
 
 class NoGuest(Exception):
-    """This machine cannot boot the guest; the message is the reason."""
+    """The error when this machine cannot boot the guest; the message is the reason."""
 
 
 class GuestLost(Exception):
@@ -38,13 +38,11 @@ class GuestLost(Exception):
 
 
 class Guest:
-    """Boots, runs a command as root in the repository, and powers off.
+    """A guest that boots, runs a command as root in the repository, and powers off.
 
-    ``share`` is a folder of the host's that the guest mounts on ``SHARE``; the console's log stays there too. The
-    guest ends itself ``deadline_s`` seconds after its boot, and qemu ends with the thread that started it.
-
-    Raises:
-        NoGuest: what the guest boots from is not there.
+    ``share`` is a folder of the host that the guest mounts on ``SHARE``; it also keeps the console's log. The guest
+    ends itself ``deadline_s`` seconds after its boot, and qemu ends with the thread that started it. Raises
+    :class:`NoGuest` when the guest's boot files are missing.
     """
 
     def __init__(self, share: Path, deadline_s: float = 600.0) -> None:
@@ -57,18 +55,15 @@ class Guest:
         self.console = share / "console.log"
 
     def run(self, command: Sequence[str], sink: Callable[[bytes], None] = lambda output: None) -> int:
-        """Exit status of ``command``; what it prints goes to ``sink`` as it comes.
-
-        Raises:
-            GuestLost: there is no exit status.
-        """
+        """Returns the exit status of ``command``, with output to ``sink``; raises :class:`GuestLost` without one."""
         (self.share / "command").write_text(_script(command), encoding="utf-8")
         output, status = self.share / "output", self.share / "status"
         output.write_bytes(b"")
         status.unlink(missing_ok=True)
         with output.open("rb") as tail, self.console.open("wb") as console:
-            # the guest's host, not its shell, ends with us: setpriv's parent-death signal survives the exec.
-            # Its clock is the wall's and its processor slow: beside other tests it comes first, where that is allowed.
+            # qemu, not the guest's shell, ends with this thread: setpriv's parent-death signal survives the exec. The
+            # guest's clock is the wall's and its processor slow, so it gets priority over other tests where that is
+            # allowed.
             qemu = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "-5", *self._qemu()],
                 stdin=subprocess.DEVNULL,
@@ -81,7 +76,7 @@ class Guest:
                     sink(tail.read())
                     time.sleep(0.05)
                 if status.exists():
-                    give_up = time.monotonic() + 10  # for its power-off; nothing is lost without it
+                    give_up = time.monotonic() + 10  # time for its power-off; nothing is lost without it
                 while qemu.poll() is None and time.monotonic() < give_up:
                     time.sleep(0.02)
             finally:
@@ -95,8 +90,8 @@ class Guest:
 
     def _qemu(self) -> list[str]:
         folder = "local,security_model=none,multidevs=remap"
-        # A KVM device may open and then hang, so the processor is always emulated. One that says it copies quickly by
-        # bytes (rep movsb) is asked to, and copies five times slower than by words.
+        # A KVM device may open and then hang, so the processor is always emulated. If it claims fast byte copies (rep
+        # movsb), the guest uses them, and copies five times slower than by words.
         return [
             *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm", "-smp", "2", "-m", "2G"),
             *("-nodefaults", "-nographic", "-serial", "stdio", "-no-reboot", "-nic", "none"),
@@ -109,14 +104,14 @@ class Guest:
 
 
 def environment() -> dict[str, str]:
-    """What a command in the guest finds set."""
+    """Returns the environment of a command in the guest."""
     return {
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
         "PATH": f"{CACHE}/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{ROOT}/src:{ROOT}",
         "PINYON_RDMA_GUEST": "1",
-        # Of a package with a plugin that loads itself, pytest compiles every file anew: half a minute for Hypothesis.
+        # pytest recompiles every file of a package with a plugin that loads itself: half a minute for Hypothesis.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_PLUGINS": "pytest_asyncio.plugin",
         LONG: os.environ.get(LONG, ""),
@@ -133,7 +128,6 @@ exec {shlex.join(command)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; see the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.rdma.guest", description=__doc__.split("\n\n")[0])
     parser.add_argument("--deadline", type=float, default=600.0, metavar="SECONDS", help="default: %(default).0f")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND...")

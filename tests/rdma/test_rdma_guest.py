@@ -1,4 +1,4 @@
-"""The tests of ``inside``, run in the soft-RoCE guest; and the guest's own promise to end."""
+"""The tests of ``inside``, run in the soft-RoCE guest, and tests that the guest ends at its deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.rdma, pytest.mark.slow]
 
 
 class Report(NamedTuple):
-    """How pytest ended in the guest: its exit status, and what is said of every test that did not pass."""
+    """The result of pytest in the guest: its exit status, and the messages of every test that did not pass."""
 
     status: int
     outcomes: dict[str, str]
@@ -25,7 +25,7 @@ class Report(NamedTuple):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     share = tmp_path_factory.mktemp("guest")
-    guest = boot(share, deadline_s=1800)  # only ends what hangs; it takes three minutes where nothing else runs
+    guest = boot(share, deadline_s=1800)  # only ends what hangs: the tests alone take three minutes
     tests = ["python", "-m", "pytest", "tests/rdma/inside", "-p", "no:cacheprovider"]
     collect(tests)
     printed: list[bytes] = []
@@ -38,7 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def collect(tests: list[str]) -> None:
-    """By the guest's Python, but on this machine, which compiles them faster. The guest finds what was compiled."""
+    """Collects with the guest's Python on this machine, which compiles faster; the guest finds the compiled files."""
     collected = subprocess.run(
         [*tests, "--collect-only", "-q"],
         env=environment(),
@@ -52,7 +52,7 @@ def collect(tests: list[str]) -> None:
 
 
 def outcome(case: ElementTree.Element) -> str:
-    """Empty for a test that passed."""
+    """Returns the messages of a test that did not pass, else an empty string."""
     return "\n".join(f"{child.tag}: {child.text or child.get('message')}" for child in case if child.tag in NOT_PASSED)
 
 

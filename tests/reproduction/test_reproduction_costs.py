@@ -1,4 +1,4 @@
-"""What is measured of scheduling, how often, and by a clock that is given."""
+"""Tests of the measured scheduling costs, with a number of calls and a clock that the tests give."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PROFILE = "rtx6000ada-llama-8b"
 
 
 def ticking():
-    """Each look at it takes a µs."""
+    """Returns a clock that advances by a µs with each reading."""
     ticks = count()
     return lambda: 1_000 * next(ticks)
 
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_each_request_enters_and_leaves_once(hashed):
-    """And for each the best one is looked for twice: when it enters and after, all other times it is known."""
+    """Each request looks for the best leaf twice, on entry and afterwards; at all other times the leaf is known."""
     costs = tree_costs(TreeLoad(20, 30, 10, 5, groups=2, batch=4, hashed=hashed), seed=1, rounds=2, clock=ticking())
     assert tuple(costs) == OPERATIONS
     calls = {operation: cost.calls for operation, cost in costs.items()}
     assert (calls["insert"], calls["add"], calls["finish"]) == (20, 20, 20)
     assert calls["find"] == 20 * ASKED == calls["find_first"] + calls["find_known"]
-    # After the insertions and each of the 20 additions, and after each end before which somebody waited: 16.
+    # After the insertions and each of the 20 additions, and after each of the 16 ends before which a request waited.
     assert calls["find_first"] == 1 + 20 + 16
     assert {cost.p99_us for cost in costs.values()} == {0.0}, "reading the clock is all it took, and does not count"
 
@@ -36,8 +36,11 @@ LOAD = RoundLoad(320, requests=20, groups=2)
 
 
 def test_a_round_of_the_engine_by_hand():
-    """A step of each group of ten: 10 · 484 tokens of KV (half of 200 are decoded), of which the 320 shared ones cost
-    nine of them 0.6 less; and a tenth of a request enters, with 64 tokens of its own."""
+    """The round costs one step of each group of ten, and a tenth of a request enters.
+
+    A step reads 10 · 484 tokens of KV (half of 200 are decoded), of which the 320 shared ones cost nine requests 0.6
+    less. The request that enters has 64 tokens of its own.
+    """
     profile = load_profile(PROFILE)
     step_s = 0.0167 + 10 * 5e-5 + 1.365e-7 * (4840 - 0.6 * 320 * 9)
     own_s = 64 * 1.34e-4 + 2.2e-9 * (384**2 - 320**2)

@@ -18,8 +18,10 @@ STRUCTURE = ["dualmap-fig6", "dualmap-fig15", "dualmap-a4", "dualmap-table1"]
 
 
 def workload(name: str) -> Workload:
-    """One request in three begins with a prefix of 6 blocks, one in three has one of 13, the others nothing in common
-    but the first block."""
+    """Returns 4,000 requests that all begin with the same block.
+
+    One request in three begins with a prefix of 6 blocks, one in three with a prefix of 13 blocks.
+    """
     rows = []
     for number in range(4000):
         popular = (0, *range(10, 15)) if number % 3 == 0 else (0, *range(20, 32)) if number % 3 == 1 else (0,)

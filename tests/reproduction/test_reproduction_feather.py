@@ -23,7 +23,7 @@ FEATHER = [name for name in FIGURES if name.startswith("feather-")]
 
 
 def ticking() -> Clock:
-    """Each look at it takes a µs."""
+    """Returns a clock that advances by a µs with each reading."""
     ticks = count()
     return lambda: 1_000 * next(ticks)
 
@@ -217,7 +217,7 @@ def test_measuring_figures_need_a_clock_and_repeat_with_it(made: dict[str, Resul
 
 
 def test_a_server_waits_for_its_scheduler_as_long_as_measured(small: None) -> None:
-    """Of all policies before each step, of an order of the line also for each that waits."""
+    """Every policy costs time before each step; one that orders the queue also costs time for each waiting request."""
     costs = feather.costs.waits(("fcfs", "bandit", "lpm", feather.costs.RADIX), 320, lambda _: None, ticking())
     assert all(each.step_s > 0 for each in costs.values())
     assert [name for name, each in costs.items() if each.waiting_s] == ["lpm", feather.costs.RADIX]

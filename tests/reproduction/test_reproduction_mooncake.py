@@ -16,7 +16,7 @@ from tests.unit.eviction.test_eviction_replay import trace
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 BLOCK = 500_000
-"""Tokens: small workloads fill the figures' caches."""
+"""The block size in tokens, with which small workloads fill the figures' caches."""
 
 
 def workload(name: str, seed: int, *, generated: bool = False) -> Workload:
@@ -96,7 +96,7 @@ def test_blocks_of_different_sizes_are_not_put_together() -> None:
 def test_prefill_is_equation_1() -> None:
     assert prefill_flops(8192, 0) == 80 * (4 + 22) * 8192**3
     assert prefill_flops(8192, 8192) == 0
-    # Eq. 2 with Table 1: what must be loaded per second so that loading 8192 tokens' KV takes as long as computing it
+    # Eq. 2 with Table 1: the bytes per second that load the KV of 8192 tokens as fast as it is computed.
     loaded = 8192 * 80 * (2 * 8192 / 8) * 2
     assert round(loaded / (prefill_flops(8192, 0) / (8 * 312e12)) / 1e9) == 6, "GB/s, §2.2"
 
@@ -132,7 +132,7 @@ def public(name: str) -> Workload:
 def test_the_public_traces() -> None:
     given = [public("conversation"), public("synthetic")]
     conversation, synthetic, _ = make("mooncake-fig9", *given).rows
-    # known from an LRU replay that shares no code with this one
+    # These values come from an LRU replay that shares no code with this one.
     assert conversation["at_30m"] / conversation["ideal"] == pytest.approx(0.979, abs=5e-4)  # type: ignore[operator]
     assert synthetic["at_30m"] == synthetic["ideal"], "all of it fits"
     requests, lengths, answers, ratio = make("mooncake-table2", *given).claims

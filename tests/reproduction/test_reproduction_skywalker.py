@@ -19,7 +19,7 @@ SKYWALKER = [name for name in FIGURES if name.startswith("skywalker-")]
 
 
 def short(load: Load) -> Load:
-    """A few clients, a few seconds."""
+    """Returns the load with a tenth of its clients and 18 seconds."""
     return replace(load, clients=tuple((region, max(1, count // 10)) for region, count in load.clients), until_s=18.0)
 
 
@@ -54,7 +54,7 @@ def test_fig_8_has_all_systems_and_workloads(made: dict[str, Result]) -> None:
 
 
 def test_what_agrees_is_in_the_range(made: dict[str, Result]) -> None:
-    """An order without the number is no more than an order."""
+    """An order without the number is only an order."""
     claim = next(each for each in made["skywalker-fig8"].claims if "P90 TTFT" in each.said)
     for agrees, order, verdict in (
         (True, True, "agrees"),
@@ -74,7 +74,7 @@ def test_quotes_are_in_the_paper(made: dict[str, Result], name: str) -> None:
 
 
 def plain(text: str) -> str:
-    """The text has each formula twice, once as TeX."""
+    """Returns the paper's text with each formula once: the extracted text has each twice, once as TeX."""
     text = re.sub(r"(\d+\.\d+)\1-", r"\1-", text)
     text = re.sub(r"(\d+(?:\.\d+)?)([×%])\1\\(?:times|%)", r"\1\2", text)
     return re.sub(r"\s+", " ", text.replace("’", "'"))

@@ -1,4 +1,4 @@
-""" "KVCache cache in the wild", Figs. 25 to 28: rows against plain replays, what is claimed against made-up rows."""
+"""Figs. 25 to 28 of "KVCache cache in the wild": rows against plain replays, claims against made-up rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.eviction.test_eviction_replay import trace
 
 QWEN, LLAMA2, LLAMA3 = MODELS
 BLOCK = 100_000
-"""Tokens: a few blocks fill an instance."""
+"""The block size in tokens, with which a few blocks fill an instance."""
 POLICIES = ("lru", "fifo", "lfu", "s3fifo", "gdfs", "sieve", "workload_aware", "reuse_hazard", "belady")
 
 
@@ -52,7 +52,7 @@ def test_capacity_and_load_of_an_instance() -> None:
 
 
 def rows_by(count: int, named: str = "user", tokens: int = 16_000) -> list[TraceRow]:
-    """One a second, of nine users (or sessions) in turn. Nine neighbours share the first of their two blocks."""
+    """Returns requests of nine users (or sessions) in turn, one a second; nine neighbours share their first block."""
     return [
         TraceRow(3.0 + at, tokens, 0, (2 * (at - at % 9), 2 * at + 1))._replace(**{named: f"u{at % 9}"})  # type: ignore[arg-type]
         for at in range(count)
@@ -104,7 +104,7 @@ def test_rows_have_the_hits_of_replays(name: str, model: Any) -> None:
 
 
 def made_up(**changes: float) -> list[dict[str, Any]]:
-    """Rows as the paper would have them; ``changes`` as ``a_2_lru``: workload, ratio, policy."""
+    """Returns rows as the paper would have them; ``changes`` are named like ``a_2_lru``: workload, ratio, policy."""
     rows = []
     for name in ("a", "b"):
         for ratio, best in ((0.0, 0.30), (1.0, 0.40), (2.0, 0.45)):
@@ -159,7 +159,7 @@ def test_each_claim_can_differ(changes: Mapping[str, float], differ: set[int]) -
 @pytest.mark.parametrize("seed", range(10))
 def test_without_the_offset_rule_the_head_goes_first(policy: type[Lru[int] | Lfu[int]], seed: int) -> None:
     naive: dict[int, tuple[int, int]] = {}
-    """Of what is resident: uses, or 0 for lru, and the number of the last one."""
+    """The uses (0 for lru) and the number of the last use of each resident block."""
     cache = HeadFirst(policy(), 7)
     number = 0
     for now, blocks in enumerate(trace(seed, 120)):
@@ -198,7 +198,7 @@ def test_the_ablation_has_the_hits_of_replays() -> None:
 
 
 def ablated(*hits: float) -> list[Claim]:
-    """Of gdfs, ①, ① ③."""
+    """Returns the claims for these hit ratios of gdfs, ① and ① ③."""
     named = dict(zip(("gdfs", "WA ①", "WA ① ③"), hits, strict=True)) | {"lru": 0.30}
     named |= {f"workload_aware:life_s={life:g}": 0.35 + life / 1e5 for life in LIVES_S if life != LIFE_S}
     return ablation_claims(
@@ -224,12 +224,12 @@ GIVEN = [workload("qwen-a", 1, generated=True), workload("qwen-b", 2)]
 
 @cache
 def queued_ttft() -> Result:
-    """It takes a second and a half."""
+    """Returns the result of the experiment, computed once because it takes a second and a half."""
     return make("wild-qttft", *GIVEN)
 
 
 def test_queued_ttft_is_of_one_server_that_computes_what_misses() -> None:
-    """Against adding up: who comes waits for those before, and pays for its own tokens that are not held."""
+    """A request waits for the requests before it, and pays for its own tokens that are not held."""
     for row in queued_ttft().rows:
         (model,) = (each for each in MODELS if each.name == row["model"])
         (each,) = (each for each in GIVEN if each.name == row["workload"])

@@ -1,4 +1,4 @@
-"""One instance with memory without an end, step by step: what a simulated engine should do, without its modules."""
+"""A plain simulated instance with endless memory, step by step, without the simulator's modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serve(
     batch: int,
     prefill_first: bool,
 ) -> list[Plain]:
-    """One prompt at a time, first come, first served; all that runs gets a token in each step."""
+    """Serves one prompt at a time, first come, first served; each running request gets a token in each step."""
     cache: set[int] = set()
     queue: list[int] = []
     prompt: int | None = None

@@ -1,5 +1,7 @@
-"""pinyon's own placement without pairs, a pool of the instances' DRAM, and the order that has most in time, once more
-without any of the modules of the simulator, the policy or the order: by looking at everything each time.
+"""A plain second version of pinyon's own placement, of a pool of the instances' DRAM and of the most-in-time order.
+
+It places without pairs, and shares no module with the simulator, the policy or the order: it looks at everything each
+time.
 """
 
 from __future__ import annotations
@@ -12,16 +14,14 @@ from collections.abc import Sequence
 from tests.simulation.plain_prefill import BLOCK, NANO_S, TOKEN_S, Row, Served, hit_tokens, run_of
 
 FETCH_S = 4.6e-6
-"""To move the KV of a token."""
+"""The seconds for moving the KV of one token."""
 CLASS_MAX = 27
 SLO_S, AGE_S, AGED_SHARE = 5.0, 20.0, 0.25
 
 
 class Waits:
-    """A request in a queue."""
-
     def __init__(self, row: Row, seconds: float) -> None:
-        """``seconds``: predicted for computing it."""
+        """Takes the seconds that the prompt's computation is predicted to take."""
         self.row, self.seconds = row, seconds
         self.deadline_s = row.time_s + SLO_S
         self.microseconds = round(seconds * 1e6)
@@ -35,21 +35,21 @@ class Part:
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.queue: OrderedDict[int, Waits] = OrderedDict()
         self.running: tuple[int, Row, int] | None = None
-        """Number, request, hit."""
+        """The number, request and reused tokens of the prompt that is computed."""
         self.ends_s = 0.0
         self.late: OrderedDict[int, None] = OrderedDict()
         self.aged: OrderedDict[int, None] = OrderedDict()
         self.credit_s = 0.0
 
     def seen(self, row: Row) -> int:
-        """Leading blocks that are here or will be."""
+        """Returns the number of leading blocks that are here or will be."""
         coming = {block for each in self.queue.values() for block in each.row.blocks}
         if self.running:
             coming.update(self.running[1].blocks)
         return run_of(row.blocks, self.cache, coming)
 
     def next(self, now_s: float, *, in_order: bool) -> int:
-        """Whose turn it is, by number."""
+        """Returns the number of the request whose turn it is."""
         if not in_order:
             return next(iter(self.queue))
         waiting = sorted(self.queue.items(), key=lambda each: (each[1].deadline_s, each[0]))
@@ -75,12 +75,12 @@ class Part:
 
 
 def shortest_in_time(left: Sequence[tuple[int, Waits]], now_s: float) -> int:
-    """Moore (1968), by deadline; then the shortest one that makes none before it late."""
+    """Returns the shortest request in time that makes none before it late, after Moore (1968) by deadline."""
     kept: list[tuple[int, Waits]] = []
     for one in left:
         kept.append(one)
         if now_s + sum(other.seconds for _, other in kept) > one[1].deadline_s:
-            kept.remove(max(reversed(kept), key=lambda other: other[1].seconds))  # of equals the last one
+            kept.remove(max(reversed(kept), key=lambda other: other[1].seconds))  # the last of equals
     chosen, best_s = kept[0][0], math.inf
     ends_s, slack_s = now_s, math.inf
     for number, each in kept:
@@ -92,7 +92,7 @@ def shortest_in_time(left: Sequence[tuple[int, Waits]], now_s: float) -> int:
 
 
 class Pool:
-    """All of them."""
+    """All instances and their pooled DRAM."""
 
     def __init__(self, count: int, cache_tokens: int, *, in_order: bool) -> None:
         self.parts = [Part(cache_tokens // BLOCK) for _ in range(count)]
@@ -102,7 +102,7 @@ class Pool:
         self.in_order = in_order
 
     def use(self, part: Part, blocks: Sequence[int]) -> None:
-        """Of one prompt, in the part that they are in or go to."""
+        """Uses the blocks of one prompt in the part that they are in or go to."""
         for block in reversed(blocks):
             self.where[block] = part
             part.cache[block] = None
@@ -139,7 +139,7 @@ class Pool:
                 self.start(place, now_s)
 
     def place(self, row: Row) -> tuple[int, float]:
-        """The instance where it costs least, and the seconds that it computes there."""
+        """Returns the instance where the request costs least, and the seconds that it computes there."""
         costs = [self.cost(part, row) for part in self.parts]
         least_s = min(cost_s for cost_s, _ in costs)
         place = next(place for place, (cost_s, _) in enumerate(costs) if cost_s <= least_s + NANO_S)
@@ -149,7 +149,7 @@ class Pool:
         local = reach = part.seen(row)
         most = run_of(row.blocks, self.where)
         while reach < most and self.where[row.blocks[reach]] is not part:
-            reach += 1  # somebody else has it
+            reach += 1  # another instance has the block
         prefill_s, transfer_s = self.fetching(row, local, local)
         fetched_s, moving_s = self.fetching(row, local, reach)
         if fetched_s + moving_s < prefill_s:
@@ -163,17 +163,17 @@ class Pool:
 
     @staticmethod
     def fetching(row: Row, local: int, blocks: int) -> tuple[float, float]:
-        """Seconds to compute, and to move, where so many leading blocks are reused."""
+        """Returns the seconds to compute and the seconds to move if this many leading blocks are reused."""
         return (row.tokens - hit_tokens(blocks, row.tokens)) * TOKEN_S, (blocks - local) * BLOCK * FETCH_S
 
     @staticmethod
     def size(microseconds: int) -> int:
-        """By powers of two."""
+        """Returns the size class: classes are powers of two."""
         return min(microseconds.bit_length(), CLASS_MAX)
 
 
 def simulate(rows: Sequence[Row], count: int, cache_tokens: int, *, in_order: bool) -> list[Served]:
-    """``in_order``: by the order that has most in time, else as they come."""
+    """Returns how each request was served: by the most-in-time order if ``in_order``, else as they come."""
     pool = Pool(count, cache_tokens, in_order=in_order)
     for number, row in enumerate(rows):
         pool.advance(row.time_s)

@@ -1,7 +1,7 @@
-"""The plain reference of ``pinyon simulate --model prefill-reference``, written once more without any of its modules.
+"""The plain reference of ``pinyon simulate --model prefill-reference``, without any of its modules.
 
-As slow and as short as can be: every router's question is answered by looking at everything. It is what the simulator
-is compared with row by row.
+It is as slow and as short as can be: it looks at everything for each of a router's questions. The simulator is compared
+with it row by row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NANO_S = 1e-9
 
 
 class Row(NamedTuple):
-    """One request: seconds, tokens, and ids of its blocks, the last one perhaps not full."""
+    """A request: its time in seconds, its tokens and its block ids; the last block may be partial."""
 
     time_s: float
     tokens: int
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Where a request ran, when its first token came, how many of its tokens were reused."""
+    """The instance of a request, the time of its first token and the number of its reused tokens."""
 
     instance: int
     ttft_s: float
@@ -34,7 +34,7 @@ class Served(NamedTuple):
 
 
 def cut(rows: Sequence[tuple[float, int, Sequence[int]]], rate: float, tokens_max: int = 20_480) -> list[Row]:
-    """Prompts cut, arrivals scaled to a mean rate between the first and the last."""
+    """Cuts the prompts, and scales the arrivals to a mean rate between the first and the last."""
     first, last = rows[0][0], rows[-1][0]
     scale = len(rows) / rate / (last - first)
     return [
@@ -57,24 +57,24 @@ def hit_tokens(run: int, tokens: int) -> int:
 
 
 class Plain:
-    """One instance."""
+    """An instance that computes one prompt at a time."""
 
     def __init__(self, cache_blocks: int) -> None:
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.room = cache_blocks
         self.queue: list[tuple[int, Row, int]] = []
-        """Number, request, new tokens predicted."""
+        """The number, request and predicted new tokens of each waiting prompt."""
         self.running: tuple[int, Row, int] | None = None
-        """Number, request, hit."""
+        """The number, request and reused tokens of the prompt that is computed."""
         self.ends_s = 0.0
 
     def load_s(self, now_s: float) -> float:
-        """Equal ones must be equal after rounding as well."""
+        """Returns the load, rounded so that equal loads stay equal."""
         rest = self.ends_s - now_s if self.running else 0.0
         return round(rest + sum(new for _, _, new in self.queue) * TOKEN_S, 9)
 
     def seen(self, row: Row) -> int:
-        """Tokens that a router believes will be reused."""
+        """Returns the tokens that a router believes will be reused."""
         coming = [other.blocks for _, other, _ in self.queue]
         if self.running:
             coming.append(self.running[1].blocks)

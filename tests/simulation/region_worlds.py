@@ -54,10 +54,10 @@ class Misfortune:
 
 
 class BreakableWorld(World):
-    """One in which instances and load balancers die, and regions are cut off."""
+    """A world in which instances and load balancers die, and regions are cut off."""
 
     def kill(self, name: str) -> None:
-        """An instance dies with all it holds; what was there goes on elsewhere."""
+        """Kills an instance with all it holds; its requests go on elsewhere."""
         lost = self.instances.kill(name)
         self.probes.died(name)
         for request in lost:
@@ -65,7 +65,7 @@ class BreakableWorld(World):
             self._broken(call, len(call.hops))
 
     def kill_door(self, region: str) -> None:
-        """A load balancer dies. Clients go to the next one, which has its instances some time later."""
+        """Kills a load balancer: clients go to the next one, which takes over its instances some time later."""
         door = self.doors[region]
         if not door.alive:
             return
@@ -78,7 +78,7 @@ class BreakableWorld(World):
         self.time.after(self.settings.takeover_s, lambda: self.probes.take_over(region))
 
     def restore_door(self, region: str) -> None:
-        """It comes back, and gets its instances."""
+        """Restores a load balancer, and gives it its instances back."""
         door = self.doors[region]
         if not door.alive:
             door.live()
@@ -86,7 +86,7 @@ class BreakableWorld(World):
             self.probes.give_back(region)
 
     def cut_off(self, region: str) -> None:
-        """Nothing gets out of a region or into it, until it is healed."""
+        """Cuts off a region: nothing gets out of it or into it until the cut is healed."""
         self.network.cut_off(region)
         for call in list(self.calls.values()):
             kept = self._reach(call)
@@ -94,7 +94,7 @@ class BreakableWorld(World):
                 self._broken(call, kept)
 
     def _reach(self, call: Call) -> int:
-        """How many of its load balancers are left where its way is cut; -1: it is whole."""
+        """Returns the number of the call's load balancers before the cut, or -1 if its path is whole."""
         if not call.front:
             return -1
         stops = [call.region, call.front]
@@ -106,7 +106,7 @@ class BreakableWorld(World):
 
 
 class Troubled:
-    """A world, what is done to it, and what its clients were told."""
+    """A world, the faults that befall it, and the answers that its clients got."""
 
     def __init__(self, seed: int, system: System | None = None, faults: int | None = None) -> None:
         rng = self.rng = random.Random(seed)
@@ -125,7 +125,7 @@ class Troubled:
         instance = replace(SMALL, step_rule=rng.choice([StepRule.MIXED, StepRule.PREFILL_FIRST]))
         self.until_s = rng.choice([5.0, 8.0])
         self.told: dict[tuple[str, int, int], int] = {}
-        """How often a client heard of each step that it sent."""
+        """The number of times that a client heard of each step that it sent."""
         self._programs: list[Program] = []
         self.world = BreakableWorld(
             settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None
@@ -150,7 +150,7 @@ class Troubled:
         send = self.world.send
 
         def counted(region: str, program: Program, place: int, ended: Callable[[bool], None]) -> None:
-            self._programs.append(program)  # so that no other one gets its id
+            self._programs.append(program)  # so that no other program gets its id
             key = region, id(program), place
             assert key not in self.told, "a step is sent twice"
             self.told[key] = 0
@@ -187,7 +187,7 @@ class Troubled:
         self.world.run(self.until_s, drain=True)
 
     def check(self) -> None:
-        """Every request ended once, none went to a third region, and nothing is left anywhere."""
+        """Checks that every request ended once, none went to a third region, and nothing is left anywhere."""
         world = self.world
         world.check_over()
         assert all(times == 1 for times in self.told.values())

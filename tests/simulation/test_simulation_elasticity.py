@@ -1,5 +1,3 @@
-"""A simulated cluster that grows and shrinks."""
-
 from __future__ import annotations
 
 import random
@@ -36,7 +34,7 @@ EACH = ALL[:2]
 
 
 def traffic(seed: int, phases: list[tuple[float, float]]) -> list[Arrival]:
-    """Until when, and requests per second."""
+    """Returns the arrivals of phases, each given as its end in seconds and its requests per second."""
     rng, now_s, arrivals = random.Random(seed), 0.0, []
     for end_s, per_s in phases:
         while now_s < end_s:
@@ -55,7 +53,7 @@ def run(settings: ClusterSettings, phases: list[tuple[float, float]], policy: st
 
 @pytest.mark.parametrize(("policy", "roles"), ALL if usually(0, long=1) else EACH)
 def test_it_grows_under_load_and_shrinks_again(policy: str, roles: tuple[Role, ...]) -> None:
-    """A prompt takes 0.4 s: 9.5 a second are too many for two, and few for six."""
+    """A prompt takes 0.4 s: 9.5 a second are too many for two instances, and few for six."""
     settings = replace(SETTINGS, roles=roles)
     phases = [(110.0, 9.5), (420.0, 1.0)]
     cluster, outcomes = run(settings, phases, policy)
@@ -83,7 +81,7 @@ def test_a_cluster_with_too_few_gets_the_least() -> None:
 
 
 def test_prompts_that_take_longer_than_the_slo_add_none() -> None:
-    """3.2 s each, and nobody waits."""
+    """Each prompt takes 3.2 s, and no prompt waits."""
     arrivals = [
         Arrival(number * 1.3, 100 * BLOCK, 1, tuple(range(number * 100, number * 100 + 100)), NO_TRAITS)
         for number in range(100)
@@ -100,7 +98,7 @@ def test_prompts_that_take_longer_than_the_slo_add_none() -> None:
     "limits", [{"ttft_slo_s": 0.05}, {"tbt_slo_s": 1e-4}, {"scaling": ScalingSettings(2, 6, slo_s=0.05, overload=1e6)}]
 )
 def test_what_more_instances_would_not_serve_asks_for_none(limits: dict) -> None:
-    """Each prompt takes 0.25 s or more by itself; or a step longer than tokens may take."""
+    """Each prompt takes 0.25 s or more by itself, or a step takes longer than tokens may."""
     cluster, _ = run(replace(SETTINGS, **limits), [(60.0, 1.0)], "least_loaded")
     assert cluster.elasticity is not None
     assert max(size for _, size in cluster.elasticity.sizes) == 2

@@ -1,4 +1,4 @@
-"""The simulated engine against a plain one that knows none of its modules, and against arithmetic."""
+"""The simulated engine against a plain engine that shares no module with it, and against arithmetic."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def alone(tokens: int, output: int = 1, time_s: float = 0.0, first_block: int = 
 @pytest.mark.parametrize("rule", list(StepRule))
 @pytest.mark.parametrize(("per_s", "batch"), [(2.0, 12), (8.0, 12), (40.0, 64)])
 def test_one_instance_is_the_plain_one_row_by_row(rule: StepRule, per_s: float, batch: int) -> None:
-    """As long as no more than twice a batch are admitted: beyond, prompts wait for a slot as well."""
+    """Both agree while at most two batches are admitted: beyond, prompts wait for a slot as well."""
     arrivals = traffic(int(per_s), 300, per_s)
     mine = cluster(replace(ONE, step_rule=rule, max_batch=batch)).run(arrivals)
     theirs = serve(arrivals, ENGINE, BLOCK, 64, 96, batch, rule is StepRule.PREFILL_FIRST)
@@ -62,12 +62,12 @@ def test_one_instance_is_the_plain_one_row_by_row(rule: StepRule, per_s: float, 
     assert [each.ttft_s for each in mine] == pytest.approx([each.ttft_s for each in theirs], abs=1e-9)
     assert [each.e2e_s for each in mine] == pytest.approx([each.e2e_s for each in theirs], abs=1e-9)
     tbts = [longest_tenth([(gap, 1) for gap in each.gaps_s]) for each in theirs]
-    assert [each.tbt_s for each in mine] == pytest.approx(tbts, rel=0.01)  # a leap has one mean
+    assert [each.tbt_s for each in mine] == pytest.approx(tbts, rel=0.01)  # a leap reports one mean
 
 
 @pytest.mark.parametrize("scheduling", [SchedulingCost(), SchedulingCost(1e-3, 2e-4)])
 def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: SchedulingCost) -> None:
-    """On one instance: where there are more, a leap tells its load later, and placements differ."""
+    """The test has one instance: with more, a leap reports its load later, and placements differ."""
 
     def outcomes(seed: int) -> list[Outcome]:
         plan = random_plan(seed)
@@ -95,7 +95,7 @@ def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: Sched
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_chunks_pass_through_a_pipeline(stages: int) -> None:
-    """Mooncake §3.3: of equal chunks (chunks + stages - 1) / stages times one; the first nodes are free sooner."""
+    """Equal chunks take (chunks + stages - 1) / stages times one (Mooncake §3.3); first nodes are free sooner."""
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=stages, step_tokens=64)
     fast = replace(MACHINE, nic_bytes_s=1e15)
@@ -108,7 +108,7 @@ def test_chunks_pass_through_a_pipeline(stages: int) -> None:
 
 
 def test_a_short_chunk_does_not_overtake_a_long_one() -> None:
-    """On two nodes: 64 tokens take 0.64 ms on each, and 16 tokens behind them wait for the second one."""
+    """The two nodes take 0.64 ms each for 64 tokens, and 16 tokens behind them wait for the second node."""
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=2, step_tokens=64, active_prefills=2)
     fast = replace(MACHINE, nic_bytes_s=1e15)
@@ -119,7 +119,7 @@ def test_a_short_chunk_does_not_overtake_a_long_one() -> None:
 
 
 def test_kv_goes_to_the_decode_instance_while_it_is_computed() -> None:
-    """640 tokens of 1,000 B at 10 MB/s take 64 ms, ten times as long as computing them; but not after each other."""
+    """The transfer of 640 tokens of 1,000 B at 10 MB/s takes 64 ms and overlaps the computation, a tenth as long."""
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), step_tokens=64)
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
     played = cluster(settings, linear)
@@ -143,7 +143,7 @@ def test_a_prefix_is_fetched_where_that_is_sooner() -> None:
 
 
 def test_what_hbm_has_no_room_for_comes_back_from_dram() -> None:
-    """At 1 MB/s, 39 of 40 blocks of 16,000 B take as long as that; the last one is computed."""
+    """The read of 39 of 40 blocks of 16,000 B at 1 MB/s takes as long as asserted; the last block is computed."""
     settings = replace(ONE, hbm_tokens=48 * BLOCK, dram_tokens=1 << 12, step_tokens=1 << 20, chunk_tokens=1 << 20)
     slow = replace(MACHINE, dram_bytes_s=1e6)
     played = Cluster(settings, slow, ENGINE, PLACEMENT_POLICIES.make("least_loaded"))
@@ -174,7 +174,7 @@ def test_a_request_is_sent_after_the_one_it_follows_has_ended() -> None:
 
 @pytest.mark.parametrize("tokens", [160, 165])
 def test_the_next_turn_finds_what_was_generated(tokens: int) -> None:
-    """The last token generated is computed by nobody: of 160 + 49 tokens 13 blocks are whole."""
+    """The last generated token is never computed: 160 + 49 tokens fill 13 blocks."""
     played = cluster(ONE)
     turns = [alone(tokens, 50), alone(320, 1, 50.0)._replace(follows=0), alone(320, 1, 99.0, 1000)._replace(follows=0)]
     assert [each.hit_tokens for each in played.run(turns)] == [0, 13 * BLOCK, 0]
@@ -219,7 +219,7 @@ def test_what_never_fits_is_said_at_once() -> None:
 
 
 def test_an_instance_says_how_long_one_waits_for_memory() -> None:
-    """Two of three fit: the third waits for the end of the first."""
+    """Two of three requests fit: the third waits for the end of the first."""
     played = cluster(replace(ONE, hbm_tokens=60 * BLOCK))
     seen: list[float] = []
     (engine,) = played.members.engines.values()
@@ -293,7 +293,7 @@ def test_what_begins_alike_is_decoded_by_the_same_instance() -> None:
 
 
 def test_prompts_alone_do_not_make_decoding_look_slow() -> None:
-    """Some are computed before anybody is decoded; a long one that joins later is cut to the limit all the same."""
+    """Some prompts are computed before any decoding; a long prompt that joins later is still cut to the limit."""
     settings = replace(ONE, step_tokens=2048, chunk_tokens=2048, max_batch=64, step_tbt_s=0.02)
     played = cluster(settings, replace(ENGINE, decode_kv_token_s=0.0))
     arrivals = [alone(8000, 1, 0.5 * number, 100_000 * (number + 1)) for number in range(6)]

@@ -1,8 +1,8 @@
-"""The modules that production runs, on a virtual clock without an event loop: four instances, thousands of requests
-(10,000 in long runs).
+"""The modules that production runs, on a virtual clock without an event loop.
 
-Requests are cancelled in any phase, steps fail, readers forget their leases, instances die and come back under their
-names. Every request ends once, nothing is left anywhere, and one seed gives one history.
+Four instances serve thousands of requests (10,000 in long runs). Requests are cancelled in any phase, steps fail,
+readers forget their leases, instances die and come back under their names. Every request ends once, nothing is left
+anywhere, and one seed gives one history.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_thousands_of_requests_end_once_and_leave_nothing(name: str, request: py
     world: World = request.getfixturevalue(name)
     ends = ("finished", "cancelled", "failed", "refused", "rejected", "unavailable")
     assert sum(world.counts[end] for end in ends) == world.plan.requests
-    # The history is worth something only if it met all of this.
+    # The history is worth something only if all of this happened.
     met = ("finished", "cancelled", "refused", "retry", "death", "preempted")
     assert {what: world.counts[what] for what in met if not world.counts[what]} == {}
     assert world.cluster.front.queued
@@ -67,7 +67,7 @@ def test_a_seed_is_a_history() -> None:
 
 
 def test_what_was_decided_is_decided_again_from_the_journals() -> None:
-    """One journal for the queue and for each boot of an instance, those that died included."""
+    """The queue and each boot of an instance, dead ones included, have a journal."""
     world = played(replace(TIGHT, journals=True), seed=9)
     assert len(world.journals) > 1 + len(TIGHT.settings.roles)
     for name, lines in world.journals.items():

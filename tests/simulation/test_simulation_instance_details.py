@@ -1,4 +1,4 @@
-"""What a simulated instance charges, by small cases whose times can be computed by hand."""
+"""Small cases of a simulated instance whose times can be computed by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pinyon_lab.simulator.workload import Arrival, ids_of
 BLOCK = 16
 ENGINE = EngineProfile("s", "", "", 0.0, 1e-3, 0.0, 5e-3, 1e-4, 2e-8)
 MACHINE = MachineProfile("s", "", "", "tiny", 1000, 1, 0, 1e6, 1e12, 1e9)
-"""1,000 bytes of KV for a token; 1 MB/s from the host's memory."""
+"""A machine with 1,000 bytes of KV per token and 1 MB/s from the host's memory."""
 
 
 def cluster(*roles: Role, policy: str = "min_ttft", **changes: object) -> Cluster:
@@ -58,7 +58,7 @@ def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("blocks", [16, 32, 128])
 def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blocks: int, monkeypatch) -> None:
-    """Bursts of prompts of one chunk, of two and of eight, by formula: (chunks + stages - 1) times one on one node."""
+    """Bursts of prompts of one, two and eight chunks take (chunks + stages - 1) times one chunk on one node."""
     predicted: list[float] = []
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, chunk_tokens=256, step_tokens=256)
     make = of._attempt
@@ -80,7 +80,7 @@ def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blo
 
 @pytest.mark.parametrize("blocks", [2, 4, 8])
 def test_short_prompts_pass_through_a_pipeline_together(blocks: int, monkeypatch) -> None:
-    """Up to eight of them in a step of 256 tokens, which each node computes in 64 ms: right to two of those."""
+    """A step has up to eight prompts in 256 tokens and takes 64 ms on each node; predictions err by two steps."""
     predicted: list[float] = []
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=256, step_tokens=256)
     make = of._attempt
@@ -97,7 +97,7 @@ def test_short_prompts_pass_through_a_pipeline_together(blocks: int, monkeypatch
 
 
 def test_nobody_waits_for_what_has_left_the_first_node() -> None:
-    """Of a prompt of 256 tokens on four nodes, 64 ms each."""
+    """The prompts have 256 tokens and cross four nodes, 64 ms each."""
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=256, step_tokens=256)
     state, queues_s = of.members.engines["prefill-0000"].state, list[float]()
     for number in range(5, 30):
@@ -109,7 +109,7 @@ def test_nobody_waits_for_what_has_left_the_first_node() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> None:
-    """Two prompts of 12 blocks, of which one node has room for 18, and the first one again."""
+    """The prompts are two of 12 blocks, of which one node has room for 18, and the first prompt again."""
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, hbm_tokens=18 * BLOCK, pool_tokens=50 * BLOCK)
     outcomes = of.run([ask(0.0, range(12)), ask(10.0, range(100, 112)), ask(20.0, range(12))])
     assert (outcomes[2].hit_tokens == 11 * BLOCK) == (stages > 1)
@@ -122,7 +122,7 @@ def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> N
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("on_ssd", [False, True])
 def test_each_node_of_a_group_reads_its_part_of_the_pool(stages: int, on_ssd: bool) -> None:
-    """0.96 MB at 1 MB/s from each host's memory, or at 0.5 MB/s from its SSDs and then from there."""
+    """The group reads 0.96 MB at 1 MB/s from each host's memory, or first at 0.5 MB/s from its SSDs."""
     settings = ClusterSettings((Role.PREFILL, Role.DECODE), BLOCK, 64 * BLOCK, pipeline=stages)
     settings = replace(settings, pool_tokens=1 << 16, pool_on_ssd=on_ssd)
     slow, machine = replace(ENGINE, prefill_token_s=0.1), replace(MACHINE, ssd_bytes_s=5e5)
@@ -136,7 +136,7 @@ def test_each_node_of_a_group_reads_its_part_of_the_pool(stages: int, on_ssd: bo
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_a_group_of_nodes_swaps_with_all_of_them(stages: int) -> None:
-    """What HBM has no room for comes back from the tier below: 40 blocks of 16,000 B, at 1 MB/s for each node."""
+    """HBM has no room for 40 blocks of 16,000 B: they return from the tier below at 1 MB/s for each node."""
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, hbm_tokens=48 * BLOCK, dram_tokens=1 << 12)
     prompts = [ask(100.0 * number, range(1000 * number, 1000 * number + 41)) for number in range(6)]
     seen = of.run([*prompts, ask(1000.0, range(41))])[-1]
@@ -146,7 +146,7 @@ def test_a_group_of_nodes_swaps_with_all_of_them(stages: int) -> None:
 
 
 def test_reads_from_the_hosts_memory_share_its_bandwidth() -> None:
-    """Eight prompts of 60 pooled blocks: 0.96 MB each."""
+    """Eight prompts have 60 pooled blocks each, 0.96 MB."""
     of = cluster(Role.MIXED, policy="kvcache_centric", hbm_tokens=64 * 10 * BLOCK, pool_tokens=1 << 16)
     prompts = [range(1000 * number, 1000 * number + 61) for number in range(8)]
     first = [ask(10.0 * number, blocks) for number, blocks in enumerate(prompts)]
@@ -208,7 +208,7 @@ def test_many_who_wait_may_be_refused_at_once() -> None:
 @pytest.mark.parametrize("roles", [(Role.PREFILL,) * 4 + (Role.DECODE,), (Role.MIXED,)])
 @pytest.mark.parametrize("policy", ["algorithm1", "kvcache_centric", "min_ttft"])
 def test_who_would_slow_down_the_tokens_of_all_is_refused(roles: tuple[Role, ...], policy: str) -> None:
-    """Of n requests that are decoded each has a token every 5 + n ms, and some for contexts: for 20 ms those are 14."""
+    """Requests, when n are decoded, have a token every 5 + n ms, plus time for contexts: 20 ms allow 14 requests."""
     engine = replace(ENGINE, decode_request_s=1e-3)
     first = [ask(10.0 * number, range(100 * number, 100 * number + 1), 50) for number in range(1, 5)]
     many = [ask(100.0 + 0.05 * number, range(10_000 + number, 10_001 + number), 600) for number in range(60)]
@@ -234,13 +234,13 @@ def test_where_nobody_has_a_first_token() -> None:
 
 
 def test_tokens_per_second_count_from_the_first_one_sent() -> None:
-    """A turn that waits for the one before it is sent after rows behind it."""
+    """A turn that waits for the turn before it is sent after later rows."""
     served = [Outcome(when_s, "p", "d", 0.1, 0.01, 1.0, 10, 100, 0, 0, 0.1, 1, "finished") for when_s in (99, 1, 50)]
     assert cluster_report(served, 5.0, 0.1, 0)["output_tokens_per_s"] == pytest.approx(300 / 99)
 
 
 def test_prompts_of_one_step_share_its_time() -> None:
-    """So that those that wait add up to the queue's time (Mooncake §4.1): 40 prompts, eight in each step."""
+    """The times of waiting prompts add up to the queue's time (Mooncake §4.1): 40 prompts, eight in each step."""
     of = cluster(Role.MIXED)
     outcomes = of.run([ask(0.0, range(100 * number, 100 * number + 16), 1) for number in range(40)])
     in_all_s = 40 * 16 * BLOCK * 1e-3
@@ -255,7 +255,7 @@ def test_prompts_of_one_step_share_its_time() -> None:
 )
 def test_whole_prompts_are_computed_together_as_far_as_they_fit(whole_tokens: int, together: int) -> None:
     of = cluster(Role.MIXED, step_rule=StepRule.PREFILL_FIRST, whole_tokens=whole_tokens, active_prefills=4)
-    first = ask(0.0, range(1000, 1001), 1)  # while it is computed, four come
+    first = ask(0.0, range(1000, 1001), 1)  # four arrive while this one is computed
     outcomes = of.run([first, *(ask(1e-3, range(100 * number, 100 * number + 16), 1) for number in range(4))])
     step_s = together * 16 * BLOCK * 1e-3
     expected = [(1 + number // together) * step_s + BLOCK * 1e-3 - 1e-3 for number in range(4)]
@@ -278,7 +278,7 @@ def test_who_moves_has_waited_since_it_was_placed_first() -> None:
             waited.extend((each.placed_s, attempt.request.arrived_s) for each in here)
 
     of._move = noted  # type: ignore[method-assign]
-    rng = Random(5)  # where one of the four has more of the work than others: a dozen move
+    rng = Random(5)  # one of the four has more work than the others, so a dozen move
     of.run([ask(0.02 * number, range(100 * number, 100 * number + rng.randint(1, 40)), 1) for number in range(600)])
     assert of.counts["moved"]
     assert len(waited) > 1

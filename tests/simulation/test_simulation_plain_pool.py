@@ -1,4 +1,4 @@
-"""pinyon's own placement with a pool, and the order that has most in time, against the same rules written once more."""
+"""The placement of pinyon with a pool, and the most-in-time order, against a second, plain version of the rules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compare(rows: list[tuple[float, int, tuple[int, ...]]], instances: int, cach
 
 
 def grown(tokens: int) -> int:
-    """With no last block that is sooner computed than fetched: the policy looks whether to fetch all or nothing."""
+    """Rounds up if the last block is sooner computed than fetched: the policy considers fetching all or nothing."""
     return tokens if (tokens - 1) % BLOCK >= 20 else -(-tokens // BLOCK) * BLOCK
 
 

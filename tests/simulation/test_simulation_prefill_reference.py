@@ -1,4 +1,4 @@
-"""``pinyon simulate --model prefill-reference`` against the same rules written once more, row by row."""
+"""``pinyon simulate --model prefill-reference`` against a second, plain version of the same rules, row by row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOSE_S = 1e-9
 
 
 def chains(rng: Random, count: int, tokens_max: int) -> list[tuple[float, int, tuple[int, ...]]]:
-    """Prompts that share beginnings; now and then many at one time."""
+    """Returns prompts that share beginnings; now and then, many arrive at one time."""
     asked: list[tuple[int, ...]] = [()]
     ids, rows, now_s = 0, [], 0.0
     for _ in range(count):
@@ -88,7 +88,7 @@ def test_times_are_scaled_from_the_first_to_the_last() -> None:
 
 
 def test_at_one_time_what_ends_comes_before_what_arrives() -> None:
-    """The second request starts at once, where the first one just ended, so its rest is known to who comes with it."""
+    """The second request starts at once where the first just ended, so requests that come with it know its rest."""
     end_s = 2000 * 127 * 1e-6
     prompts = [(0.0, 2000, (1, 2, 3, 4)), (end_s, 2000, (1, 2, 3, 4)), (end_s, 1000, (1, 9))]
     arrivals = [Arrival(time_s, tokens, 0, blocks, Traits()) for time_s, tokens, blocks in prompts]
@@ -99,8 +99,11 @@ def test_at_one_time_what_ends_comes_before_what_arrives() -> None:
 
 
 def test_waits_at_one_server_match_the_md1_formula() -> None:
-    """Each of 6,000 requests waits for the one before it (Lindley: w' = max(0, w + s - gap)), and the mean of 100,000
-    (300,000 in a long run) that wait so is that of M/D/1: rho s / 2 (1 - rho)."""
+    """The simulated waits follow Lindley's recursion, whose mean is that of M/D/1.
+
+    Each of 6,000 requests waits for the one before it: w' = max(0, w + s - gap). The mean of 100,000 such waits
+    (300,000 in a long run) is rho s / 2 (1 - rho).
+    """
     tokens, load = 500, 0.7
     service_s = tokens * plain.TOKEN_S
 
@@ -217,7 +220,7 @@ def test_what_is_wrong_is_said(
 
 
 def test_rounding_decides_neither_order_nor_lateness() -> None:
-    """The third request ends when the fourth comes, to 2e-16 s; the last one takes 5 s to 1e-14 s."""
+    """The third request ends within 2e-16 s of the fourth's arrival; the last request takes 5 s to within 1e-14 s."""
     rows = [
         (0.0, 2048, (90, 91, 92, 93)),
         (0.0, 100, (0,)),

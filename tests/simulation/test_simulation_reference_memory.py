@@ -1,4 +1,4 @@
-"""The pool of the plain reference against keeping it in a list."""
+"""The plain reference's pool against a pool kept in a list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 512
 
 
 class Plain:
-    """One instance's part, as lists with the least recently used in front."""
+    """The pool of one instance, as lists with the least recently used block in front."""
 
     def __init__(self, dram: int, ssd: int) -> None:
         self.limits = dram, ssd
@@ -27,7 +27,7 @@ class Plain:
         self.ssd: list[int] = []
 
     def use(self, blocks: list[int]) -> None:
-        """Of one prompt; deeper ones count as used before."""
+        """Uses the blocks of one prompt; deeper blocks count as used earlier."""
         for block in reversed(blocks):
             for tier in (self.dram, self.ssd):
                 if block in tier:
@@ -40,7 +40,7 @@ class Plain:
 
 
 def arrivals_of(rng: Random, count: int) -> list[Arrival]:
-    """Prompts that share beginnings, each block once, far enough apart that one ends before the next comes."""
+    """Returns prompts that share beginnings, so far apart that each ends before the next comes."""
     arrivals = []
     for number in range(count):
         family = rng.randrange(4)

@@ -18,7 +18,7 @@ ONE = {"us": 1, "eu": 1, "asia": 1}
 
 
 class Chain:
-    """Programs of so many requests, each after the last one's end; or all at once, with ``together``."""
+    """Programs of several requests, each after the end of the one before, or all at once with ``together``."""
 
     def __init__(self, count: int, tokens: int = 40, output_tokens: int = 10, *, together: bool = False) -> None:
         self._count, self._tokens, self._output, self._together = count, tokens, output_tokens, together

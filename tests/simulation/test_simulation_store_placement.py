@@ -1,7 +1,7 @@
-"""Where runs of blocks go on a trace of conversations: evenly over the nodes, and few nodes for one prompt.
+"""Tests of where the store places a trace's blocks: evenly over the nodes, and on few nodes for one prompt.
 
 All prompts of the trace begin with the same block, as those of one service do. The trace is not part of this
-repository: it is looked for in ``$PINYON_TRACES``, else in ``../shared/traces`` beside it.
+repository: the test looks for it in ``$PINYON_TRACES``, else in ``../shared/traces`` beside the repository.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ def prompts() -> list[list[bytes]]:
 
 class Spread(NamedTuple):
     held: dict[str, int]
-    """Blocks by node."""
+    """The number of blocks by node."""
     asked: list[int]
-    """Nodes that hold what the store has of a prompt, for each prompt of which it has something; sorted."""
+    """The number of nodes that hold the store's blocks of a prompt, for each prompt that has any; sorted."""
     spans: list[int]
-    """Stretches of blocks that lie on one node, likewise."""
+    """The number of stretches of blocks on one node, for each of these prompts; sorted."""
 
     def variation(self, weights: dict[str, float]) -> float:
-        """Coefficient of variation of the share of each node's capacity that is in use."""
+        """Returns the coefficient of variation of the share of each node's capacity that is in use."""
         shares = [self.held[node] / weight for node, weight in weights.items()]
         return pstdev(shares) / fmean(shares)
 
 
 def replay(prompts: list[list[bytes]], weights: dict[str, float], run_tokens: int, *, reuse: bool) -> Spread:
-    """Every prompt in turn on a store that forgets nothing. Without ``reuse`` all of each prompt is computed and
-    offered, with it only what the store lacks."""
+    """Replays every prompt in turn on a store that forgets nothing.
+
+    With ``reuse`` a prompt offers only what the store lacks, else it offers all of its blocks as computed.
+    """
     at: dict[bytes, str] = {}
     spread = Spread(dict.fromkeys(weights, 0), [], [])
     for keys in prompts:
@@ -80,7 +82,7 @@ def test_nodes_hold_alike_and_a_prompt_is_on_few_of_them(
 ) -> None:
     weights = {f"kv-{number}": 1.0 for number in range(nodes)}
     spread = replay(prompts, weights, RUN_TOKENS, reuse=reuse)
-    assert spread.variation(weights) <= 0.1  # 0.2 is asked for
+    assert spread.variation(weights) <= 0.1  # the requirement is 0.2
     assert fmean(spread.asked) <= asked_mean
     assert p99(spread.asked) <= asked_p99
     assert spread.spans[-1] <= 40

@@ -20,15 +20,15 @@ from tests.long import usually
 BLOCK = 512
 ALL = tuple((rule, batching) for batching in BATCHING_POLICIES.names for rule in StepRule)
 EACH = tuple(each for number, each in enumerate(ALL) if number // 2 % 2 == number % 2)
-"""Every policy once, and both rules alike often."""
+"""Every policy once, with both rules equally often."""
 
 
 @pytest.mark.parametrize(("rule", "batching"), ALL if usually(0, long=1) else EACH)
 def test_long_answers_in_full_memory_give_way_seldom(rule: StepRule, batching: str) -> None:
-    """Before, whoever waited for a second had others give way: 149 times here, 100 times a request in fuller memory."""
+    """A request that waited a second used to preempt others: 149 times here, 100 times a request in fuller memory."""
     machine = load_machine("910b-qwen2.5-7b")
     rng, now_s, arrivals = random.Random(7), 0.0, []
-    # The oracle looks at everybody for each choice.
+    # The oracle looks at all requests for each choice.
     for number in range(usually(45, long=150) if batching == "oracle" else usually(120, long=300)):
         now_s += rng.expovariate(0.9)
         tokens = int(min(20_000, rng.lognormvariate(8.8, 0.9)))

@@ -49,7 +49,7 @@ QUICK = ScalingSettings(1, 5, 0.2, hold_s=0.0, settle_s=0.1, between_s=0.1, idle
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in a world. Times in seconds, of the virtual clock."""
+    """The events of a world; times are seconds of the virtual clock."""
 
     settings: ClusterSettings = SMALL
     policy: str = "kvcache_centric:balancing_threshold=1"
@@ -77,7 +77,7 @@ class Misfortune:
 
 
 class World:
-    """A cluster, and what is done to it."""
+    """A cluster and the events that befall it."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan = plan
@@ -148,7 +148,7 @@ class World:
             self.cluster.time.after(self.rng.uniform(0.2, 3.0), lambda: members.boot(name, role))
 
     def _kill(self, name: str) -> None:
-        """An instance dies with all it holds; what was with it is tried elsewhere."""
+        """Kills an instance with all it holds; its attempts are tried elsewhere."""
         cluster = self.cluster
         victim = cluster.members.remove(name)
         assert victim is not None
@@ -157,12 +157,12 @@ class World:
         for attempt in [each for each in there if not each.over and victim.boot in (each.prefill, each.decode)]:
             decode = cluster.members.boots.get(attempt.decode)
             if decode is not None and decode.decodes.get(attempt.number) is attempt:
-                continue  # its prompt is computed and here: the prefill instance is not needed any more
+                continue  # its prompt is computed and here: the prefill instance is no longer needed
             if not attempt.over:
                 cluster.fail(attempt, name)
 
     def check(self) -> None:
-        """Every request ended once, and nothing is left anywhere."""
+        """Checks that every request ended once, and nothing is left anywhere."""
         assert len(self.outcomes) == self.plan.requests
         assert not any(journal.ended for journal in self._recording)
         self.cluster.check_over()
@@ -177,7 +177,6 @@ def played(plan: Plan, seed: int) -> World:
 
 
 def random_plan(seed: int) -> Plan:
-    """A little world of any kind."""
     rng = random.Random(seed)
     roles = rng.choice(
         [

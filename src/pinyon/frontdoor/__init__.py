@@ -1,1 +1,1 @@
-"""The way of a request from its head to its answer: callers, tenants, the queue and what requests are sent to."""
+"""The path of a request from its head to its answer: callers, tenants, the queue and the targets of requests."""

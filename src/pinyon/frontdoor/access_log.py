@@ -1,6 +1,6 @@
-"""One log line for each request that has ended, of either front door: what was asked, by whom, and how it went.
+"""The access log: one line for each ended request of both front doors, with what was asked, by whom, and the result.
 
-Never in it: keys, prompts, answers, headers as they came. A line's ids are ours, or the client's after a check.
+It never contains keys, prompts, answers, or headers as they came. Its ids are ours, or the client's after a check.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _call: ContextVar[Logged] = ContextVar("pinyon_lb_call")
 
 
 def grpc_call() -> Logged:
-    """That of the present task; outside of a server one of its own. The servicer adds what only it knows."""
+    """Returns the log facts of the present task's call, or new ones outside of a server. The servicer adds to them."""
     return _call.get(None) or Logged()
 
 
 class AccessLog(Interceptor):
-    """``answered`` is told of HTTP requests; as an interceptor, the outermost, it sees gRPC calls."""
+    """The access log. HTTP requests are reported to ``answered``; gRPC calls pass it as the outermost interceptor."""
 
     def __init__(self, enabled: bool, clock: Clock) -> None:
         self._enabled = enabled
         self._clock = clock
 
     def answered(self, method: str, route: str, status: int | str, seen: Logged, *, quiet: bool = False) -> None:
-        """A request has ended. ``quiet`` ones are logged at debug only."""
+        """Logs an ended request, a ``quiet`` one at debug level only."""
         level = logging.DEBUG if quiet else logging.INFO
         if not self._enabled or not _log.isEnabledFor(level):
             return
@@ -71,7 +71,7 @@ class AccessLog(Interceptor):
 
 
 def metadata(context: Any, name: str) -> str:
-    """Of a call, as it came; empty where it has none of that name."""
+    """Returns a call's metadata of that name as it came; empty if there is none."""
     for key, value in context.invocation_metadata() or ():
         if key == name and isinstance(value, str):
             return value

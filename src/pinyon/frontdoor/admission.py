@@ -1,5 +1,4 @@
-"""Who is let in: a tenant's limits per minute, and then a place in the queue. Before anything else is done for a
-request."""
+"""Admission of requests, before anything else is done for them: the tenant's limits per minute, then the queue."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from pinyon.routing.rates import Rates
 
 
 class Admission:
-    """``default`` is for tenants whose API key names no limits. ``rates`` are
-    :class:`pinyon.routing.rates.TenantRates`, or what writes their calls into a journal, as with :class:`Line`."""
+    """The admission of requests. ``default`` is for tenants whose API key names no limits. ``rates`` is a
+    :class:`pinyon.routing.rates.TenantRates`, or an object that journals its calls, as with :class:`Line`."""
 
     def __init__(
         self, line: Line, rates: Any, default: Rates, metrics: DoorMetrics, clock: Clock = time.monotonic
@@ -32,7 +31,7 @@ class Admission:
         self._clock = clock
 
     def admit(self, client: Client) -> Ticket:
-        """Let one request in (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
+        """Admits one request (``with``). Raises :class:`RateLimited`, and :class:`ResourceExhausted` when the queue is
         full."""
         rates = self.count(client)
         try:
@@ -42,7 +41,7 @@ class Admission:
             raise
 
     def count(self, client: Client) -> Rates:
-        """One of the tenant's requests, whatever it is. Raises :class:`RateLimited`."""
+        """Counts one request of the tenant, of any kind. Raises :class:`RateLimited`."""
         rates = self._rates_of(client)
         if rates.rpm:
             with self._requests_limited(client.tenant, rates):
@@ -50,7 +49,7 @@ class Admission:
         return rates
 
     def check(self, client: Client) -> None:
-        """Raises as :meth:`admit` would now, before anything of a request is read, and takes nothing."""
+        """Raises the error that :meth:`admit` would raise now, before anything is read of a request. Takes nothing."""
         rates = self._rates_of(client)
         if rates.rpm:
             with self._requests_limited(client.tenant, rates):
@@ -82,7 +81,7 @@ class Admission:
         return levels
 
     def take(self, tenant: str, rates: Rates, tokens: int) -> None:
-        """What a request of a tenant with such a limit may need. Raises :class:`RateLimited`."""
+        """Takes the tokens that a request may need from a tenant's limit. Raises :class:`RateLimited`."""
         try:
             self._rates.take(tenant, rates, tokens, self._clock())
         except ResourceExhausted as error:
@@ -95,7 +94,7 @@ class Admission:
 
 
 class Ticket(Place):
-    """One request that was let in: ``enter`` when it is known what it asks for, ``leave`` at its end."""
+    """The place of an admitted request: ``enter`` when it is known what it asks for, ``leave`` at its end."""
 
     __slots__ = ("_admission", "_rates", "_taken")
 
@@ -111,7 +110,7 @@ class Ticket(Place):
         return self._admission.levels(self.tenant, self._rates)
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        """Take the ``tokens`` that the request may need, too. Raises as :meth:`Admission.admit`."""
+        """Takes the ``tokens`` that the request may need, too. Raises as :meth:`Admission.admit`."""
         if self._rates.tpm:
             self._admission.take(self.tenant, self._rates, tokens)
             self._taken = tokens
@@ -122,7 +121,7 @@ class Ticket(Place):
         return error
 
     def leave(self, used_tokens: int = 0) -> None:
-        """And give back what was not used."""
+        """Leaves the place, and gives back the tokens that were not used."""
         super().leave()
         if self._taken:
             taken, self._taken = self._taken, 0
@@ -133,7 +132,7 @@ class Ticket(Place):
 
 
 class ForwardedPlace(Place):
-    """Of a request that another region has sent: its tenant's rates were counted where it came from."""
+    """The place of a request from another region, where the tenant's rates were counted."""
 
     __slots__ = ()
 

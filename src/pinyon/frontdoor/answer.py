@@ -1,4 +1,4 @@
-"""An answer as it comes from a server: its head, then its bytes, no faster than they are taken."""
+"""A server's answer as it arrives: first its head, then its bytes, no faster than they are taken."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.failures import Broke
 
 HIGH_BYTES = 256 << 10
-"""With more that nobody has taken the server is not read any further, until it is taken."""
+"""Reading from the server pauses while more bytes than this have not been taken."""
 
 
 class Source(Protocol):
-    """Where its bytes come from."""
+    """The connection or stream that an answer's bytes come from."""
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
     def give_up(self, answer: Answer) -> None:
-        """It is of no interest any more."""
+        """Learns that nobody wants the answer any more."""
         ...
 
 
 class Answer:
-    """Of any target: a server, or another region. A :class:`Source` fills it. ``close`` at the end, however that
-    came."""
+    """The answer of a server or of another region, filled by a :class:`Source`. Whoever reads it must ``close`` it in
+    the end."""
 
     __slots__ = ("_error", "_paused", "_pieces", "_push", "_size", "_source", "_waiter", "begun", "complete", "fields",
                  "has_head", "length", "status")  # fmt: skip
@@ -41,19 +41,19 @@ class Answer:
         self._waiter: asyncio.Future[None] | None = None
         self._push: Callable[[bytes], bool] | None = None
         self.length = -1
-        """Bytes of the body, if it said so; -1: it did not."""
+        """The body's length in bytes as the head declares it, or -1 if it does not."""
         self.status = 0
         self.fields: list[tuple[bytes, bytes]] = []
-        """Header fields, names in lower case."""
+        """The header fields, with names in lower case."""
         self.begun = False
-        """A byte of it has come."""
+        """True once a byte of the answer has arrived."""
         self.has_head = False
         self.complete = False
-        """All of it is here."""
+        """True once the whole answer has arrived."""
 
     async def head(self) -> None:
-        """Until the head is here. Raises :class:`Broke`, or what it :meth:`failed` with; whoever does not want it any
-        more (cancelled) says so to the server."""
+        """Waits until the head has arrived; if cancelled meanwhile, tells the server that nobody wants the answer.
+        Raises :class:`Broke`, or the error given to :meth:`failed`."""
         while not self.has_head:
             if self._error is not None:
                 raise self._error
@@ -64,8 +64,8 @@ class Answer:
                 raise
 
     async def read(self) -> bytes:
-        """What has come since, as soon as there is something; empty at the end. Raises :class:`PinyonError` where it
-        ends early."""
+        """Returns the bytes that have arrived since the last call, once there are any; empty at the end. Raises
+        :class:`PinyonError` if the answer ends early."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -75,7 +75,7 @@ class Answer:
         return self._take()
 
     async def whole(self, bytes_max: int) -> bytes | None:
-        """All of it; ``None`` if that is more than so many bytes. Raises as :meth:`read`."""
+        """Returns the rest of the body, or None if it has more than ``bytes_max`` bytes. Raises as :meth:`read`."""
         pieces: list[bytes] = []
         size = 0
         while piece := await self.read():
@@ -86,8 +86,8 @@ class Answer:
         return b"".join(pieces)
 
     async def pour(self, push: Callable[[bytes], bool]) -> None:
-        """What comes is given to ``push`` as it comes, until that says that it takes no more so, or the last of it is
-        here, or it ends early: what is left then is to be :meth:`read`. Raises what ``push`` does."""
+        """Passes bytes to ``push`` as they arrive, until ``push`` returns False, the answer is complete, or it ends
+        early. Whatever is left must then be :meth:`read`. Raises what ``push`` raises."""
         if self._pieces or self.complete or self._error is not None:
             return
         self._push = push
@@ -105,7 +105,7 @@ class Answer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Nobody wants more of it: if it is not complete, the server learns of that. Calling it twice is fine."""
+        """Declares that nobody wants more; a server that has not finished learns of that. May be called twice."""
         source, self._source = self._source, None
         if source is not None:
             self._pieces.clear()
@@ -118,10 +118,10 @@ class Answer:
         finally:
             self._waiter = None
 
-    # -- the source's part
+    # -- called by the source
 
     def got_head(self, status: int, fields: list[tuple[bytes, bytes]], length: int) -> None:
-        """As for :meth:`got` and :meth:`got_all`, whoever waits learns of it when it has :meth:`arrived`."""
+        """Stores the head. As with :meth:`got` and :meth:`got_all`, the reader learns of it by :meth:`arrived`."""
         self.status, self.fields, self.length = status, fields, length
         self.has_head = True
 
@@ -130,7 +130,7 @@ class Answer:
             return
         self._pieces.append(data)
         if self._push is not None:
-            return  # it is taken as soon as it has arrived
+            return  # it is taken as soon as ``arrived`` is called
         self._size += len(data)
         if self._size > HIGH_BYTES and not self._paused:
             self._paused = True
@@ -141,7 +141,7 @@ class Answer:
         self._source = None
 
     def arrived(self) -> None:
-        """What has been got since is all that came at once."""
+        """Hands over what has been stored since the last call; the source calls it once for each of its reads."""
         push = self._push
         if push is None or self.complete:
             self._wake()
@@ -159,11 +159,11 @@ class Answer:
         self._wake()
 
     def broke(self, message: str) -> None:
-        """What has come can be read still."""
+        """Ends the answer early as :class:`Broke`; what has arrived can still be read."""
         self.failed(Broke(message, begun=self.begun))
 
     def failed(self, error: PinyonError) -> None:
-        """As :meth:`broke`, with another reason."""
+        """Ends the answer early as :meth:`broke` does, with the given error."""
         if not self.complete and self._error is None:
             self._error = error
             self._source = None

@@ -1,7 +1,7 @@
 """The HTTP front door: routes, keys, errors.
 
-No framework: per-request CPU is what a load balancer is judged by. The server cancels the task when its client
-disconnects, so a request ends in whatever phase it is in (:mod:`pinyon.http.connection`).
+It uses no framework, as a load balancer is judged by its CPU time per request. The server cancels the task when its
+client disconnects, so a request ends in whatever phase it is in (:mod:`pinyon.http.connection`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _log = get_logger("lb.http")
 
 
 NOWHERE = Route("other", "", False, "other")
-"""What is asked for is none of ours."""
+"""The route of requests for unknown paths."""
 
 
 class HttpCall(Head):
-    """One request for the app: its head, and where it goes; see :class:`pinyon.http.state.Exchange`."""
+    """One request for the app: its head and its route; see :class:`pinyon.http.state.Exchange`."""
 
     __slots__ = ("error", "fields", "route")
 
@@ -61,7 +61,7 @@ class HttpCall(Head):
 
 
 class HttpApp:
-    """``routes`` and those that every load balancer has."""
+    """The app of the HTTP server, with the given ``routes`` and those that every load balancer has."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class HttpApp:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Of all routes, as the log names them."""
+        """The places of all routes, as the log names them."""
         return (*self._pages, *self._routes.places)
 
-    # -- what the server asks for (pinyon.http.state.App)
+    # -- called by the server (pinyon.http.state.App)
 
     def open(self, head: RequestHead) -> HttpCall:
-        """Who asks for what; whoever may not is refused before a byte of the body is kept."""
+        """Returns the call with its client and route; refuses it before a byte of the body is kept, if need be."""
         call = HttpCall(head, self._clock())
         try:
             self._open(head, call)
@@ -131,7 +131,7 @@ class HttpApp:
             self._routes.check_place(call.client)
 
     def answer(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
-        """A page."""
+        """Answers with a page."""
         assert call.route.page is not None
         try:
             page, content_type = call.route.page(call)
@@ -142,7 +142,7 @@ class HttpApp:
         self._answered(call, 200)
 
     async def serve(self, call: HttpCall, body: bytes | bytearray, reply: Reply) -> None:
-        """A generation. Cancelled when its client is gone: then all is released, and nobody reads an answer."""
+        """Serves a generation. When its client leaves, it is cancelled, which releases everything."""
         generate = call.route.generate
         assert generate is not None
         try:
@@ -209,8 +209,7 @@ class HttpApp:
 
 
 def error_answer(error: PinyonError) -> tuple[int, bytes, bytes]:
-    """Returns status, OpenAI's error object and header fields. ``Retry-After`` is there only where trying again may
-    help."""
+    """Returns status, OpenAI's error object and header fields; ``Retry-After`` only where a retry may help."""
     status = error_status(error)
     fields = b""
     if isinstance(error, HttpError):

@@ -1,6 +1,6 @@
-"""API keys: who may ask, for which tenant, and what is said of requests that say nothing themselves.
+"""API keys: which clients may send requests, for which tenant, and with which defaults for their requests.
 
-Keys are kept as SHA-256 digests and looked up by digest: how long a lookup takes tells nothing about how much of a
+Keys are stored as SHA-256 digests and looked up by digest, so the time of a lookup reveals nothing about how much of a
 guessed key is right.
 """
 
@@ -19,17 +19,17 @@ _log = get_logger("lb.auth")
 
 
 class ApiKeys:
-    """``keys`` maps API key to client; None means that no key is asked for."""
+    """The accepted API keys. ``keys`` maps API key to client; None means that no key is required."""
 
     def __init__(self, keys: Mapping[str, Client] | None = None) -> None:
         self._clients = None if keys is None else {_digest(key): client for key, client in keys.items()}
 
     def renew(self, newer: ApiKeys) -> None:
-        """From now on the keys of ``newer`` count. Requests that were let in before go on."""
+        """Accepts the keys of ``newer`` from now on; requests that were let in before go on."""
         self._clients = newer._clients
 
     def client(self, authorization: str) -> Client:
-        """The client named by an ``Authorization`` header's value. Raises :class:`Unauthenticated`."""
+        """Returns the client that an ``Authorization`` header's value names. Raises :class:`Unauthenticated`."""
         if self._clients is None:
             return PUBLIC
         scheme, _, key = authorization.partition(" ")
@@ -47,10 +47,10 @@ def _digest(key: str) -> bytes:
 
 
 def load_api_keys(path: str, *, shared: bool = False) -> ApiKeys:
-    """Keys from a file, see :func:`read_api_keys`, which may raise; an empty path means that no key is asked for.
+    """Returns the keys in a file; an empty path means that no key is required. Raises as :func:`read_api_keys` does.
 
-    ``shared``: several processes let in the same clients. Raises :class:`InvalidArgument` if a key has limits per
-    minute then.
+    ``shared``: several processes let in the same clients. Raises :class:`InvalidArgument` then if a key has limits per
+    minute.
     """
     if not path:
         return ApiKeys()

@@ -1,7 +1,7 @@
-"""What is served from here: the region's own, and clusters of other regions while no load balancer of their own lives
+"""The clusters that are served from here: the region's own, and those of regions without a live load balancer
 (SkyWalker §4.2).
 
-Which ones these are is what the regional controller says. What runs in one that is given back runs on to its end.
+The regional controller says which. Requests in a cluster that is given back run to their end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _log = get_logger("lb.clusters")
 
 
 class Adopted(Generic[C]):
-    """``start`` → ``own`` and ``adopt`` whenever that changes → ``close``, which gives all back. A kind of cluster says
-    how one begins and ends."""
+    """The adopted clusters: ``start`` → ``own`` and ``adopt`` at each change → ``close``, which gives all back. Each
+    kind of cluster defines how one begins and ends."""
 
     def __init__(self, models: ServedModels) -> None:
         self.models = models
@@ -31,7 +31,7 @@ class Adopted(Generic[C]):
         self._ending: set[asyncio.Task[None]] = set()
 
     def adopt(self, wanted: Mapping[str, Told]) -> None:
-        """From now on serves these for others, as far as they can be served from here."""
+        """Serves these clusters for others from now on, as far as they can be served from here."""
         wanted = {name: told for name, told in wanted.items() if self.serves(told)}
         for name, cluster in list(self.adopted.items()):
             if name not in wanted or not self.is_same(cluster, wanted[name]):
@@ -56,7 +56,7 @@ class Adopted(Generic[C]):
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    # -- what a kind of cluster says
+    # -- implemented by each kind of cluster
 
     def start(self) -> None:
         raise NotImplementedError
@@ -65,24 +65,24 @@ class Adopted(Generic[C]):
         raise NotImplementedError
 
     def own(self, clusters: Sequence[Told]) -> None:
-        """What the controller says of the region's own."""
+        """Takes what the controller says about the region's own clusters."""
         raise NotImplementedError
 
     def serves(self, told: Told) -> bool:
-        """Whether it is one of this kind."""
+        """Returns whether the cluster is of this kind."""
         raise NotImplementedError
 
     def is_same(self, cluster: C, told: Told) -> bool:
-        """Whether it is the one of that name that is served already; else that one ends first."""
+        """Returns whether that cluster is the one served already; otherwise, the old one ends first."""
         return True
 
     def begin(self, name: str, told: Told) -> C:
         raise NotImplementedError
 
     def told(self, cluster: C, told: Told) -> None:
-        """What the controller says of one that is served."""
+        """Takes what the controller says about a cluster that is served."""
         raise NotImplementedError
 
     def end(self, cluster: C) -> Coroutine[Any, Any, None]:
-        """It is not one of ours any more: ends what hears of it. Requests that run there run on."""
+        """Stops listening to a cluster that is given back. Requests that run there run on."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Many calls that are worth one."""
+"""A function whose frequent calls are combined into few."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable
 
 SHARE_MAX = 0.25
-"""Of the loop's time that the function may take: where it takes long, it is called less often."""
+"""The share of the event loop's time that the function may take; a slow function is called less often."""
 PAUSE_MAX_S = 0.25
 
 
 class Coalesced:
-    """Calls ``function`` so many seconds after the first of the calls since it was called last, or later. To be called
-    on an event loop."""
+    """A wrapper whose calls run ``function`` once, ``seconds`` after the first call since its last run, or later. It
+    must be called on an event loop."""
 
     def __init__(
         self, function: Callable[[], None], seconds: float, wanted: Callable[[], object] = lambda: True
     ) -> None:
-        """A call while it is not ``wanted`` waits until it is :meth:`wanted_now`."""
+        """Sets when calls are ``wanted``; other calls wait until :meth:`wanted_now`."""
         self._function = function
         self._wanted = wanted
         self._seconds = self._pause_s = seconds
@@ -32,7 +32,7 @@ class Coalesced:
                 self._missed = True
 
     def wanted_now(self) -> None:
-        """What was called for while nobody wanted it is worth something again."""
+        """Schedules the function if calls came while they were not wanted."""
         if self._missed:
             self()
 

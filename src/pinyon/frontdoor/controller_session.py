@@ -1,7 +1,7 @@
-"""The load balancer's one stream to the regional controller: who it is and how busy, and what the federation is.
+"""The load balancer's stream to the regional controller: reports of its identity and load, and news of the federation.
 
-The controller is asked for nothing while a request runs. While it is away, the load balancer goes on with what it was
-told last; of what it adopted, with what :mod:`pinyon.federation.lease` says.
+No request waits for the controller. While it is away, the load balancer goes on with the last federation. For how long
+it keeps adopted clusters then, :mod:`pinyon.federation.lease` says.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pinyon.runtime.logging import get_logger
 WRITE_S = 5.0
 PERIOD_S = 1.0
 GAP_S = 0.05
-"""Between two reports, at least: what happens meanwhile travels together."""
+"""The minimum time between two reports; changes in between travel together."""
 LEASE_S = 5.0
-"""Until the controller has said another one."""
+"""The lease until the controller names another one."""
 LATENCY_CHANGE = 0.1
-"""A round trip is told again when it differs by this share of what was told."""
+"""A round trip is reported again when it differs by this share from the reported value."""
 
 Request = controller_pb2.SessionRequest
 Response = controller_pb2.SessionResponse
@@ -46,12 +46,12 @@ _log = get_logger("lb.controller")
 
 
 class ControllerSession:
-    """``start`` → (``wake`` when something changed) → ``close``. Without an address it does nothing.
+    """The session with the controller: ``start`` → (``wake`` at a change) → ``close``; without an address it does
+    nothing.
 
-    ``on_federation`` is called on the event loop with each federation that is news: what the load balancer itself owns
-    is ``federation.owned_by(lb_id)`` (with instances added and removed), its peers are ``federation.peers_of(lb_id)``,
-    and what it serves for others at the moment is :meth:`adopted`. What the callables give is asked for before each
-    report.
+    ``on_federation`` is called on the event loop with each new federation. The load balancer's own clusters are
+    ``federation.owned_by(lb_id)`` (with instances added and removed), its peers are ``federation.peers_of(lb_id)``, and
+    it serves :meth:`adopted` for others at the moment. The callables are called before each report.
     """
 
     def __init__(
@@ -75,46 +75,46 @@ class ControllerSession:
         self._link = Redialer("controller", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
         self._info: LbInfo | None = None
         self._changed = False
-        """What it says of itself is not told yet."""
+        """True while the load balancer's own description has not been reported."""
         self._wake = asyncio.Event()
         self._stream: Dialed[Request, Response] | None = None
         self._told_ms: dict[str, float] = {}
-        """Round trips as this session was told them."""
+        """The round trips that were reported in this session."""
         self._lease_s = LEASE_S
         self._heard_s = -math.inf
         self.federation: Federation | None = None
-        """What was told last; None: nothing yet."""
+        """The last federation that the controller sent; None before the first."""
 
     @property
     def connected(self) -> bool:
-        """A controller has answered on a stream that stands."""
+        """True once a controller has answered on the present stream."""
         return self._stream is not None
 
     def start(self, info: LbInfo) -> None:
-        """Once the load balancer's addresses are known."""
+        """Starts the session, once the load balancer's addresses are known."""
         self._info = info
         if self._address:
             self._link.start()
 
     def register(self, info: LbInfo) -> None:
-        """What it says of itself has changed: other clusters, another address. Its ids stay."""
+        """Reports a changed description of the load balancer: other clusters, another address. Its ids stay."""
         self._info = info
         self._changed = True
         self._wake.set()
 
     def wake(self) -> None:
-        """Something changed: report it soon."""
+        """Reports a change soon."""
         self._wake.set()
 
     async def close(self, farewell_s: float = 1.0) -> None:
-        """Say that it leaves, if somebody hears it, and end."""
+        """Reports that the load balancer leaves, if a controller listens, and ends the session."""
         self._wake.set()
         await self._link.close(farewell_s if self.connected else 0.0)
 
     def adopted(self, reachable: Collection[str] = ()) -> tuple[Cluster, ...]:
-        """The clusters that it serves for others now; ``reachable`` are ids of load balancers that it has streams to.
+        """Returns the clusters served for others now; ``reachable`` are the ids of load balancers with open streams.
 
-        It changes by itself when the controller is silent for longer than its lease: ask when a peer comes or goes.
+        The answer changes when the controller is silent for longer than its lease: ask when a peer comes or goes.
         """
         if self._info is None:
             return ()
@@ -143,15 +143,15 @@ class ControllerSession:
             _log.warning("cannot take what the controller says: %s", error.message)
             return
         if not federation.follows(self.federation):
-            return  # an older message of the same memory
+            return  # an older message of the same epoch
         self.federation = federation
         try:
             self._on_federation(federation)
-        except Exception:  # the stream is good for more than this
+        except Exception:  # the stream must survive an error in the callback
             _log.exception("cannot take the controller's federation")
 
     async def _reports(self) -> AsyncGenerator[Request, None]:
-        """All that one stream says, the farewell last."""
+        """Yields all reports of one stream, the farewell last."""
         self._changed = True
         first = self._report()
         if self.federation is not None:

@@ -1,4 +1,4 @@
-"""Which web pages may ask (CORS, https://fetch.spec.whatwg.org/#http-cors-protocol): none by default.
+"""CORS: the web pages that may send requests (https://fetch.spec.whatwg.org/#http-cors-protocol); none by default.
 
 Credentials are never allowed: API keys travel in a header that the page sets, not in cookies.
 """
@@ -23,10 +23,10 @@ _EXPOSED = field(
 
 
 class Cors:
-    """``origins``: ``*``, or ``https://a.example,http://localhost:3000``; empty: nobody."""
+    """The allowed ``origins``: ``*``, or ``https://a.example,http://localhost:3000``; empty for none."""
 
     def __init__(self, origins: str) -> None:
-        """Raises :class:`InvalidArgument`."""
+        """Parses the origins. Raises :class:`InvalidArgument`."""
         names = [name.strip().lower() for name in origins.split(",") if name.strip()]
         self._all = names == ["*"]
         for name in () if self._all else names:
@@ -43,7 +43,7 @@ class Cors:
         return bool(self._origins)
 
     def fields(self, request: Iterable[tuple[bytes, bytes]], *, preflight: bool = False) -> bytes:
-        """Header fields of the answer to a request with these; nothing but ``vary`` for a page that may not ask."""
+        """Returns the CORS fields of the answer to a request with these fields; at most ``vary`` for other origins."""
         origin = method = names = b""
         for name, value in request:
             if name == b"origin":

@@ -1,4 +1,4 @@
-"""What requests may go to, by numbers for the queue, and the places that are kept for them."""
+"""The sets of targets that requests may go to, numbered for the queue, and the places held at such targets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pinyon.routing.two_layers import Route
 _ANYWHERE = Route(Routed(), exclude=frozenset())
 DEMANDS_MAX = 4096
 WAITING_DEMANDS_MAX = 256
-"""Different ones that may be waited with before clients' own choices of regions make no further ones: each is looked at
-whenever there may be room."""
+"""The number of different demands that may wait before further choices of regions by clients are refused. Each is
+checked whenever there may be room."""
 
 
 class Hold:
-    """A place at some target of a layer, of a request whose target is not known yet. To be released once."""
+    """A place held at some target of a layer for a request whose target is not known yet. It must be released once."""
 
     __slots__ = ("_layer",)
 
@@ -26,15 +26,15 @@ class Hold:
         layer.hold()
 
     def release(self) -> None:
-        """Calling it again is fine."""
+        """Releases the place; may be called again."""
         if self._layer is not None:
             layer, self._layer = self._layer, None
             layer.release()
 
 
 class Demands:
-    """Numbers of what requests may go to, for the queue: the same for all that may go to the same. ``waiting`` says
-    which of them somebody waits with; of others some are forgotten."""
+    """The demands: numbers for the sets of targets that requests may go to, equal for equal sets. ``waiting`` returns
+    those that requests wait with; some of the others are forgotten."""
 
     def __init__(self, waiting: Callable[[], Collection[int]]) -> None:
         self._waiting = waiting
@@ -42,20 +42,19 @@ class Demands:
         self._numbers: dict[tuple[str, frozenset[str], str, Collection[str]], int] = {}
         self._last = 0
         self._plain: dict[str, int] = {}
-        """Of requests that may go wherever their model is served, by its name."""
+        """The demands of requests that may go wherever their model is served, by the model's name."""
 
     def plain(self, model: str, regions: frozenset[str]) -> int:
-        """Of a request that names no regions, has come from none and excludes nobody; see :meth:`number`."""
+        """Returns the demand of requests without regions, sender and exclusions; see :meth:`number`."""
         number = self._plain.get(model)
         if number is None:
             self._plain[model] = number = self.number(model, regions, _ANYWHERE)
         return number
 
     def number(self, model: str, regions: frozenset[str], route: Route) -> int:
-        """``regions`` are those that it may be served in, as far as law and contracts go; ``route`` speaks for all that
-        may be served there, and excludes (hashable) who will not do so. Raises :class:`ResourceExhausted` where a
-        choice of regions that nobody waits for would be one too many.
-        """
+        """Returns the demand of requests that law and contracts allow in ``regions``. ``route`` stands for all of them,
+        and its ``exclude`` (hashable) names targets to avoid. Raises :class:`ResourceExhausted` for a new choice of
+        regions when too many wait."""
         name = model, regions, route.sender, route.exclude
         number = self._numbers.get(name)
         if route.geographies and len(waiting := self._waiting()) >= WAITING_DEMANDS_MAX and number not in waiting:
@@ -71,12 +70,12 @@ class Demands:
         return number
 
     def get(self, number: int) -> tuple[str, Route] | None:
-        """Its model, and a route that goes where it may."""
+        """Returns the model of a demand and a route that represents its requests."""
         return self._by_number.get(number)
 
     def renumber(self) -> None:
-        """Other regions are known: who waits with an old number is told where it may go by the first who had it, and
-        might miss a new one."""
+        """Numbers demands anew from now on, as the known regions have changed. Waiting requests keep their old numbers,
+        by which they might miss a new region."""
         self._numbers.clear()
         self._plain.clear()
 

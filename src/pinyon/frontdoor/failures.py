@@ -1,5 +1,5 @@
-"""What goes wrong with a request on its way, and with other people's servers. Messages are for clients: servers'
-addresses are in logs only."""
+"""The failures of requests on their way, and of other people's servers. Messages are for clients; servers' addresses
+appear in logs only."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _log = get_logger("lb.http")
 
 
 REGION_FIELD = "region"
-"""``error.field`` where a region has no room for what was forwarded to it."""
+"""The ``error.field`` of a region's answer when it has no room for a forwarded request."""
 REJECTED_FIELD = "region_rejects"
-"""The same where it will not have this one: none of its instances would be in time, or its law says no."""
+"""The ``error.field`` when the region rejects this request: no instance would be in time, or its law forbids it."""
 
 
 SHOWN_MAX = 8
-"""Names in an error."""
+"""The maximum number of names in an error message."""
 
 
 class Absent(Unavailable):
-    """No connection could be made. ``silent``: nor was it refused in time."""
+    """A connection that could not be made. ``silent``: nor was it refused in time."""
 
     http_status: ClassVar[int] = 502
 
@@ -34,8 +34,8 @@ class Absent(Unavailable):
 
 
 class Broke(Unavailable):
-    """The connection was lost, or what came over it is no HTTP, or nothing came in time. ``begun``: a byte of the
-    answer had come. ``silent``: of a question, nothing came. ``sends`` is how often the request was sent."""
+    """A connection that was lost, carried no HTTP, or brought nothing in time. It had ``begun`` if a byte of the answer
+    had come, and was ``silent`` if a question got no answer at all. The request was sent ``sends`` times."""
 
     http_status: ClassVar[int] = 502
 
@@ -47,11 +47,11 @@ class Broke(Unavailable):
 
 
 class ConnectionsFull(Unavailable):
-    """There are as many connections as may be."""
+    """The limit of connections is reached."""
 
 
 class NoRoom(Unavailable):
-    """Another region did not take it, whatever it had said. ``lasting``: and will not, as it may not serve it."""
+    """Another region that did not take a request despite its report. ``lasting``: it never will, as it must not."""
 
     def __init__(self, message: str, *, lasting: bool) -> None:
         super().__init__(message, retry_after_s=1.0)
@@ -59,7 +59,7 @@ class NoRoom(Unavailable):
 
 
 class Refused(Unavailable):
-    """A server has no room. If nobody else has any, its own answer is what the client gets."""
+    """A server without room. If no other server has any, its own answer is what the client gets."""
 
     def __init__(self, message: str, status: int, body: bytes, kind: bytes, fields: bytes) -> None:
         super().__init__(message)
@@ -67,24 +67,24 @@ class Refused(Unavailable):
 
 
 def shown_names(names: Collection[str]) -> str:
-    """Some of them, in an error."""
+    """Returns some of the names for an error message."""
     return f"{', '.join(list(names)[:SHOWN_MAX])}{', …' if len(names) > SHOWN_MAX else ''}"
 
 
 def unknown_model(name: str, served: Collection[str] = ()) -> NotFound:
-    """``served``: the names of those that there are."""
+    """Returns the error for an unknown model; ``served`` are the names of the known ones."""
     message = f"The model '{name[:128]}' does not exist or you do not have access to it."
     return NotFound(f"{message} Served here: {shown_names(served)}." if served else message, field="model")
 
 
 def late(limit_s: float, whose: str = ", the load balancer's --request-timeout-s") -> DeadlineExceeded:
-    """A request took longer than it may, by the limit of ``whose``."""
+    """Returns the error for a request that exceeded the time limit of ``whose``."""
     return DeadlineExceeded(f"The request took longer than {limit_s:g} s{whose}.")
 
 
 def broken_by(error: Exception, reply: Reply, limit_s: float, log_id: str) -> PinyonError:
-    """Returns what an answer that has begun ends with. While it has not, that is raised: it has a status of its own.
-    ``limit_s`` is what a :class:`TimeoutError` is of."""
+    """Returns the error that ends an answer which has begun. Raises it if the answer has not, since it has a status of
+    its own then. ``limit_s`` is the limit that a :class:`TimeoutError` is about."""
     if isinstance(error, TimeoutError):
         error = late(limit_s)
     if not reply.begun:

@@ -1,4 +1,4 @@
-"""What the request loop knows of one request: where it may go, where it is, and who has failed it. No I/O."""
+"""The state of a request in the request loop: where it may go, where it is, and which targets failed it. No I/O."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ANYTHING = Route(Routed())
 
 
 class Flight:
-    """The loop and the kind of target act, this knows. Kinds of target have requests of their own, which derive from
-    it."""
+    """The state of one request, on which the loop and the kind of target act. Each kind of target has a subclass for
+    its own requests."""
 
     __slots__ = (
         "arrived_s", "choice", "deadline_s", "error", "exclude", "full", "name", "paid", "priority", "route", "sender",
@@ -22,39 +22,39 @@ class Flight:
     )  # fmt: skip
 
     served: Served
-    """The model that it is for."""
+    """The model that the request is for."""
 
     def __init__(
         self, name: str, traceparent: str, arrived_s: float, deadline_s: float, tokens_wanted: int, priority: int
     ) -> None:
-        """``name`` is for logs."""
+        """Stores what is known when the request arrives; ``name`` identifies it in logs."""
         self.name = name
         self.traceparent = traceparent
-        """Of whoever sent it; empty: nobody said. Of its own span, once it is on its way."""
+        """The trace context of the request's sender, empty if there is none; later that of its own span."""
         self.arrived_s, self.deadline_s = arrived_s, deadline_s
         self.tokens_wanted = tokens_wanted
-        """That it may take: its prompt's, and those that it may generate."""
+        """The tokens that the request may take: its prompt's and those that it may generate."""
         self.priority = priority
-        """Lower goes first, of one tenant's."""
+        """The priority among the requests of one tenant; lower goes first."""
         self.route = _ANYTHING
-        """Set by :meth:`depart`, as ``served``."""
+        """The route of the request, set by :meth:`depart`, as is ``served``."""
         self.sender = ""
-        """The region that it has come from, if that is another one: it goes to no third one."""
+        """The region that the request came from, if that is another one: it is never sent on to a third."""
         self.choice = _NOWHERE_YET
-        """Where the present attempt runs."""
+        """The place where the present attempt runs."""
         self.exclude: set[str] = set()
-        """Targets and load balancers of other regions that have failed it, or refused it."""
+        """The targets, and load balancers of other regions, that have failed or refused the request."""
         self.tries = 0
-        """Attempts."""
+        """The number of attempts."""
         self.paid = 0
-        """Those of them that cost somebody something."""
+        """The number of attempts that cost something."""
         self.error: PinyonError | None = None
-        """Of the last attempt, if it failed."""
+        """The error of the last attempt, if it failed."""
         self.full: PinyonError | None = None
-        """What somebody said who had no room for it, if the client may be told that."""
+        """The error of a target that had no room for the request, if the client may be told it."""
 
     def depart(self, served: Served, routed: Routed, geographies: tuple[str, ...], tenant: str) -> None:
-        """Says what it is for, and what its target is chosen by, before the loop has it."""
+        """Sets the model and what the target is chosen by, before the request loop gets the request."""
         self.served = served
         self.route = Route(routed, geographies, tenant, self.sender, self.exclude)
 
@@ -62,22 +62,22 @@ class Flight:
     def departed(self) -> bool:
         return self.route is not _ANYTHING
 
-    # -- what a kind of target says of its requests
+    # -- implemented by each kind of target
 
     @property
     def used_tokens(self) -> int:
-        """That it has taken, as far as anybody knows."""
+        """The tokens that the request has taken, as far as is known."""
         raise NotImplementedError
 
     @property
     def outcome(self) -> str:
-        """How it has ended, in a word; empty while it has not."""
+        """The word for how the request has ended; empty while it has not."""
         raise NotImplementedError
 
     def failed_as(self, error: PinyonError) -> str:
-        """Returns how it has ended by that error, in a word."""
+        """Returns how the request has ended by that error, in a word."""
         return error.grpc_code.lower()
 
     def traced(self, span: Span) -> None:
-        """It is on its way as that span."""
+        """Traces the request by that span from now on."""
         self.traceparent = span.traceparent or self.traceparent

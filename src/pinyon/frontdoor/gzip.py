@@ -1,4 +1,4 @@
-"""Request bodies that were compressed: ``content-encoding: gzip``."""
+"""Decompression of request bodies with ``content-encoding: gzip``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pinyon.http.error import HttpError
 
 INLINE_BYTES = 64 << 10
 INLINE_PACKED_BYTES = 4 << 10
-"""Inflated on the event loop: in less than 1 ms. Blocks that hold nothing take as long as others, so both sizes count:
-4 MiB of them took 3 s for two bytes of data."""
+"""Bodies up to both sizes are inflated on the event loop, in less than 1 ms. The compressed size counts too, as empty
+blocks take as long as others: 4 MiB of them took 3 s for two bytes of data."""
 SLACK_BYTES = 4 << 10
-"""Deflate makes nothing much larger than it was; this much more than twice its size is no honest encoder's."""
+"""The bytes by which a compressed body may exceed twice its inflated size; no honest encoder enlarges data so much."""
 MEMBER_BYTES_MIN = 18
 _GZIP = 31
-"""zlib's ``wbits`` for gzip with a window of any size."""
+"""The ``wbits`` value of zlib for gzip with a window of any size."""
 
 
 class Inflater:
-    """What is inflated counts against the same ``budget`` as what arrives, before it is there: a bomb has no room to go
-    off in."""
+    """The inflating of bodies within a byte ``budget`` that is shared with arriving bodies. A body's inflated size is
+    counted before it is inflated, so that a gzip bomb finds no room."""
 
     def __init__(self, off_loop: OffLoop, budget: Budget, limit_bytes: int) -> None:
         self._off_loop = off_loop
@@ -32,10 +32,9 @@ class Inflater:
 
     @asynccontextmanager
     async def inflated(self, body: bytes | bytearray, holder: str) -> AsyncIterator[bytes]:
-        """The body as it was before, counted until the end. Raises :class:`HttpError`: 400, 413, 503.
+        """Yields the inflated body, counted against the budget until the end. Raises :class:`HttpError`: 400, 413, 503.
 
-        A gzip member ends with its size, so it is known what there is room to be made for. It is checked: whoever says
-        less than it is, is refused.
+        The budget is taken for the size at the end of the gzip member; a body that inflates to another size is refused.
         """
         if len(body) < MEMBER_BYTES_MIN:
             raise _malformed()
@@ -56,11 +55,11 @@ class Inflater:
 
 
 def _inflate(body: bytes | bytearray, size: int) -> bytes:
-    """One member that has ``size`` bytes. Raises :class:`HttpError`."""
+    """Returns the data of the only member, which must have ``size`` bytes. Raises :class:`HttpError`."""
     reader = zlib.decompressobj(_GZIP)
     try:
         data = reader.decompress(body, size + 1)
-        # what is left is the end of the stream and its checksum, not data
+        # the second call reads the stream's end and checksum, which are not data
         data += reader.decompress(reader.unconsumed_tail, size + 1 - len(data)) if len(data) <= size else b""
     except zlib.error:
         raise _malformed() from None

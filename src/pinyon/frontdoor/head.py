@@ -1,4 +1,4 @@
-"""What the load balancer reads from a request's head."""
+"""The fields that the load balancer reads from a request's head."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ _numbers = count(1)
 
 
 def unique_id() -> str:
-    """Never given twice, by no process: ids end up in tables that several load balancers share."""
+    """Returns an id that no process ever gives twice: ids end up in tables that several load balancers share."""
     return f"{_process}{next(_numbers):08x}"
 
 
 def id_field(request_id: str = "") -> bytes:
-    """The answer's header field, with an id of ours if there is no other."""
+    """Returns the answer's header field with the request's id, or with a new one."""
     return b"x-request-id: %b\r\n" % (request_id or unique_id()).encode("ascii")
 
 
 def sane_id(value: str) -> str:
-    """A client's id for its request as it came, or nothing if it is not one that can stand in any log."""
+    """Returns a client's id for its request, or an empty string if it is not fit for any log."""
     return value if _REQUEST_ID.fullmatch(value) else ""
 
 
 class Logged:
-    """What the log is to know of a request. ``request_id`` is what the client is told: its own id if it sent a sane
-    one. ``unique`` is what we go by."""
+    """The facts about a request for the log. The client is told ``request_id``: its own id if that is sane. Inside, the
+    request goes by ``unique``."""
 
     __slots__ = ("arrived_s", "broken", "facts", "holder", "request_id", "unique")
 
     def __init__(self, arrived_s: float = 0.0, sent_id: str = "") -> None:
         self.arrived_s = arrived_s
-        """When its head was here, by the clock that requests go by."""
+        """The arrival time of the head, by the clock that requests go by."""
         self.unique = unique_id()
         self.request_id = sent_id or self.unique
         self.holder = ""
-        """Its tenant, in whose name its bytes are held; empty: in nobody's."""
+        """The tenant that the request's bytes are counted against; empty for none."""
         self.facts: Callable[[], Mapping[str, Any]] | None = None
-        """Returns what only those know who serve it, once its body is understood; asked for a line that is written."""
+        """Returns the facts that only the handler knows; set once the body is parsed, called for written lines only."""
         self.broken = ""
-        """The code of the error with which an answer ended that had begun."""
+        """The code of the error that ended an answer which had begun."""
 
     @property
     def log_id(self) -> str:
-        """For all hops: unique, and the id that the client was told can be searched for."""
+        """The id on all hops: unique, and it contains the id that the client was told."""
         return self.unique if self.request_id is self.unique else f"{self.request_id}.{self.unique}"
 
 
 class Head(Logged):
-    """Of a request to the HTTP front door, or of one that another region has sent."""
+    """The head of a request to the HTTP front door, or of one that another region has sent."""
 
     __slots__ = (
         "authorization",
@@ -92,23 +92,23 @@ class Head(Logged):
         self.authorization = ""
         self.traceparent = ""
         self.gzip = False
-        """The body is compressed."""
+        """True if the body is compressed."""
         self.no_reuse = False
         self.report = False
         self.ttft_slo_ms = 0
         self.raw = raw
-        """As it came."""
+        """The head as it arrived."""
 
 
 def sent_id(fields: Iterable[tuple[bytes, bytes]]) -> str:
-    """The id that a client gave its request; empty if it gave none, or no sane one."""
+    """Returns the id that a client gave its request; empty if it gave none, or no sane one."""
     values = [value.decode("latin-1") for name, value in fields if name == b"x-request-id"]
     return next((value for value in reversed(values) if _REQUEST_ID.fullmatch(value)), "")
 
 
 def read_head(head: Head, fields: Iterable[tuple[bytes, bytes]]) -> None:
-    """``fields`` have names in lower case. Raises :class:`InvalidArgument`, naming the header, and :class:`HttpError`:
-    415."""
+    """Reads header fields with names in lower case. Raises :class:`InvalidArgument`, naming the header, and
+    :class:`HttpError`: 415."""
     for name, value in fields:
         read = _READERS.get(name)
         if read is not None:
@@ -124,7 +124,7 @@ def _request_id(head: Head, value: str) -> None:
 
 
 def traceparent(value: str) -> str:
-    """The W3C trace context as it came, or nothing if it is malformed."""
+    """Returns the W3C trace context as it came; empty if it is malformed."""
     return value if _TRACEPARENT.fullmatch(value) else ""
 
 
@@ -171,7 +171,7 @@ def _ttft_slo(head: Head, value: str) -> None:
 
 
 def _label(value: str, name: str) -> str:
-    """UTF-8, or else Latin-1 as HTTP has it."""
+    """Returns a label decoded as UTF-8, or else as Latin-1, which is HTTP's own."""
     with suppress(UnicodeDecodeError):
         value = value.encode("latin-1").decode("utf-8")
     return check_label(value.strip(), name)
@@ -187,8 +187,8 @@ def _session(head: Head, value: str) -> None:
 
 
 def _session_id(head: Head, value: str) -> None:
-    """What others call it; ours goes first, whichever comes first. It may be a credential, or not meant for us at all:
-    only its hash is carried, and what does not fit is ignored."""
+    """Takes the session id of other software, unless ours is given, in either order. Since it may be a credential, or
+    not meant for us, only its hash is carried, and invalid ones are ignored."""
     with suppress(InvalidArgument):
         text = _label(value, "x-session-id")
         head.labels.session = head.labels.session or (text and xxh3_128_hexdigest(text.encode("utf-8")))

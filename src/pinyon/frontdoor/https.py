@@ -1,4 +1,4 @@
-"""The certificate that the HTTP server shows: its own, or the cluster's."""
+"""The certificate that the HTTP server presents: its own, or the cluster's."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pinyon.runtime.security import Security
 
 
 class Https:
-    """Connections made after :meth:`renew` are shown the new certificate."""
+    """The TLS context of the HTTP server. Connections made after :meth:`renew` get the new certificate."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Raises :class:`InvalidArgument`."""
+        """Loads the files. Raises :class:`InvalidArgument`."""
         self.files = (certificate, key)
         self.context = self._made()
-        """Of a connection that is made now."""
+        """The context of new connections."""
 
     def _made(self) -> ssl.SSLContext:
-        from pinyon.runtime.tls import server_context  # with TLS only: it brings cryptography
+        from pinyon.runtime.tls import server_context  # imported with TLS only, as it imports cryptography
 
         return server_context(*self.files)
 
     @classmethod
     def of(cls, certificate: str, key: str, security: Security) -> Https | None:
-        """Returns ``None`` for plain HTTP. Raises :class:`InvalidArgument`."""
+        """Returns the certificate to use, or None for plain HTTP. Raises :class:`InvalidArgument`."""
         if certificate:
             try:
                 return cls(Path(certificate), Path(key))
@@ -34,6 +34,6 @@ class Https:
         return None if security.tls is None else cls(security.tls.certificate, security.tls.key)
 
     def renew(self) -> None:
-        """From any thread. Raises :class:`InvalidArgument`; the old certificate stays then."""
-        # In a context of its own: handshakes of the loop's would find one that is loaded into with half of it.
+        """Loads the files again, from any thread. Raises :class:`InvalidArgument`; the old certificate stays then."""
+        # A new context, as handshakes on the event loop would find half a certificate in one that is being loaded.
         self.context = self._made()

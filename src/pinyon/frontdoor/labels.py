@@ -1,4 +1,4 @@
-"""What kind of request it is, and whose: from what its client says, its API key and its route."""
+"""The class and owner of a request, as its client, its API key and its route say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pinyon.openai.parse import Call, PromptInput
 
 @dataclass(slots=True)
 class Labels:
-    """What the client says beside its call, by headers or in a message; empty, 0 and None: nothing."""
+    """The labels that a client gives beside its call, by headers or in a message; empty, 0 or None if it gives none."""
 
     kind: str = ""
     turn: int = 0
@@ -27,9 +27,10 @@ class Labels:
 def classify(
     labels: Labels, call: Call, client: Client, arrived_unix_s: float, geographies_field: str = "geographies"
 ) -> RequestClass:
-    """Labels go before the call's fields, and these before the key's. Raises :class:`InvalidArgument`.
+    """Returns the request's class; labels override the call's fields, which override the key's.
 
-    The tenant is the key's alone, and where the key names geographies the client may only choose among them.
+    The tenant is the key's alone. If the key names geographies, the client may only choose among them. Raises
+    :class:`InvalidArgument`.
     """
     geographies = allowed_geographies(labels, client, geographies_field)
     priority = labels.priority if labels.priority is not None else call.priority
@@ -49,7 +50,7 @@ def classify(
 
 
 def allowed_geographies(labels: Labels, client: Client, field: str = "x-pinyon-geographies") -> tuple[str, ...]:
-    """Where the request may be served; empty: it does not say. Raises :class:`InvalidArgument`."""
+    """Returns where the request may be served; empty for no restriction. Raises :class:`InvalidArgument`."""
     allowed = client.geographies
     outside = [name for name in labels.geographies if allowed and name not in allowed]
     if outside:
@@ -58,6 +59,6 @@ def allowed_geographies(labels: Labels, client: Client, field: str = "x-pinyon-g
 
 
 def _turn(prompt: PromptInput) -> int:
-    """As many as the user has spoken; 1 for what is no conversation."""
+    """Returns how many messages are the user's; 1 for a prompt that is no conversation."""
     spoken = sum(message.get("role") == "user" for message in prompt) if isinstance(prompt, list) else 0
     return min(TURN_MAX, max(1, spoken))

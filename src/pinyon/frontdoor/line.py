@@ -1,4 +1,4 @@
-"""Those who have a place in the queue, as futures; who goes on is :class:`RequestQueue`'s decision."""
+"""The requests that have a place in the queue, as futures. :class:`RequestQueue` decides which goes on."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
 
 
 class Turn:
-    """One request's turn, as the request loop takes and leaves it: with this one it has come."""
+    """The turn of one request, as the request loop takes and leaves it. In this base class the turn has always come."""
 
     __slots__ = ()
 
     @property
     def levels(self) -> Levels:
-        """What is left of its tenant's limits."""
+        """The tenant's limits and what is left of them."""
         return NO_LEVELS
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        """Whether it is now, and it is to be said at once where the request goes; if not, :meth:`wait` for it."""
+        """Returns whether the turn has come; the target must be chosen at once then. Otherwise, call :meth:`wait`."""
         return True
 
     async def wait(self) -> None:
-        """Until it is."""
+        """Waits until the turn has come."""
 
     def release(self) -> None:
-        """It is known now where the request goes: the room that was kept for it is anybody's."""
+        """Releases the room that was kept for the request, since its target is known now."""
 
     async def again(self, demand: int) -> bool:
-        """Where it went there was no room after all: waits where it did before. Returns whether it could."""
+        """Waits at its old place after the target turned out to have no room. Returns whether it could."""
         return False
 
     def leave(self, used_tokens: int = 0) -> None:
-        """The request has ended, and has used so many."""
+        """Ends the turn of a request that has used so many tokens."""
 
 
 class Place(Turn):
-    """One request's place: taken before the request is prepared, left when it has ended (``with``, or ``leave``)."""
+    """The place of one request, taken before the request is prepared and left at its end (``with``, or ``leave``)."""
 
     __slots__ = (
         "_error", "_held", "_line", "_turn", "demand", "entered_s", "has_slot",
@@ -53,7 +53,7 @@ class Place(Turn):
         """Raises :class:`ResourceExhausted` when the queue is full."""
         self._line = line
         self.has_slot = False
-        """Its turn has come, also where it was cancelled before it learned of that."""
+        """True once the turn has come, even if the request was cancelled before it learned of that."""
         self._held: Hold | None = None
         self._error: ResourceExhausted | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -61,27 +61,27 @@ class Place(Turn):
         self.tokens = self.priority = self.demand = 0
         self.entered_s = 0.0
         self.number = line.taken(self)
-        """0: it has left."""
+        """The number of the place; 0 after it has been left."""
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        """Whether there is a slot, and room for this ``demand``, at once: where it goes is to be said before anything
-        else happens, for none is kept for it. If not, :meth:`wait` for it. ``tokens`` is what the request may take.
-        ``room``: there is some, as who asks has just seen. Raises :class:`ResourceExhausted` when the place was given
-        to another tenant."""
+        """Returns whether there is a slot, and room for the ``demand``, at once. No room is kept then, so the caller
+        must choose the target before anything else happens. Otherwise, call :meth:`wait`. ``tokens`` is the most that
+        the request may take. ``room``: the caller has just seen some. Raises :class:`ResourceExhausted` when the place
+        was given to another tenant."""
         self._check()
         self.tokens, self.priority, self.demand = tokens, priority, demand
         return self._line.enter(self, room)
 
     async def wait(self) -> None:
-        """For a slot, and for room, that is kept for it until it is known where it goes. Raises as :meth:`enter`."""
+        """Waits for a slot and for room, which is kept until the request's target is known. Raises as :meth:`enter`."""
         if not self.has_slot and self._error is None:
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         self._check()
 
     async def again(self, demand: int) -> bool:
-        """Where the request went, it was refused: give the slot back and wait for one at the old place in the line. The
-        loop turns at least once. ``demand``: its number now.
+        """Gives the slot back after the target refused the request, and waits for one at its old place in the line,
+        with its present ``demand``. The event loop turns at least once.
 
         Raises as :meth:`enter`, and :class:`ValueError` if it has no slot.
         """
@@ -102,21 +102,21 @@ class Place(Turn):
             raise self.displaced(self._error)
 
     def displaced(self, error: ResourceExhausted) -> ResourceExhausted:
-        """The place was given to another tenant. Returns what the request is told of that."""
+        """Returns what the request is told when its place was given to another tenant."""
         return error
 
     def release(self) -> None:
-        """Calling it twice is fine."""
+        """Releases the kept room; may be called twice."""
         if self._held is not None:
             self._held.release()
             self._held = None
 
     def spare(self) -> Place | None:
-        """One more slot for the same request, if nobody waits for one; see :meth:`Line.spare`."""
+        """Returns another slot for the same request if no request waits for one; see :meth:`Line.spare`."""
         return self._line.spare(self.tenant, self.demand)
 
     def leave(self, used_tokens: int = 0) -> None:
-        """Give the slot to the next in line, or the place back. Calling it twice is fine."""
+        """Gives the slot to the next request in line, or gives the place back; may be called twice."""
         if self._held is not None:
             self.release()
         if self._error is None and self.number:
@@ -129,10 +129,10 @@ class Place(Turn):
     def __exit__(self, *_: object) -> None:
         self.leave()
 
-    # -- the line's part
+    # -- called by the line
 
     def granted(self, held: Hold | None) -> None:
-        """It has its slot, whether or not its task learns of it before it is cancelled."""
+        """Records that the place has its slot, whether or not its task learns of it before it is cancelled."""
         self.has_slot, self._held = True, held
         if self._turn is not None:
             self._wake()
@@ -147,20 +147,20 @@ class Place(Turn):
 
 
 GRANTS_MAX = 64
-"""At once: what so many begin with is done before further ones do, and whoever else is served from this loop is
-between."""
+"""The maximum number of slots that are granted at once. What these requests start is done before more are granted, and
+other work of the event loop runs in between."""
 
 
 class Line:
-    """All on one event loop.
+    """The queue of requests, all on one event loop.
 
-    ``is_open`` says whether there is room for a demand now, and ``on_grant`` is told at once of each request of it that
-    has got a slot, so that ``is_open`` counts it when it is asked for the next; it may give what is kept for that one
-    until it has left, or :meth:`Place.release`. Neither may raise. Whenever there may
-    be room for more, :meth:`availability_changed` is to be called: without it, only who comes or leaves finds it.
+    The callback ``is_open`` returns whether there is room for a demand now. The callback ``on_grant`` gets the demand
+    of each request that gets a slot, so that ``is_open`` counts it from then on. It may return what is kept for that
+    request until it leaves or calls :meth:`Place.release`. Neither may raise.
 
-    ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or what writes its calls into a journal, which compiled
-    code would refuse under that type.
+    Whenever there may be room for more, :meth:`availability_changed` must be called; otherwise only requests that come
+    or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object that writes its calls
+    into a journal, which compiled code would refuse under that type.
     """
 
     def __init__(
@@ -172,13 +172,13 @@ class Line:
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
         self.on_put_back: Callable[[], None] = lambda: None
-        """What changed while nobody waited may be room for who waits again."""
+        """Called when a request waits again: changes made while no request waited may have made room for it."""
         self._queue: Any = queue
         self._clock = clock
         self._places: dict[int, Place] = {}
         self._last = 0
         self._goes_on = False
-        """There were more than could have their slots at once."""
+        """True while a further turn of the event loop is due, for slots beyond ``GRANTS_MAX``."""
 
     @property
     def in_flight(self) -> int:
@@ -192,16 +192,16 @@ class Line:
 
     @property
     def waiting_demands(self) -> Collection[int]:
-        """Of those who wait."""
+        """The demands of the waiting requests."""
         demands: Collection[int] = self._queue.waiting_demands
         return demands
 
     def reserve(self, tenant: str) -> Place:
-        """A place, before anything is done for a request. Raises :class:`ResourceExhausted` when the queue is full."""
+        """Takes a place before the request is prepared. Raises :class:`ResourceExhausted` when the queue is full."""
         return Place(self, tenant)
 
     def taken(self, place: Place) -> int:
-        """Returns the number of a new one. Raises as :meth:`reserve`."""
+        """Returns the number of a new place. Raises as :meth:`reserve`."""
         self._last = number = self._last + 1
         out = self._queue.reserve(number, place.tenant, self._clock())
         if out is not None:
@@ -210,7 +210,7 @@ class Line:
         return number
 
     def spare(self, tenant: str, demand: int) -> Place | None:
-        """A slot that nobody waits for, at once, with room kept for it; None if there is none, or no room."""
+        """Returns a slot that no request waits for, with room kept for it; None if there is no slot or no room."""
         if not self._queue.has_spare or demand in self._queue.waiting_demands or not self.is_open(demand):
             return None
         place = self.reserve(tenant)
@@ -219,15 +219,15 @@ class Line:
         return place
 
     def check(self, tenant: str) -> None:
-        """Raises as :meth:`reserve` would now."""
+        """Raises the error that :meth:`reserve` would raise now."""
         self._queue.check(tenant)
 
     def enter(self, place: Place, room: bool) -> bool:
-        """Whether it has a slot at once; no room is kept for it. ``room``: it is known that there is some."""
+        """Returns whether the place has a slot at once; no room is kept for it. ``room``: there is known to be some."""
         place.entered_s = now_s = self._clock()
         number, demand, priority = place.number, place.demand, place.priority
         room = room or self.is_open(demand)
-        if room and not demand and not priority:  # a short line of a journal
+        if room and not demand and not priority:  # keeps the line in a journal short
             has_slot: bool = self._queue.enter(number, place.tokens, now_s)
         else:
             has_slot = self._queue.enter(number, place.tokens, now_s, priority=priority, demand=demand, open=room)
@@ -251,8 +251,8 @@ class Line:
             self._hand_on(now_s, closed)
 
     def put_back(self, place: Place) -> None:
-        """Its slot is for who has room; it waits where it did before. Whatever was said, there is no room for it now:
-        neither it nor who needs the same goes on before the next :meth:`availability_changed`."""
+        """Takes the slot of a refused request, which waits at its old place, and hands it on. The request's demand
+        counts as having no room, so no request of that demand goes on before the next :meth:`availability_changed`."""
         self._places[place.number] = place
         self._queue.put_back(
             place.number, place.tenant, place.tokens, place.entered_s, priority=place.priority, demand=place.demand
@@ -265,19 +265,19 @@ class Line:
         self.on_put_back()
 
     def availability_changed(self) -> None:
-        """There may be room for more, or for others: hand free slots on while somebody can go."""
+        """Hands free slots on to waiting requests, as there may be room for more requests, or for other ones."""
         if self._queue.can_go_on:
             self._hand_on(self._clock(), self._closed())
 
-    # -- the parts
+    # -- internals
 
     def _closed(self) -> list[int]:
-        """Demands of those who wait that have no room now."""
+        """Returns the demands of waiting requests that have no room now."""
         return [demand for demand in self._queue.waiting_demands if not self.is_open(demand)]
 
     def _hand_on(self, now_s: float, closed: list[int]) -> None:
-        """Grants take room and give none: of those that were not ``closed`` before, only whose turn it is may be, and
-        is looked at again."""
+        """Grants free slots. Grants take room and free none, so only the demand whose turn it is, if it is not
+        ``closed``, is checked again."""
         queue = self._queue
         for _ in range(GRANTS_MAX):
             while (demand := queue.next_demand(closed)) is not None and not self.is_open(demand):

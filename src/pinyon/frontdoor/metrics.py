@@ -1,4 +1,4 @@
-"""What the load balancer shows to Prometheus.
+"""The load balancer's Prometheus metrics.
 
 The gauges read the state when they are scraped, so they are exact.
 """
@@ -21,17 +21,17 @@ TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 PAGE_REST = 20
-"""A page of metrics is good for so many times what it took to make: anybody may ask, as often as he likes."""
+"""A page of metrics is reused for this many times the time it took to make, as anybody may ask for it at any rate."""
 
 F = TypeVar("F", bound=Flight)
 
 
 class DoorMetrics:
-    """Of the door and the line behind it, wherever requests go then. ``answered`` counts HTTP answers."""
+    """The metrics of the front door and its queue, whatever requests go to. ``answered`` counts HTTP answers."""
 
     def __init__(self, registry: CollectorRegistry, line: Line) -> None:
         self.page_registry: CollectorRegistry | None = registry
-        """None where its figures are those of one process of several."""
+        """The registry of the page; None in one process of several, whose figures are not those of all."""
         self._page = b""
         self._page_until_s = 0.0
         self._http = Count("pinyon_lb_http_requests", "HTTP requests answered", ("route", "status"), registry=registry)
@@ -56,19 +56,19 @@ class DoorMetrics:
         self.accepted = Count("pinyon_lb_accepted", "Requests taken from other regions", ("region",), registry=registry)
 
     def answered(self, route: str, status: int) -> None:
-        """``route`` must be one of a few: it is a label."""
+        """Counts an answer; ``route`` is a label, so it must be one of a few."""
         self._http.add((route, status))
 
     def refused(self, reason: str) -> None:
-        """``reason`` must be one of a few: it is a label."""
+        """Counts a refusal; ``reason`` is a label, so it must be one of a few."""
         self._refused.add((reason,))
 
     def broken(self, error: str) -> None:
-        """A stream ended with this error's code."""
+        """Counts a stream that ended with this error's code."""
         self._broken.add((error,))
 
     def page(self, clock: Clock) -> bytes:
-        """All of it, for Prometheus. Raises :class:`NotFound` where this is one process of several."""
+        """Returns the whole page for Prometheus. Raises :class:`NotFound` in one process of several."""
         if self.page_registry is None:
             raise NotFound("One of several processes answers here. The metrics of all are at --metrics-listen.")
         started_s = clock()
@@ -79,11 +79,11 @@ class DoorMetrics:
 
 
 class RequestMetrics(DoorMetrics, Generic[F]):
-    """And of whole requests. The loop says when one begins, is tried again and ends; a kind of target reads from its
-    own how it went, and adds what only that kind has."""
+    """The metrics of the front door and of whole requests. The loop reports when a request begins, is retried and ends.
+    A kind of target reads from its own requests how they went, and adds the metrics that only it has."""
 
     def __init__(self, registry: CollectorRegistry, line: Line, models: Sequence[str] = ()) -> None:
-        """``models``: shown from the beginning."""
+        """Creates the metrics; those of ``models`` are shown from the beginning."""
         super().__init__(registry, line)
         self._finished = Count(
             "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"), registry=registry
@@ -117,20 +117,20 @@ class RequestMetrics(DoorMetrics, Generic[F]):
         self._retries = Count("pinyon_lb_retries", "Attempts after one that failed", registry=registry)
 
     def began(self, flight: F) -> None:
-        """It will have :meth:`ended`."""
+        """Notes the beginning of a request, which will have :meth:`ended`."""
 
     def retried(self, flight: F) -> None:
-        """Another attempt follows one that failed."""
+        """Counts an attempt that follows a failed one."""
         self._retries.add()
 
     def ended(self, flight: F, outcome: str, now_s: float) -> None:
-        """``outcome`` is one of a few words: it is a label. Calls :meth:`count`."""
+        """Counts an ended request by :meth:`count`; ``outcome`` is a label, so it must be one of a few words."""
         raise NotImplementedError
 
     def count(
         self, flight: F, outcome: str, now_s: float, first_s: float, used: Usage | None, *, answered: bool
     ) -> None:
-        """``first_s`` is when the first of an answer was there; 0: nothing came. ``answered``: all of it."""
+        """Counts a request whose answer began at ``first_s`` (0: never); ``answered`` if the answer is complete."""
         model = flight.served.name
         self._finished.add((outcome, model))
         if first_s:

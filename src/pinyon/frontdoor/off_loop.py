@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop: a few threads, and a bound on what waits for them."""
+"""Threads for work that would hold up the event loop, with a bound on the work that waits for them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Result = TypeVar("Result")
 
 
 class OffLoop:
-    """``close`` waits for what runs. What runs in here must not keep the GIL for long at a time."""
+    """A pool of threads; ``close`` waits for running work. Work in here must not keep the GIL for long at a time."""
 
     def __init__(self, threads: int = THREADS, waiting_max: int = WAITING_MAX, what: str = "large requests") -> None:
-        """``what`` is worked in here, for who is told that there is too much of it."""
+        """Creates the threads. ``what`` names the work to clients that are told that there is too much of it."""
         self._what = what
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="off-loop")
         self._places = Budget(threads + waiting_max)
 
     async def run(self, name: str, work: Callable[..., Result], *arguments: object) -> Result:
-        """``name``: in whose; empty: in nobody's.
+        """Runs ``work`` in a thread and returns its result, counted against the client ``name`` (empty: against none).
 
-        Raises :class:`Unavailable` when too much waits already, of this client or of all, and what ``work`` raises.
+        Raises :class:`Unavailable` when too much waits, of this client or of all, and what ``work`` raises.
         """
         if not self._places.take(1, name):
             raise Unavailable(f"Too many {self._what} are being read.", retry_after_s=1.0)
         future = self._threads.submit(work, *arguments)
-        # It counts until it is over, or was never begun: a thread cannot be cancelled.
+        # Work counts until it has ended, or was never begun: a thread cannot be cancelled.
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.take, -1, name))
         return await asyncio.wrap_future(future)

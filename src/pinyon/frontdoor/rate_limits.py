@@ -1,4 +1,4 @@
-"""What clients are told of their limits per minute: the headers that OpenAI's clients know."""
+"""The header fields about limits per minute, as OpenAI's clients know them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pinyon.http.answer import field
 from pinyon.routing.rates import Level
 
 Levels = tuple[Level | None, Level | None]
-"""Of requests and of tokens; None where there is no limit."""
+"""The levels of requests and of tokens; None where there is no limit."""
 NO_LEVELS: Final[Levels] = (None, None)
 
 
 class RateLimited(ResourceExhausted):
-    """The tenant asked for more than it may in a minute. Without ``retry_after_s``, trying again never helps."""
+    """A tenant that exceeded its limit per minute. Without ``retry_after_s``, a retry never helps."""
 
     def __init__(self, error: ResourceExhausted, levels: Levels) -> None:
         super().__init__(error.message, retry_after_s=error.retry_after_s)
@@ -23,7 +23,7 @@ class RateLimited(ResourceExhausted):
 
 
 def rate_fields(levels: Levels) -> bytes:
-    """Returns ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, whole lines; nothing without limits."""
+    """Returns the lines ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``; empty without limits."""
     if levels is NO_LEVELS:
         return b""
     fields = b""
@@ -36,7 +36,7 @@ def rate_fields(levels: Levels) -> bytes:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: ``17ms``, ``1.5s``, ``6m0s``."""
+    """Returns a duration as OpenAI writes it: ``17ms``, ``1.5s``, ``6m0s``."""
     millis = ceil(seconds * 1e3)
     if millis < 1000:
         return f"{millis}ms"

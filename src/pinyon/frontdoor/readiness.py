@@ -1,4 +1,4 @@
-"""Whether requests would be served now, for health checks and for people."""
+"""Readiness: whether requests would be served now, for health checks and for people."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ _log = get_logger("lb")
 
 
 class Watched(Protocol):
-    """What serves the requests."""
+    """The part of the load balancer that serves the requests."""
 
     def lacks(self) -> str:
-        """Why no request for any model would be served, for people; empty if one would be."""
+        """Returns why no request for any model would be served, for people; empty if one would be."""
         ...
 
     def unserved(self) -> dict[str, str]:
-        """Models of which no request would be served, and why, a sentence each."""
+        """Returns the models whose requests would not be served, and why, a sentence each."""
         ...
 
     async def look(self) -> None:
-        """Finds out what nobody tells."""
+        """Finds out about changes that nobody reports."""
         ...
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Until it may have changed, or so long."""
+        """Waits until readiness may have changed, at most ``timeout_s``."""
         ...
 
 
 class Readiness:
-    """``start`` → ``lacks`` at any time → ``close``."""
+    """The readiness of the load balancer: ``start`` → ``lacks`` at any time → ``close``."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self.draining = False
-        """The process is about to end: it is not ready, and what runs, and comes all the same, still runs."""
+        """True once the process is about to end: it is not ready, but requests that run, or still come, are served."""
         self._told: bool | None = None
         self._task: asyncio.Task[None] | None = None
 
     def lacks(self) -> str:
-        """Why no request for any model would be served, for people; empty if one would be."""
+        """Returns why no request for any model would be served, for people; empty if one would be."""
         return "The load balancer is about to end: draining." if self.draining else self._watched.lacks()
 
     def unserved(self) -> dict[str, str]:
-        """Models of which no request would be served, and why, a sentence each."""
+        """Returns the models whose requests would not be served, and why, a sentence each."""
         return self._watched.unserved()
 
     def start(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """``tell`` hears each change."""
+        """Starts to call ``tell`` at each change."""
         self._task = asyncio.create_task(self._watch(tell), name="readiness")
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""A request's life: it waits for its turn, goes to a target, and again elsewhere when that fails it.
+"""The life of a request: it waits for its turn, runs on a target, and is retried on another target if that fails.
 
-There is one loop for whatever requests go to. A :class:`Kind` says what that is: instances of pinyon on which a
-conductor places, or OpenAI servers, and other regions that have the same. What is chosen between regions and clusters
-is :class:`pinyon.frontdoor.served_models.ServedModels`' decision (SkyWalker §3.1).
+The loop is the same for all targets. A :class:`Kind` represents them: pinyon's instances with a conductor, or OpenAI
+servers, and other regions that have the same. Between regions and clusters,
+:class:`pinyon.frontdoor.served_models.ServedModels` chooses (SkyWalker §3.1).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.telemetry import Telemetry
 
 NEWS_S: Final = 0.5
-"""Room may come up without news of it."""
+"""The longest wait for news, in seconds, as room may come up without any."""
 TRIES_MAX: Final = 64
-"""Attempts of one request, also of those that cost nothing."""
+"""The maximum number of attempts of one request, including those that cost nothing."""
 SHARE = 4
-"""One in so many slots may be held so: whoever asks for a region that is away keeps the others from nobody."""
+"""Requests for chosen regions that are away may hold one in ``SHARE`` slots, so that they keep out nobody else."""
 
 F = TypeVar("F", bound=Flight)
 F_contra = TypeVar("F_contra", bound=Flight, contravariant=True)
@@ -32,8 +32,8 @@ F_contra = TypeVar("F_contra", bound=Flight, contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """``attempts`` of one request may cost somebody something. So long (``wait_s``) somebody is waited for who may take
-    a request that has had its turn. ``slots`` are the queue's."""
+    """The limits of the loop: how many costly attempts (``attempts``) a request has, how long a request whose turn has
+    come waits for a target (``wait_s``), and the queue's ``slots``."""
 
     attempts: int = 3
     wait_s: float = 10.0
@@ -41,67 +41,67 @@ class LoopLimits:
 
 
 class Kind(Protocol[F_contra]):
-    """What requests go to, and how they get there. It says which target of a cluster a request goes to, and runs
-    attempts; the loop does what stands between."""
+    """The kind of target that requests go to. It chooses the target within a cluster and runs attempts; the loop does
+    the rest."""
 
     async def place(self, flight: F_contra, choice: Choice) -> PinyonError | None:
-        """Sets where in the region, or in the adopted cluster of that ``choice``, the next attempt runs. With
-        ``Where.WAIT`` there is no room as far as the load balancer knows, and the request cannot wait in line.
+        """Sets where in the region, or in the adopted cluster of ``choice``, the next attempt runs. With
+        ``Where.WAIT``, the load balancer knows of no room, and the request cannot wait in line.
 
-        Returns why it cannot run there: :class:`ResourceExhausted` where that is full for it.
+        Returns why the attempt cannot run there; :class:`ResourceExhausted` means that the cluster has no room for it.
         """
         ...
 
     def queues(self, flight: F_contra) -> bool:
-        """Whether it goes back into the line where nobody who may take it has room."""
+        """Returns whether the request goes back into the line when no target that may take it has room."""
         ...
 
     async def attempt(self, flight: F_contra) -> None:
-        """One attempt, there. Afterwards ``flight`` has an ``outcome`` or an ``error``."""
+        """Runs one attempt at the chosen place, after which ``flight`` has an ``outcome`` or an ``error``."""
         ...
 
     def retries(self, flight: F_contra) -> PinyonError | None:
-        """After an attempt that failed: who has failed it is excluded; or returns what to tell the client."""
+        """Adds the target of a failed attempt to ``flight.exclude``, or returns the error that ends the request."""
         ...
 
     def gives_up(self, flight: F_contra) -> bool:
-        """Whether to wait for nobody any more who may take it."""
+        """Returns whether to stop waiting for a target that may take the request."""
         ...
 
     def nobody(self, flight: F_contra, error: PinyonError) -> PinyonError:
-        """Returns what the client is told when nobody came who could take it; ``error`` is what was last in the way."""
+        """Returns what the client is told when no target could take the request; ``error`` was the last obstacle."""
         ...
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Returns when somebody may take what nobody could, or after so long."""
+        """Waits until a target may take a request that none could take, at most ``timeout_s``."""
         ...
 
     def forgive(self, flight: F_contra) -> None:
-        """Some time has passed: who failed it may have come back."""
+        """Drops exclusions after some time has passed, as targets that failed the request may have recovered."""
         ...
 
 
 class Seekers:
-    """Requests that hold a slot of the queue while nobody is there who may serve them."""
+    """The requests that hold a slot of the queue while no target that may serve them is there."""
 
     def __init__(self, slots: int) -> None:
         self._most = max(1, slots // SHARE)
         self._count = 0
 
     def begin(self, *, chosen: bool) -> None:
-        """One waits for somebody to come, until :meth:`end`. Raises :class:`Unavailable` when too many do that were
-        sent for regions that their clients have ``chosen``; others wait for what everybody waits for."""
+        """Counts a request that waits for a target, until :meth:`end`. Raises :class:`Unavailable` if too many wait for
+        regions that their clients have ``chosen``; all other requests may wait."""
         if self._count >= self._most and chosen:
             raise Unavailable("Nobody who may serve this request is there, and many wait for that.", retry_after_s=1.0)
         self._count += chosen
 
     def end(self, *, chosen: bool) -> None:
-        """It waits no more."""
+        """Ends the wait that :meth:`begin` counted."""
         self._count -= chosen
 
 
 class RequestLoop(Generic[F]):
-    """One per load balancer. Every request runs in the task that calls :meth:`run`."""
+    """The request loop of a load balancer. Every request runs in the task that calls :meth:`run`."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class RequestLoop(Generic[F]):
         self._seekers = Seekers(limits.slots)
 
     async def run(self, flight: F, ticket: Turn) -> None:
-        """Until it has its ``outcome``. Raises the :class:`PinyonError` that it failed with.
+        """Runs the request until it has its ``outcome``. Raises the :class:`PinyonError` that it failed with.
 
-        However it ends, also by cancelling, the ticket is left and nothing of the request is left on any hop.
+        However it ends, even if cancelled, its ticket is left and nothing of the request remains on any hop.
         """
         outcome = "cancelled"
         with self._telemetry.span("lb.request", flight.traceparent, request_id=flight.name) as span:
@@ -165,14 +165,14 @@ class RequestLoop(Generic[F]):
             self._counted.retried(flight)
 
     async def _place(self, flight: F, ticket: Turn) -> None:
-        """Sets where the next attempt runs. Waits in line where it can, and a while for somebody to come if nobody is
+        """Sets where the next attempt runs. Waits in line where possible, and for a limited time if no target is
         there."""
         models, kind, served, route = self._models, self._kind, flight.served, flight.route
         give_up_s = self._clock() + self._wait_s
         seeks = False
         try:
             while True:
-                ticket.release()  # from here on it is counted where it goes
+                ticket.release()  # from here on the request is counted where it goes
                 choice = models.choose(served, route)
                 if choice.where is Where.REMOTE:
                     flight.choice = choice
@@ -189,7 +189,7 @@ class RequestLoop(Generic[F]):
                 if full is not None:
                     elsewhere = models.elsewhere(served, route)
                     if not elsewhere:
-                        raise full  # the client may wait as well as we
+                        raise full  # the client can wait as well as the load balancer can
                     flight.choice = Choice(Where.REMOTE, elsewhere)
                     return
                 left_s = give_up_s - self._clock()
@@ -205,6 +205,6 @@ class RequestLoop(Generic[F]):
                 self._seekers.end(chosen=bool(route.geographies))
 
     async def _again(self, flight: F, ticket: Turn) -> bool:
-        """Back into the line, where it was, if somebody is there who may have room soon. Returns whether it could."""
+        """Puts the request back in line if a live target may have room soon. Returns whether it did."""
         models, served, route = self._models, flight.served, flight.route
         return models.may_wait(served, route) and await served.patiently(ticket.again(models.demand(served, route)))

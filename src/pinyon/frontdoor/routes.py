@@ -1,4 +1,4 @@
-"""What the HTTP front door offers, by path."""
+"""The routes of the HTTP front door, by path."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pinyon.frontdoor.head import Head
 from pinyon.http.answer import JSON, Reply
 
 Page = Callable[[Head], tuple[bytes, bytes]]
-"""Body and content type of an answer that is known at once."""
+"""A function that returns the body and content type of an answer that is known at once."""
 Generate = Callable[[Head, bytes | bytearray, Reply], Awaitable[int]]
 
 
 class Route(NamedTuple):
     label: str
-    """Of the metric."""
+    """The label of the metric."""
     method: str
     guarded: bool
-    """An API key is asked for, where there are any."""
+    """True if the route requires an API key, where there are any."""
     place: str
-    """For the log: one of ours, never what a client made up."""
+    """The path for the log: one of ours, never a client's invention."""
     page: Page | None = None
     generate: Generate | None = None
     queued: bool = False
-    """It needs a place in the queue."""
+    """True if a request needs a place in the queue."""
 
 
 class Routes:
-    """Those of one kind of load balancer, and the list of models that each kind has."""
+    """The routes of one kind of load balancer, and the list of models that each kind has."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Routes:
         models: Callable[[], Iterable[Mapping[str, Any]]],
         known: Callable[[str], object],
     ) -> None:
-        """``check_place`` is for what is queued: it raises :class:`ResourceExhausted` if there is no place, for then
-        there is no need to read a body. ``models`` are as the list of models shows them. ``known`` raises
+        """Collects the routes. The check ``check_place`` raises :class:`ResourceExhausted` if the queue has no place,
+        so that no body is read in vain. The list of models shows ``models``. The check ``known`` raises
         :class:`PinyonError` for a name that is no model's."""
         self._routes = {route.place: route for route in routes}
         self._routes["/v1/models"] = Route("models", "GET", True, "/v1/models", self._list)
@@ -52,7 +52,7 @@ class Routes:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Of all routes."""
+        """The places of all routes."""
         return (*self._routes, self._model.place)
 
     def find(self, path: str) -> Route | None:
@@ -60,7 +60,7 @@ class Routes:
         return self._model if route is None and path.startswith("/v1/models/") else route
 
     def nowhere(self, path: str) -> str:
-        """What is so where nothing is found, in a sentence; empty: there is nothing to say."""
+        """Returns a hint, in a sentence, for a path that has no route; empty if there is none."""
         return f"It is /v1{path}: a client's base URL ends with /v1." if f"/v1{path}" in self._routes else ""
 
     def _list(self, head: Head) -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""One model that some server serves: its layers of targets, and the requests that wait for one of these."""
+"""One model that is served: its layers of targets, and the requests that wait for one of these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Served:
-    """While nobody is there for it, requests wait ``wait_s``."""
+    """One served model. While no target of it answers, requests wait for ``wait_s``."""
 
     def __init__(self, name: str, layers: TwoLayers, wait_s: float) -> None:
         self.name = name
@@ -26,10 +26,10 @@ class Served:
         self._wait_s = wait_s
         self._waiting: set[asyncio.Timeout] = set()
         self._alone: asyncio.TimerHandle | None = None
-        """Until those that wait are told that nobody is there."""
+        """The timer after which waiting requests are told that no target is there."""
 
     def own_layers(self) -> list[Layer]:
-        """What is served from here: the region's servers, and those of clusters that are served for others."""
+        """Returns the layers that are served from here: that of the region, and those of adopted clusters."""
         return [self.layers.local, *[layer for _, layer in self.layers.adopted.values()]]
 
     def targets(self) -> Iterator[Target]:
@@ -39,15 +39,15 @@ class Served:
 
     @property
     def live(self) -> bool:
-        """Somebody answers."""
+        """True if any target answers."""
         return self.others(())
 
     def others(self, exclude: tuple[()] | set[str]) -> bool:
-        """Whether somebody answers who is not one of these."""
+        """Returns whether any target answers that is not excluded."""
         return any(target.live and target.name not in exclude for target in self.targets())
 
     async def patiently(self, turn: Coroutine[Any, Any, T]) -> T:
-        """Wait for that, and return it. Raises :class:`Unavailable` when nobody has been there for too long."""
+        """Returns the result of ``turn``. Raises :class:`Unavailable` when no target has been there for too long."""
         patience = asyncio.timeout(None)
         try:
             async with patience:
@@ -61,7 +61,7 @@ class Served:
             raise self.nobody() from None
 
     def look(self) -> None:
-        """Whether somebody is there may have changed."""
+        """Starts or stops the timer of waiting requests, after a change to whether any target answers."""
         if self.live:
             if self._alone is not None:
                 self._alone.cancel()

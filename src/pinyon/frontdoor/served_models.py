@@ -1,6 +1,6 @@
-"""All models that are served, here or in other regions: where their requests may go, and who has room for what.
+"""The models that are served, here or in other regions: where their requests may go, and which targets have room.
 
-Sessions and watches tell it what they hear of instances, servers and other load balancers. Values in, choices out.
+Sessions and watches report what they hear of instances, servers and other load balancers. Values in, choices out.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from pinyon.routing.under_way import UnderWay
 
 MODELS_MAX = 1024
 MODEL_CHARS_MAX = 256
-"""Of a name that another region tells."""
+"""The maximum length of a model's name that another region reports."""
 ANY_DEMAND = 0
-"""The number of all that may go to the same, while there is nothing to choose."""
+"""The demand of every request while there is nothing to choose."""
 REFUSED_FIRST_S: Final = 0.1
-"""As long as until its next word anyway."""
+"""The first pause: as long as the next report takes anyway."""
 REFUSED_MAX_S: Final = 3.2
 _HERE = Choice(Where.LOCAL)
 _WAIT = Choice(Where.WAIT)
 
 
 class ServedModels:
-    """All on one event loop. ``changed`` is called when there may be room for more, and ``waiting`` says which demands
-    somebody waits with."""
+    """The models of one load balancer, all on one event loop. The callback ``changed`` is called when there may be room
+    for more requests; ``waiting`` returns the demands of the requests that wait."""
 
     def __init__(
         self,
@@ -55,34 +55,34 @@ class ServedModels:
         wait_s: float = 0.0,
         own: Iterable[str] = (),
     ) -> None:
-        """``region`` is what this one is called; ``pushing`` and ``routing`` are choices of their registries. ``own``
-        are models of our own instances, which a conductor places on: they are known before anybody serves them, and no
-        others are served. Without them models are those that servers list. ``wait_s``: so long may nobody who serves a
-        model be there before those that wait are told."""
+        """Sets the region's name. ``pushing`` and ``routing`` are choices of their registries. ``own`` are the models
+        of our own instances, which a conductor places on. They are known before any instance serves them, and no others
+        are served. Without ``own``, the models are those that servers list. ``wait_s`` is how long a model may be
+        without a live server before waiting requests are told."""
         self.changed: Callable[[], None] = lambda: None
         self.waiting: Callable[[], Collection[int]] = lambda: ()
         self.told: Callable[[], bool] = lambda: True
-        """Whether it is known which other load balancers there are."""
+        """Returns whether it is known which other load balancers exist."""
         self.region, self.geography = region, geography
         self.others: dict[str, str] = {}
-        """Regions of other load balancers, by the names of these."""
+        """The regions of other load balancers, by the load balancers' names."""
         self._adopted: dict[str, str] = {}
-        """Regions of clusters that are served for others."""
+        """The regions of adopted clusters, by the clusters' names."""
         self._routing, self._pushing = routing, pushing
         self._clock = clock
-        self._wait_s = inf  # our own are waited for by their requests themselves
+        self._wait_s = inf  # requests for our own models wait for instances by themselves
         self.by_name: dict[str, Served] = {}
         self._demands = Demands(lambda: self.waiting())
         self._regions = frozenset((self.region,))
         self._under_way = UnderWay()
         self._pauses = Avoidance(first_s=REFUSED_FIRST_S, max_s=REFUSED_MAX_S)
-        """Of load balancers that say they have room, and refuse what they are sent, before they are believed again.
-        Their state comes every 100 ms: what waits in front would go there and come back each time."""
+        """The pauses of load balancers that report room but refuse requests, until they are believed again. They report
+        every 100 ms: without a pause, the first requests in line would go there and come back each time."""
         self._news: asyncio.Event | None = None
-        """Somebody waits for it."""
+        """The event that :meth:`wait_news` waits for, if it does."""
         self._fixed = False
         self.selective = True
-        """Requests may have to wait for room, or go elsewhere."""
+        """True if requests may have to wait for room, or go elsewhere."""
         for name in own:
             self.add(name)
         self._fixed, self._wait_s = bool(self.by_name), wait_s
@@ -91,8 +91,8 @@ class ServedModels:
     # -- models
 
     def of(self, model: str) -> Served:
-        """The one of that name; nothing is the only one that is served here, or that there is. Raises
-        :class:`NotFound`, :class:`InvalidArgument`, and :class:`Unavailable` while no model is known."""
+        """Returns the model of that name; an empty name means the only one that is served here, or the only one at all.
+        Raises :class:`NotFound`, :class:`InvalidArgument`, and :class:`Unavailable` while no model is known."""
         found = self.by_name.get(model)
         if found is not None:
             return found
@@ -107,7 +107,7 @@ class ServedModels:
         raise InvalidArgument(f"model must be given. Served here: {shown_names(self.by_name)}.", field="model")
 
     def add(self, name: str) -> Served | None:
-        """Returns the one of that name, new if it was not there; None: there are too many, or it is none of ours."""
+        """Returns the model of that name, new if it was unknown; None for one model too many, or none of our own."""
         found = self.by_name.get(name)
         if found is None and not self._fixed and len(self.by_name) < MODELS_MAX:
             remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))
@@ -121,7 +121,7 @@ class ServedModels:
         return Layer(PUSHING_RULES.make(self._pushing), ROUTING_POLICIES.make(self._routing))
 
     def layer(self, model: str, cluster: str = "") -> Layer | None:
-        """What serves the model in the region, or in a cluster of another one that is served from here."""
+        """Returns the layer that serves the model in this region, or in an adopted cluster; None if there is none."""
         served = self.by_name.get(model)
         if served is None or not cluster:
             return None if served is None else served.layers.local
@@ -129,14 +129,14 @@ class ServedModels:
         return None if adopted is None else adopted[1]
 
     def adopt(self, cluster: str, region: str) -> None:
-        """From now on a cluster of another region is served from here."""
+        """Serves a cluster of another region from here from now on."""
         self._adopted[cluster] = region
         self._know_regions()
         for served in self.by_name.values():
             served.layers.adopted[cluster] = region, self._own_layer()
 
     def give_back(self, cluster: str) -> None:
-        """That cluster is served from here no more."""
+        """Stops serving an adopted cluster."""
         del self._adopted[cluster]
         self._know_regions()
         for name, served in list(self.by_name.items()):
@@ -146,7 +146,7 @@ class ServedModels:
         self.tell()
 
     def drop_unserved(self, name: str) -> None:
-        """Forgets a model that nobody serves any more, unless it is one of our own."""
+        """Forgets a model that no target serves any more, unless it is one of our own."""
         served = self.by_name.get(name)
         if not self._fixed and served is not None and not any(served.targets()):
             del self.by_name[name]
@@ -157,8 +157,8 @@ class ServedModels:
             served.close()
 
     def use(self, *, pushing: str = "", routing: str = "", geography: Geography | None = None) -> None:
-        """From now on these decide; with other ``routing`` what was sent before is forgotten. Raises ``ValueError`` for
-        a choice that there is not."""
+        """Changes the rules that decide from now on; with other ``routing``, what was sent before is forgotten. Raises
+        ``ValueError`` for an unknown choice."""
         if routing:
             ROUTING_POLICIES.checked(routing)
         remote = remote_pushing(pushing) if pushing else None
@@ -180,14 +180,14 @@ class ServedModels:
         self.tell()
 
     def _look(self) -> None:
-        """Whether there is anything to choose, after what that goes by has changed."""
+        """Sets whether there is anything to choose; called after any change to what that depends on."""
         several = bool(self.others) or bool(self._adopted)
         self.selective = not self._fixed or several or not self._pushing.startswith(Blind.name)
 
-    # -- what is heard of instances
+    # -- reports about instances
 
     def load(self, cluster: str, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
-        """An instance's own word; ``unseen`` of our requests were on their way to it then."""
+        """Records an instance's own report; ``unseen`` of our requests were on their way to it at that time."""
         layer = self.layer(model, cluster)
         if layer is not None:
             layer.set_live(instance_id, True)
@@ -195,17 +195,17 @@ class ServedModels:
             self.tell()
 
     def silent(self, cluster: str, model: str, instance_id: str) -> None:
-        """Its session has ended: it says nothing, and what it was sent there is lost."""
+        """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost."""
         layer = self.layer(model, cluster)
         if layer is not None:
             layer.set_live(instance_id, False)
             layer.begin_session(instance_id)
             self.tell()
 
-    # -- what is heard of other regions
+    # -- reports about other regions
 
     def heard(self, name: str, region: str, models: Mapping[str, Report], distance_s: float, *, draining: bool) -> None:
-        """Another load balancer's state, of each model that it serves: there are no others."""
+        """Records another load balancer's state: a report for each model that it serves. It serves no others."""
         if self.others.get(name) != region:
             self.expect(name, region)
         now_s = self._clock()
@@ -230,7 +230,7 @@ class ServedModels:
         self.tell()
 
     def _serves_no_more(self, served: Served, name: str) -> None:
-        if self._fixed:  # it may have some again soon, with what it was sent before
+        if self._fixed:  # it may soon have instances again, which still cache what they were sent
             served.layers.remote.set_live(name, False)
         else:
             self._leaves(served, name)
@@ -241,12 +241,12 @@ class ServedModels:
         self.drop_unserved(served.name)
 
     def expect(self, name: str, region: str) -> None:
-        """That load balancer is one of ours, and has not been heard yet."""
+        """Records a load balancer that belongs to us and has not been heard from yet."""
         self.others[name] = region
         self._know_regions()
 
     def away(self, name: str) -> None:
-        """It does not answer. Its targets may have what they were sent before all the same, when it is back."""
+        """Records that a load balancer does not answer. When it is back, its targets may still hold our prefixes."""
         self._under_way.forget(name)
         for served in self.by_name.values():
             if served.layers.remote.get(name) is not None:
@@ -256,7 +256,7 @@ class ServedModels:
         self.tell()
 
     def gone(self, name: str) -> None:
-        """It is no load balancer of ours any more."""
+        """Forgets a load balancer that does not belong to us any more."""
         self._pauses.succeeded(name)
         self.others.pop(name, None)
         self._know_regions()
@@ -267,8 +267,8 @@ class ServedModels:
         self.tell()
 
     def refused(self, model: str, name: str) -> None:
-        """That load balancer had no room for a request, whatever it said: it has none for anybody until it says so
-        again, and is believed again."""
+        """Records that a load balancer refused a request although it had reported room. It counts as full until it
+        reports room again and is believed again."""
         self._pauses.failed(name, self._clock())
         served = self.by_name.get(model)
         target = None if served is None else served.layers.remote.get(name)
@@ -276,16 +276,16 @@ class ServedModels:
             served.layers.remote.report(name, replace(target.report, available=0), target.reported_s)
 
     def accepted(self, name: str, sent_s: float) -> None:
-        """It serves what was sent there then."""
+        """Records that a load balancer serves a request that was sent there at ``sent_s``."""
         self._pauses.succeeded(name, sent_s)
 
     def sent(self, served: Served, routed: Routed, name: str) -> Target | None:
-        """A request goes to another load balancer; what this returns is for :meth:`Layer.ended`."""
+        """Counts a request that goes to another load balancer. Returns the target for :meth:`Layer.ended`."""
         self.under_way(served.name, name)
         return served.layers.remote.sent(routed, name)
 
     def under_way(self, model: str, name: str) -> None:
-        """A request is on its way to another load balancer, whose word does not count it yet."""
+        """Counts a request that is on its way to another load balancer, whose report does not include it yet."""
         self._under_way.sent(name, model)
 
     def _know_regions(self) -> None:
@@ -298,12 +298,12 @@ class ServedModels:
     # -- where a request goes
 
     def restricts(self, route: Route) -> bool:
-        """Law or contract may speak against this region."""
+        """Returns whether law or contracts may forbid this region."""
         return bool(self.region and (route.geographies or self.geography.tenants))
 
     def choose(self, served: Served, route: Route) -> Choice:
-        """Where a request goes now; which of our own instances it goes to is left open. Raises :class:`Unavailable`
-        for a model that nobody serves any more."""
+        """Returns where a request goes now; the choice among our own instances is left open. Raises
+        :class:`Unavailable` for a model that no target serves any more."""
         if not self.selective and not self.restricts(route):
             return _HERE
         choice = served.layers.choose(route, self._clock(), conducted=self._fixed)
@@ -314,17 +314,17 @@ class ServedModels:
         return choice
 
     def at_once(self, served: Served, route: Route) -> Choice | None:
-        """Which server of the region with room a request goes to if its turn comes at once; None: that is not so easy.
-        A choice is good until something else happens."""
+        """Returns the region's server with room to which a request goes if its turn comes at once, else None. The
+        choice is valid until anything else happens."""
         if self._fixed:
             return None
         layers, now_s = served.layers, self._clock()
         choice = layers.choose(route, now_s)
-        # One at the door of a full server is no sign that there is room.
+        # A request that may wait at the door of a full server is no sign of room.
         return choice if choice.where is Where.LOCAL and layers.local.takes(choice.target, now_s) else None
 
     def check_law(self, served: Served, route: Route) -> None:
-        """Raises :class:`InvalidArgument` for what nobody who is known may serve."""
+        """Raises :class:`InvalidArgument` if no known region may serve the request."""
         if not self.restricts(route) or self.serves_here(route):
             return
         layers = served.layers
@@ -332,13 +332,13 @@ class ServedModels:
             raise self.forbidden(served, route)
 
     def forbidden(self, served: Served, route: Route) -> InvalidArgument:
-        """Returns what is said of what nobody may serve."""
+        """Returns the error for a request that no known region may serve."""
         possible = served.layers.dry_run(Route(Routed(), route.geographies, route.tenant), self._clock())
         reasons = "; ".join(sorted({each.reason for each in possible}))
         return InvalidArgument(f"No region that is known may serve this request: {reasons}.", field="geographies")
 
     def may_come(self, route: Route) -> bool:
-        """Somebody who may serve it is known, and not heard yet; or nobody has said who there is."""
+        """Returns whether a known region may serve the request later, or it is not known yet which regions exist."""
         if route.sender:
             return False
         return not self.told() or any(
@@ -347,15 +347,15 @@ class ServedModels:
         )
 
     def may_wait(self, served: Served, route: Route) -> bool:
-        """Somebody who may serve it is there, and may have room soon."""
+        """Returns whether a live target may serve the request and may have room soon."""
         return self.selective and served.layers.anybody(route)
 
     def serves_here(self, route: Route) -> bool:
-        """As far as law and contracts go."""
+        """Returns whether law and contracts allow that the request is served in this region."""
         return self.geography.serves(self.region, route.geographies, route.tenant).allowed
 
     def elsewhere(self, served: Served, route: Route) -> str:
-        """Another load balancer that has room for what this region has refused; empty if none has."""
+        """Returns another load balancer with room for a request that this region refused; empty if there is none."""
         if route.sender or not self.others:
             return ""
         allowed = served.layers.others_for(route)
@@ -363,25 +363,25 @@ class ServedModels:
         return "" if target is None else target.name
 
     def still_away(self, names: set[str]) -> set[str]:
-        """Of these load balancers, those that do not answer."""
+        """Returns those of the named load balancers that do not answer."""
         if not names:
             return names
         there = {target.name for served in self.by_name.values() for target in served.layers.remote if target.live}
         return {name for name in names if name in self.others and name not in there}
 
     def hold_here(self, model: str, cluster: str = "") -> Hold | None:
-        """A place at a cluster's instances, while its conductor says at which: to be released then."""
+        """Holds a place at a cluster's instances while its conductor chooses one; the caller releases it afterwards."""
         layer = self.layer(model, cluster) if self.selective else None
         return None if layer is None else Hold(layer)
 
     def dry_run(self, served: Served, geographies: Collection[str], tenant: str) -> list[Possible]:
-        """Where such a request could go now, and why not."""
+        """Returns for each region whether such a request could go there now, and why not."""
         return served.layers.dry_run(Route(Routed(), geographies, tenant), self._clock())
 
     # -- the queue
 
     def demand(self, served: Served, route: Route) -> int:
-        """The number of what it may go to: the same for all that may go to the same. Raises as
+        """Returns the number of the set of targets that the request may go to; equal sets have equal numbers. Raises as
         :meth:`Demands.number`."""
         geography, geographies = self.geography, route.geographies
         if not self.selective and not self.restricts(route):
@@ -389,7 +389,7 @@ class ServedModels:
         if not geographies and not route.sender and not route.exclude and route.tenant not in geography.tenants:
             return self._demands.plain(served.name, self._regions)
         tenant = route.tenant if route.tenant in geography.tenants else ""
-        # By what it may go to, not by how it says so: there are a few of these, and names can be put together at will.
+        # Sets of targets are few, but clients can combine region names at will: so the number stands for the set.
         allowed = self._regions
         if geographies or tenant:
             allowed = frozenset(each for each in allowed if geography.serves(each, geographies, tenant).allowed)
@@ -398,19 +398,19 @@ class ServedModels:
         )
 
     def is_open(self, demand: int) -> bool:
-        """Whether there is room for it; also where none can come, which the request finds out for itself. While nobody
-        serves its model at all, it waits, unless the model is one of our own."""
+        """Returns whether there is room for a demand, and also True if no room can come, which the request finds out
+        itself. While no server of the model answers, the request waits, unless the model is one of our own."""
         known = self._demands.get(demand) if self.selective else None
         served = None if known is None else self.by_name.get(known[0])
         if known is None or served is None:
-            return True  # who waits for what is no more must learn of it
+            return True  # a request that waits for a model that is gone must learn of it
         route = known[1]
         if served.layers.with_room(route, self._clock()) is not None:
             return True
         return not served.layers.anybody(route) and (self._fixed or served.live or bool(route.sender))
 
     def granted(self, demand: int) -> Hold | None:
-        """Its turn has come: a place is kept until it is known where it goes."""
+        """Holds a place for a request whose turn has come, until its target is known."""
         known = self._demands.get(demand) if self.selective else None
         served = None if known is None else self.by_name.get(known[0])
         if known is None or served is None:
@@ -419,7 +419,7 @@ class ServedModels:
         return None if layer is None else Hold(layer)
 
     async def wait_news(self, seconds: float) -> None:
-        """Until there may be room for more, or so long."""
+        """Waits until there may be room for more requests, at most so many seconds."""
         if self._news is None:
             self._news = asyncio.Event()
         with suppress(TimeoutError):
@@ -427,17 +427,17 @@ class ServedModels:
                 await self._news.wait()
 
     def tell(self) -> None:
-        """There may be room for more."""
+        """Announces that there may be room for more requests."""
         self.changed()
         if self._news is not None:
             news, self._news = self._news, None
             news.set()
 
-    # -- what others are told
+    # -- what other regions are told
 
     def rooms(self, sharing: int, region: str) -> Iterator[tuple[str, Room]]:
-        """Of each model that is served here, what there is for each of ``sharing`` load balancers, and requests of that
-        region."""
+        """Yields for each model served here the room for requests of ``region``, shared by ``sharing`` load
+        balancers."""
         now_s = self._clock()
         for name, served in self.by_name.items():
             room = served.layers.room_for(region, sharing, now_s)
@@ -445,7 +445,7 @@ class ServedModels:
                 yield name, room
 
     def instances(self) -> Iterator[tuple[Target, bool]]:
-        """What serves requests from here, for each of its models, and whether it has room."""
+        """Yields each target that serves requests from here, once per model, and whether it has room."""
         now_s = self._clock()
         for served in self.by_name.values():
             for layer in served.own_layers():
@@ -454,13 +454,13 @@ class ServedModels:
                     yield target, target.name in available
 
     def hits(self) -> tuple[int, int]:
-        """Chunks of prompts that targets had been sent before, and chunks in all; zeros with another policy."""
+        """Returns the prompt chunks that targets had been sent before, and all; zeros with another policy."""
         policies = [layer.policy for served in self.by_name.values() for layer in served.own_layers()]
         counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, PrefixTree)]
         return sum(hit for hit, _ in counted), sum(asked for _, asked in counted)
 
     def serves_elsewhere(self, model: str) -> bool:
-        """Another region has instances of it, or they are served for another one from here."""
+        """Returns whether other regions have instances of the model, or this region serves it for another one."""
         layers = self.by_name[model].layers
         return any(target.live and not target.draining for target in layers.remote) or any(
             target.live for _, layer in layers.adopted.values() for target in layer if target.batches

@@ -1,5 +1,5 @@
-"""The mailboxes of requests that run elsewhere: on an instance, or in another region. Updates go straight into them: a
-list and one future per request, nothing per token."""
+"""The mailboxes of requests that run on an instance or in another region. Updates go straight into them: one list and
+one future per request, nothing per token."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pinyon.messages.finish_reason import finish_reason_to_proto
 class WorkerStream:
     """The updates of one request on one instance. The last one has a finish reason.
 
-    The reader is woken at once for the first update and the last one; between them not more often than every ``gap_s``
-    seconds, so that tokens which come faster than anybody reads travel together. A ``listener`` has what comes between
-    them in the reader's place, right where it is read from the socket, whenever it takes it.
+    The reader is woken at once for the first and the last update, and in between at most every ``gap_s`` seconds:
+    tokens that come faster travel together. A ``listener`` gets the updates in between in the reader's place, straight
+    from the socket, whenever it accepts them.
     """
 
     __slots__ = (
@@ -48,15 +48,15 @@ class WorkerStream:
         self._timer: asyncio.TimerHandle | None = None
         self.stream_id = stream_id
         self.listener: Callable[[list[worker_pb2.StreamUpdate]], bool] | None = None
-        """Called only while the reader waits, with all that it would have; says whether that is done with."""
+        """Called only while the reader waits, with all unread updates; returns whether it has dealt with them."""
         self.ended = False
-        """The instance is done with it (or gone)."""
+        """True once the instance has finished the request, or is gone."""
         self.reached = True
         self.lost = False
-        """The instance went away, and it was ``reached`` before: who knows what it did with the request."""
+        """True if the instance was ``reached`` and then lost: what it did with the request is unknown."""
 
     async def take(self) -> list[worker_pb2.StreamUpdate]:
-        """All updates since the last call; waits for at least one."""
+        """Returns all updates since the last call; waits for at least one."""
         if not self._updates or not (self.ended or self._loop.time() >= self._due_s):
             self._waiter = self._loop.create_future()
             if self._updates:
@@ -74,7 +74,7 @@ class WorkerStream:
         return updates
 
     def deliver(self, update: worker_pb2.StreamUpdate) -> int:
-        """Put one update; how many tokens, and log-probabilities beside them, are unread now."""
+        """Stores one update. Returns how many tokens, and log-probabilities beside them, are unread now."""
         if update.finish_reason:
             self.ended = True
         self._updates.append(update)
@@ -98,7 +98,7 @@ class WorkerStream:
             try:
                 heard = self.listener(self._updates)
             except Exception as error:
-                stops = isinstance(error, StopIteration)  # which no future takes
+                stops = isinstance(error, StopIteration)  # no future accepts that exception
                 waiter.set_exception(RuntimeError(repr(error)) if stops else error)
                 return
             if heard:
@@ -112,23 +112,23 @@ class WorkerStream:
         waiter.set_result(None)
 
     def fail(self, error: PinyonError) -> None:
-        """End it from this side."""
+        """Ends the stream from this side."""
         self.deliver(failed_update(self.stream_id, error))
 
     def close(self) -> None:
-        """Nobody reads any more: cancel it if it has not ended. Calling it twice is fine."""
+        """Stops reading; cancels the request if it has not ended. May be called twice."""
         self._owner.forget(self)
 
 
 def failed_update(stream_id: int, error: PinyonError) -> worker_pb2.StreamUpdate:
-    """The last one of a stream that ends so."""
+    """Returns the last update of a stream that ends with that error."""
     reason = finish_reason_to_proto(FinishReason.ERROR)
     return worker_pb2.StreamUpdate(stream_id=stream_id, finish_reason=reason, error=error_to_proto(error))
 
 
 class WorkerStreams:
-    """Of one session. ``cancel`` is told the id of a stream that nobody reads any more and that has not ended;
-    ``on_idle`` that the last one has gone."""
+    """The streams of one session. ``cancel`` is called with the id of an unfinished stream that is not read any more;
+    ``on_idle`` when the last stream has gone."""
 
     def __init__(
         self, unread_tokens: int, cancel: Callable[[int], None], on_idle: Callable[[], None] = lambda: None
@@ -138,7 +138,7 @@ class WorkerStreams:
         self._on_idle = on_idle
         self._streams: dict[int, WorkerStream] = {}
         self.opened = 0
-        """Streams so far."""
+        """The number of streams opened so far."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -149,12 +149,12 @@ class WorkerStreams:
         return stream
 
     def forget(self, stream: WorkerStream) -> None:
-        """Nobody reads it any more."""
+        """Removes a stream that is not read any more."""
         if self._remove(stream.stream_id) and not stream.ended:
             self._cancel(stream.stream_id)
 
     def take(self, updates: Iterable[worker_pb2.StreamUpdate]) -> None:
-        """What has come for them."""
+        """Delivers updates to their streams."""
         streams = self._streams
         for update in updates:
             stream = streams.get(update.stream_id)
@@ -169,7 +169,7 @@ class WorkerStreams:
                 stream.fail(ResourceExhausted("The client reads too slowly."))
 
     def end(self, error: PinyonError, reached: bool) -> int:
-        """The session has ended: so have they all; how many. ``reached``: the other side was there."""
+        """Ends all streams with the session, and returns how many. ``reached``: the other side had been there."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.reached = stream.lost = reached

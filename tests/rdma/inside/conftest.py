@@ -1,4 +1,4 @@
-"""What the tests in the guest share: a network that is whole when a test begins, and processes for host b."""
+"""Fixtures of the tests in the guest: a network that is whole when a test begins, and processes for host b."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def whole_network() -> Iterator[None]:
-    """One test that fails while a NIC is down makes no other fail."""
+    """A repair after each test, so that a failure while a NIC is down makes no other test fail."""
     yield
     nics.repair()

@@ -16,14 +16,14 @@ SIOCGIFFLAGS, SIOCSIFFLAGS = 0x8913, 0x8914
 
 
 def nic(action: str, name: str) -> None:
-    """``down`` and ``up`` for the link of a NIC, ``unplug`` and ``plug`` for its device and link."""
+    """Applies ``down`` or ``up`` to the link of a NIC, ``unplug`` or ``plug`` to its device and link."""
     if action in ("down", "unplug"):
         link_down(name)
     subprocess.run(["sh", SCRIPT, action, name], check=True, timeout=60)
 
 
 def link_down(name: str) -> None:
-    """Now: a shell may take longer to start, on an emulated processor, than the transfer that this is to interrupt."""
+    """Takes a link down at once; on an emulated processor a shell might start after the transfer to interrupt."""
     interface = f"v{name}".encode()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         flags = _flags(any_socket, interface) & ~UP
@@ -31,7 +31,7 @@ def link_down(name: str) -> None:
 
 
 def repair() -> None:
-    """Plug in what a test left unplugged, and bring up what it left down."""
+    """Restores NICs that a test left unplugged or down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         up = {name for name in NICS if _flags(any_socket, f"v{name}".encode()) & UP}
     for name in NICS:
@@ -42,7 +42,7 @@ def repair() -> None:
 
 
 def packets(rail: str) -> int:
-    """How many packets were sent on the wire of a rail until now."""
+    """Returns the number of packets sent on a rail until now."""
     counters = [Path(f"/sys/class/net/v{host}{rail}/statistics/tx_packets") for host in "ab"]
     return sum(int(counter.read_text(encoding="ascii")) for counter in counters)
 

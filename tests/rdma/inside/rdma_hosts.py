@@ -1,4 +1,4 @@
-"""Host a's side of the transport alone, without an engine around it, and host b as a process."""
+"""Host a's side of the transport alone, without an engine, and host b as a process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.rdma.inside.rdma_nics import rdma_nic
 
 SECRET = b"cluster secret"
 LIMITS = TransferLimits(stall_s=15.0, connect_s=30.0, base_deadline_s=60.0)
-"""An emulated processor takes its time."""
+"""Limits long enough for an emulated processor."""
 GENEROUS_S = 60.0
-"""Far more than any bound under test, far less than a hang."""
+"""Seconds far above any bound under test, far below a hang."""
 RAIL_0, RAIL_1 = Path("rdma", "rxe_a0", "rxe_b0"), Path("rdma", "rxe_a1", "rxe_b1")
 
 Move = tuple[bytes, int, bytes, int, int]
-"""Local key and offset, remote key and offset, bytes."""
+"""The local key and offset, the remote key and offset, and the number of bytes."""
 
 
 class HostA:
@@ -65,7 +65,7 @@ class HostA:
 
 
 class Running:
-    """A chain in a thread of its own."""
+    """A chain that runs in its own thread."""
 
     def __init__(self, host: HostA, chain: Chain, path: Path = RAIL_0) -> None:
         self.chain = chain
@@ -87,14 +87,12 @@ class Running:
 
 
 class HostB:
-    """The peer process."""
-
     def __init__(self, size: int, secret: bytes = SECRET) -> None:
         self._process, self._connection = rdma_peer.spare()
         self._connection.send((size, secret))
         self.segment: SegmentDescriptor
         self.keys: list[bytes]
-        """Of a region open for READ and WRITE, one for READ only, one not open at all."""
+        """The keys of a region open for READ and WRITE, of one for READ only, and of one that is not open."""
         self.segment, self.keys = self._read()
 
     def _read(self) -> Any:
@@ -134,7 +132,7 @@ class HostB:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a state that somebody else brings about."""
+    """Waits for a state that another thread or process brings about."""
     end = time.monotonic() + GENEROUS_S
     tick = threading.Event()
     while not condition():
@@ -143,10 +141,7 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 def resources(*, of_b: bool = False) -> dict[str, int]:
-    """What the kernel says there is on host a's devices, and the queue pairs on host b's, which end with ours.
-
-    ``of_b``: the protection domains and registrations there, too.
-    """
+    """Counts host a's resources and b's queue pairs; ``of_b`` adds b's protection domains and registrations."""
     shown = subprocess.run(["rdma", "-j", "resource", "show"], capture_output=True, check=True, timeout=60, text=True)
     total: Counter[str] = Counter()
     for device in json.loads(shown.stdout):

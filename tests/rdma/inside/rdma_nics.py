@@ -7,5 +7,5 @@ from tests.rdma.inside.nics import NICS
 
 
 def rdma_nic(name: str) -> Nic:
-    """Of ``a0``, ``a1``, ``b0`` or ``b1``."""
+    """Returns the device ``a0``, ``a1``, ``b0`` or ``b1``."""
     return Nic(f"rxe_{name}", "rdma", f"::ffff:{NICS[name]}", 1, f"10.10.{name[1]}.0/24")

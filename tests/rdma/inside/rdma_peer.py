@@ -1,7 +1,7 @@
 """Host b in a process of its own, which serves three regions over rxe_b0 and rxe_b1.
 
-The processes are forked before the tests begin: one that starts anew imports for ten seconds on an emulated processor,
-and one that is forked later has its parent's threads' locks and its parent's devices.
+The processes are forked before the tests begin. On an emulated processor a new process would import for ten seconds,
+and a later fork would inherit its parent's devices and the locks of its parent's threads.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SPARES = 3
 ACCESS = (Access.READ_WRITE, Access.READ, Access.NONE)
 
 _spares: list[tuple[ForkProcess, Connection]] = []
-"""All of them: those that have been used stay here, with their open files, which some tests count."""
+"""All forked processes. Used ones stay here with their open files, which some tests count."""
 _unused = itertools.count()
 
 
 def fork_spares() -> None:
-    """Called while this process has one thread and no device open."""
+    """Forks the processes, while this one has a single thread and no open device."""
     context = multiprocessing.get_context("fork")
     while len(_spares) < SPARES:
         ours, theirs = context.Pipe()
@@ -37,10 +37,10 @@ def fork_spares() -> None:
 
 
 def spare() -> tuple[ForkProcess, Connection]:
-    """A process that waits for a size and a secret.
+    """Returns a process that waits for a size and a secret.
 
-    It answers with its segment and its regions' keys, and then every message until there is none to come: a command and
-    the number of a region.
+    It answers with its segment and its regions' keys, and then answers every message, a command and the number of a
+    region, until the pipe is closed.
     """
     number = next(_unused)
     assert number < SPARES, f"more than {SPARES} hosts b"

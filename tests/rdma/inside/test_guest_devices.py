@@ -1,4 +1,4 @@
-"""What the guest promises to the transport's tests: devices, addresses, bytes on the wire, and NICs that fail."""
+"""The guest's devices, addresses, bytes on the wire, and NICs that fail, as the transport's tests need them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUIET_S = 5.0
 
 
 def rocev2_index(context: Context, address: str) -> int:
-    """Index of the RoCEv2 GID that stands for an IPv4 address."""
+    """Returns the index of the RoCEv2 GID for an IPv4 address."""
     wanted = bytes(10) + b"\xff\xff" + bytes(int(part) for part in address.split("."))
     found = [
         entry.gid_index
@@ -60,7 +60,7 @@ class End:
         attributes.dest_qp_num = peer.qp.qp_num
         attributes.min_rnr_timer = 12
         attributes.max_rd_atomic = attributes.max_dest_rd_atomic = 4
-        # 4.096 us << 14 = 67 ms before a packet is sent again, then an error after seven times
+        # 4.096 us << 14 = 67 ms before a packet is sent again, and an error after seven repetitions
         attributes.timeout, attributes.retry_cnt, attributes.rnr_retry = 14, 7, 7
         self.qp.to_rts(attributes)
 
@@ -71,7 +71,7 @@ class End:
         self.qp.post_send(request)
 
     def completions(self, wanted: int) -> list[tuple[int, int]]:
-        """(work request, status) of the next ``wanted`` completions."""
+        """Returns (work request, status) of the next ``wanted`` completions."""
         done: list[tuple[int, int]] = []
         give_up = time.monotonic() + LIMIT_S
         while len(done) < wanted:
@@ -85,8 +85,6 @@ class End:
 
 
 class Wire(NamedTuple):
-    """The two ends of one wire."""
-
     rail: str
     a: End
     b: End
@@ -102,7 +100,7 @@ def connected(rail: str) -> Iterator[Wire]:
 
 
 def move(wire: Wire, opcode: int, seed: int) -> None:
-    """Host a writes all chunks to b, or reads them from b, and they are right."""
+    """Moves all chunks from host a to b, or reads them from b, and compares them."""
     payload = random.Random(seed).randbytes(CHUNK * CHUNKS)
     source, target = (wire.a, wire.b) if opcode == e.IBV_WR_RDMA_WRITE else (wire.b, wire.a)
     source.memory.write(payload, len(payload))
@@ -114,7 +112,7 @@ def move(wire: Wire, opcode: int, seed: int) -> None:
 
 
 def write_until_it_stops(wire: Wire) -> None:
-    """Writes in an endless row until one fails, or none completes any more.
+    """Writes without end until a write fails or none completes any more.
 
     After a lost carrier rxe reports either that its retries are used up or, its timer lost, nothing at all.
     """
@@ -182,7 +180,7 @@ def test_an_unplugged_device_is_gone_until_plugged_in(name: str) -> None:
         try:
             write_until_it_stops(wire)
             give_up = time.monotonic() + LIMIT_S
-            while f"rxe_{name}" in devices():  # unplug does not wait
+            while f"rxe_{name}" in devices():  # unplug does not wait for the device to go
                 assert time.monotonic() < give_up
         finally:
             for end in wire.a, wire.b:

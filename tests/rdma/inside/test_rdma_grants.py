@@ -1,4 +1,4 @@
-"""Grants over RDMA: the adapter itself refuses what a key does not open, and what was taken back."""
+"""Grants over RDMA: the adapter itself refuses what a key does not open, and revoked keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def server() -> Iterator[Server]:
 
 
 class Client:
-    """Host a with memory, and what its adapter is told of the server's."""
+    """Host a with memory and its adapter's knowledge of the server's memory."""
 
     def __init__(self, server: Server, host: HostA) -> None:
         self.segment = server.engine.descriptor([])
@@ -58,19 +58,19 @@ class Client:
         self.local: Region = host.register(self.memory)
 
     def move(self, opcode: Opcode, *moves: tuple[Grant, int, int]) -> tuple[object, ...]:
-        """``(grant, offset there, length)``; their bytes lie at the same offset here."""
+        """Runs moves of ``(grant, offset there, length)``, whose bytes lie at the same offset here."""
         parts = [(self.local.key, at % SIZE, grant.key, at, length) for grant, at, length in moves]
         return tuple(self.host.run(self.segment, opcode, parts))
 
     def told(self, opcode: Opcode, grant: Grant) -> tuple[RdmaEndpoint, RegionGrant]:
-        """The pooled endpoint and what it knows of the grant; to be given back by ``lie``."""
+        """Returns the pooled endpoint and its knowledge of the grant. Callers return the endpoint with ``lie``."""
         chain = self.host.chain(self.segment, opcode, [(self.local.key, 0, grant.key, 0, 1)])
         endpoint = self.host.transport.lease(chain, RAIL_0)
         assert isinstance(endpoint, RdmaEndpoint)
         return endpoint, endpoint._keys.opened[grant.key]
 
     def lie(self, endpoint: RdmaEndpoint, grant: Grant, told: RegionGrant) -> None:
-        """From now on the initiator does not know better."""
+        """Replaces what the initiator knows of the grant, and returns the endpoint."""
         endpoint._keys.opened[grant.key] = told
         self.host.transport.release(endpoint)
 
@@ -118,7 +118,7 @@ def test_an_rdma_key_opens_only_its_ranges_in_its_direction(server: Server, clie
 def test_the_adapter_refuses_what_a_lying_initiator_asks_for(
     server: Server, client: Client, opcode: Opcode, shift: int, rights: int
 ) -> None:
-    """One byte beside the range, or the other direction, with the adapter's own key."""
+    """Access one byte beside the range, or in the other direction, with the adapter's own key."""
     grant = server.grant(Access(rights), (4096, 8192))
     before = bytes(server.memory)
     granted = READ if rights & 1 else WRITE
@@ -129,7 +129,7 @@ def test_the_adapter_refuses_what_a_lying_initiator_asks_for(
     ((rkey, address),) = told.keys
     client.lie(endpoint, grant, told._replace(access=3, keys=((rkey, address + shift),)))
     outcome = client.move(opcode, (grant, 4096, 8192))
-    # The queue pair broke; a fresh one asked again and knows better.
+    # The queue pair broke; a fresh one got the true grant.
     denied = rights != 3
     assert outcome == ((TransferStatus.COMPLETED, Reason.NONE, bytes([DENIED])) if denied else COMPLETED)
     if denied or opcode is READ:
@@ -148,7 +148,7 @@ def test_what_was_taken_back_is_refused_by_the_adapter(server: Server, client: C
     assert client.move(opcode, (grant, 0, 4096), (grant, 8192, 4096), (other, 0, 4096)) == COMPLETED
     endpoint, told = client.told(opcode, grant)
     assert len(told.keys) == 2
-    client.lie(endpoint, grant, told)  # it still has the adapter's keys
+    client.lie(endpoint, grant, told)  # the client still has the adapter's keys
     assert not server.engine.revoke_now(grant), "there is something to be taken back"
     server.engine.revoke(grant)
     server.memory[:] = b"\x11" * SIZE
@@ -162,7 +162,7 @@ def test_what_was_taken_back_is_refused_by_the_adapter(server: Server, client: C
 
 
 def test_an_adapters_key_is_of_no_use_on_another_link(server: Server, client: Client) -> None:
-    """It is 32 bits, so it can be guessed: whoever has it from elsewhere reaches nothing by it."""
+    """A key has 32 bits and can be guessed, but a stolen one opens nothing on another link."""
     grant = server.grant(Access.READ_WRITE, (0, 4096))
     assert client.move(READ, (grant, 0, 4096)) == COMPLETED
     endpoint, stolen = client.told(READ, grant)
@@ -177,7 +177,7 @@ def test_an_adapters_key_is_of_no_use_on_another_link(server: Server, client: Cl
         thief.lie(endpoint, bait, mine._replace(keys=((stolen.keys[0][0], address - 8192),)))
         thief.memory[:] = b"\xee" * SIZE
         server.memory[:4096] = b"\x11" * 4096
-        # The adapter refused; the fresh queue pair read what the thief may read.
+        # The adapter refused the stolen key; a fresh queue pair read what the thief may read.
         assert thief.move(READ, (bait, 8192, 4096)) == COMPLETED
         assert thief.memory[8192:12288] == server.memory[8192:12288] != server.memory[:4096]
         server.engine.revoke(bait)

@@ -1,4 +1,4 @@
-"""The RDMA transport between two processes over soft-RoCE: every byte, every refusal, every way to break."""
+"""The RDMA transport between two processes over soft-RoCE: transfers, refusals, and failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.rdma.inside.rdma_nics import rdma_nic
 
 SIZE = 4 << 20
 LONG = 32 << 20
-"""Bytes that take soft-RoCE on an emulated processor seconds."""
+"""Bytes whose transfer takes soft-RoCE on an emulated processor seconds."""
 COMPLETED = (TransferStatus.COMPLETED, Reason.NONE, None)
 
 
@@ -60,7 +60,7 @@ def host_a() -> Iterator[HostA]:
 
 
 def pattern(size: int, seed: int) -> bytearray:
-    """Repeats itself, but not within a piece of any transfer: the emulated processor makes random bytes slowly."""
+    """Returns a pattern that repeats, but not within a piece of any transfer; random bytes would take too long here."""
     period = min(size, SIZE + 13)
     return (bytearray(random.Random(seed).randbytes(period)) * (size // period + 1))[:size]
 
@@ -89,7 +89,7 @@ def test_batches_of_hundreds_of_scattered_requests(host_a: HostA, host_b: HostB)
     local = host_a.register(near)
     key = host_b.keys[0]
     assert host_a.run(host_b.segment, Opcode.WRITE, [(host_a.register(model).key, 0, key, 0, SIZE)]) == COMPLETED
-    # blocks of 4 KiB, some of them neighbours at both ends, in an order of their own at each
+    # Blocks of 4 KiB, in a different order at each end; some are neighbours at both.
     here, there = rng.sample(range(SIZE // 4096), 700), rng.sample(range(SIZE // 4096), 700)
     there[100:200], here[100:200] = sorted(there[100:200]), sorted(here[100:200])
     moves = [(local.key, 4096 * a, key, 4096 * b, rng.randrange(1, 4097)) for a, b in zip(here, there, strict=True)]
@@ -124,11 +124,11 @@ def test_what_is_not_allowed_is_refused_and_the_rest_done(host_a: HostA, host_b:
     read = host_a.run(host_b.segment, Opcode.READ, moves)
     assert read == (TransferStatus.COMPLETED, Reason.NONE, bytes([0, unknown, outside, outside, 0, denied, 0]))
     assert [host_b.ask("digest", number) for number in (1, 2)] == before
-    assert host_a.transport.endpoints == 1  # a refusal breaks nothing
+    assert host_a.transport.endpoints == 1  # a refusal breaks no endpoint
 
 
 def test_the_nic_refuses_what_the_peer_did_not_grant(host_a: HostA, host_b: HostB) -> None:
-    """An initiator that lies to itself about the grant: the peer's NIC knows better."""
+    """An initiator with a forged copy of the grant is refused by the peer's NIC."""
     local = host_a.register(pattern(4096, 5))
     read_only = host_b.keys[1]
     move = (local.key, 0, read_only, 0, 4096)
@@ -140,7 +140,7 @@ def test_the_nic_refuses_what_the_peer_did_not_grant(host_a: HostA, host_b: Host
     (_, address), *_ = endpoint._keys.opened[read_only].keys
     endpoint._keys.opened[host_b.keys[0]] = endpoint._keys.opened[read_only]._replace(keys=((0x7FFF_FF00, address),))
     host_a.transport.release(endpoint)
-    # the queue pair breaks, a fresh one asks again and hears the truth
+    # The queue pair breaks; a fresh one gets the true grant.
     refused = host_a.run(host_b.segment, Opcode.WRITE, [move])
     assert refused == (TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.ACCESS_DENIED]))
     assert host_b.ask("digest", 1) == before
@@ -179,7 +179,7 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
             move = (local.key, 0, host_b.keys[0], 0, 4096)
             assert host.run(host_b.segment, Opcode.READ, [move], path) == COMPLETED
             assert host.transport.endpoints == 1
-            # the peer's end goes as well
+            # The peer's queue pair ends as well.
             eventually(lambda: resources()["qp"] == before + 2, "one queue pair at each end")
     finally:
         host.close()
@@ -200,7 +200,7 @@ def test_the_peer_evicts_a_resting_link_unnoticed(monkeypatch: pytest.MonkeyPatc
                 host = hosts[turn % 2]
                 near = bytearray(4096)
                 move = (host.register(near).key, 0, key, 0, 4096)
-                # refused as long as the other one's link counts as in use
+                # Refused while the other host's link counts as in use.
                 eventually(lambda host=host, move=move: host.run(segment, Opcode.READ, [move]) == COMPLETED, "room")
                 assert near == far
         finally:
@@ -234,12 +234,12 @@ def test_an_unregistered_region_is_out_of_reach_at_once(host_a: HostA, host_b: H
     refused = (TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.UNKNOWN_REGION] * len(moves)))
     assert set(outcomes) == {COMPLETED, refused}
     assert host_b.ask("digest", number) == left
-    # the other regions are still there, through the same peer
+    # The same peer still serves the other regions.
     assert host_a.run(host_b.segment, Opcode.READ, [(local.key, 0, host_b.keys[0], 0, SIZE)]) == COMPLETED
 
 
 def test_one_regions_end_is_not_the_others(host_a: HostA, host_b: HostB) -> None:
-    """A chain that touches a region which is unregistered meanwhile: refused there, done elsewhere."""
+    """A chain that touches a region which is unregistered meanwhile fails there and completes elsewhere."""
     local = host_a.register(pattern(8192, 7))
     key = bytes.fromhex(host_b.ask("register", 0))
     moves = [(local.key, 0, host_b.keys[0], 0, 4096), (local.key, 4096, key, 0, 4096)]
@@ -283,16 +283,16 @@ def test_a_nic_that_goes_in_mid_transfer_ends_the_path_quickly(
     assert outcome.status is not TransferStatus.COMPLETED
     assert outcome.reason.is_path_failure
     assert host_a.transport.endpoints == 0
-    # the other rail goes on, behind the fence
+    # The other rail continues behind the fence.
     fence = running.chain.fence
     assert bool(fence) is (opcode is Opcode.WRITE)
     assert host_a.run(host_b.segment, opcode, moves[:1], RAIL_1, fence) == COMPLETED
-    host_a.transport.maintain(0.0)  # lets go of the device, so that it can go
+    host_a.transport.maintain(0.0)  # releases the device, so that it can go
     if fault == "unplug":
         eventually(lambda: "rxe_a0" not in devices(), "the device is gone")
     nic("plug" if fault == "unplug" else "up", "a0")
     eventually(lambda: host_a.run(host_b.segment, opcode, moves[:1]) == COMPLETED, "the NIC is back")
-    assert digest(near[SIZE:]) == at_the_end  # nothing landed late
+    assert digest(near[SIZE:]) == at_the_end  # nothing arrived late
 
 
 def packets_of(interface: str) -> int:
@@ -309,7 +309,7 @@ def devices() -> set[str]:
 def test_silence_on_the_wire_is_found_by_the_nics_retries(
     host_a: HostA, monkeypatch: pytest.MonkeyPatch, opcode: Opcode
 ) -> None:
-    """The peer's queue pair is gone, its control link is not: nothing tells us but missing acknowledgements."""
+    """The peer's queue pair is gone but its control link remains, so only missing acknowledgements show the loss."""
     answering: list[QueuePair] = []
 
     class Recorded(QueuePair):
@@ -358,7 +358,7 @@ def test_a_frozen_peer_is_served_by_its_nic(host_a: HostA, host_b: HostB) -> Non
     try:
         near[:] = pattern(SIZE, 10)
         assert host_a.run(host_b.segment, Opcode.WRITE, [move]) == COMPLETED
-        # what needs its processor ends at the stall limit
+        # A request that needs the peer's processor ends at the stall limit.
         unknown = host_a.run(host_b.segment, Opcode.WRITE, [(local.key, 0, bytes(16), 0, 1)])
         assert (unknown.status, unknown.reason) == (TransferStatus.TIMEOUT, Reason.STALLED)
     finally:

@@ -1,4 +1,4 @@
-"""What is held back of slots and room, by hand: shared blocks counted twice, and dynamic batches."""
+"""The slots and room that admission holds back, by hand: shared blocks counted twice, and dynamic batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pinyon_lab.policies.dynamic_batch import BATCH_MAX, STEPS, DynamicBatch, Dy
 
 
 class Books:
-    """Of ten blocks, those that run take their own ones, and shared ones once."""
+    """The books of ten blocks: each running request takes its own blocks, and shared blocks are taken once."""
 
     def __init__(self) -> None:
         self.running: dict[int, BatchRequest] = {}
@@ -30,13 +30,13 @@ class Books:
 
 
 def sharing(number: int, group: bytes = b"a") -> BatchRequest:
-    """Two blocks of the group and an own one."""
+    """Returns a request with two blocks of the group and a block of its own."""
     return BatchRequest(number, 40, 3, (group, 2 * group), reusable=2)
 
 
 @pytest.mark.parametrize(("name", "enter"), [("fcfs", 8), ("sglang_fcfs", 3)])
 def test_what_is_shared_counts_for_each(name: str, enter: int) -> None:
-    """8: two shared blocks and eight own ones are ten. 3: each has three."""
+    """The ten blocks hold two shared blocks and eight own ones (8 requests), or three blocks for each (3 requests)."""
     books = Books()
     policy = BATCHING_POLICIES.make(name).policy(books)
     for number in range(9):
@@ -46,7 +46,7 @@ def test_what_is_shared_counts_for_each(name: str, enter: int) -> None:
         books.running.update((number, sharing(number)) for number in chosen)
         entered += len(chosen)
     assert entered == enter
-    # One less, and there is room for one again.
+    # After one request has ended, there is room for one again.
     del books.running[0]
     policy.remove(0)
     assert len(policy.admit(9, books.room, 1.0)) == 1
@@ -68,8 +68,11 @@ def test_what_was_saved_is_known_until_the_last_one_ends() -> None:
 
 @pytest.mark.parametrize("name", ["sglang_fcfs", "dynamic"])
 def test_those_that_another_policy_admitted_count_too(name: str) -> None:
-    """7 of 10 blocks are left, and each takes one of its own. Three of three blocks each fit into ten; and of the 7 one
-    is left to the one that runs."""
+    """A request that another policy admitted takes its blocks too: 7 of 10 are left.
+
+    By own blocks, each request takes one of the 7, and one block is left to the running request. By all blocks, three
+    requests of three blocks fit into ten.
+    """
     books = Books()
     policy = BATCHING_POLICIES.make(name).policy(books)
     books.running[0] = sharing(0)
@@ -87,7 +90,6 @@ def test_those_that_another_policy_admitted_count_too(name: str) -> None:
 
 
 def steps(batch: DynamicBatch, decoded: int, seconds: float, count: int = STEPS) -> int:
-    """The limit after so many equal steps."""
     for _ in range(count):
         batch.observe(StepSeen(decoded, 0, seconds))
     return batch.limit
@@ -99,7 +101,7 @@ def running(batch: DynamicBatch, count: int) -> None:
 
 
 def test_a_step_that_takes_too_long_makes_the_batch_smaller() -> None:
-    """To 40 · 0.1 / 0.125 = 32; to no less than half at once."""
+    """The batch shrinks to 40 · 0.1 / 0.125 = 32, and to no less than half at once."""
     assert steps(DynamicBatch(DynamicBatchSettings(0.1)), 40, 0.125) == 32
     assert steps(DynamicBatch(DynamicBatchSettings(0.1)), 40, 1.0) == 20
     assert steps(DynamicBatch(DynamicBatchSettings(0.1)), 1, 1.0) == 1

@@ -8,7 +8,7 @@ from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, Blo
 
 
 class Books:
-    """Who holds how much. Nothing is shared: the order is looked at here."""
+    """The blocks that each request holds. Nothing is shared: these tests look at the order."""
 
     def __init__(self) -> None:
         self.running: dict[int, BatchRequest] = {}
@@ -26,7 +26,7 @@ def request(number: int, letters: str) -> BatchRequest:
 
 
 def policy(choice: str, *prompts: str, cached: tuple[str, ...] = ()) -> BatchingPolicy:
-    """Those of the cached prompts came and went; the others wait, with numbers from 0 on."""
+    """Returns a policy that has served the cached prompts; the other prompts wait, numbered from 0."""
     made = BATCHING_POLICIES.make(choice).policy(Books())
     for number, letters in enumerate(cached, start=-len(cached)):
         made.enqueue(request(number, letters))
@@ -43,7 +43,7 @@ def test_where_nothing_is_cached_they_enter_as_they_came(name: str) -> None:
 
 
 def test_whose_match_is_longest_enters_first() -> None:
-    """Matches of 1, 4, 0, 3 and 4."""
+    """The prompts match 1, 4, 0, 3 and 4 blocks."""
     made = policy("lpm", "axxx", "abcd", "zzzz", "abcx", "abcde", cached=("abcd",))
     assert made.admit(9, 9, 1.0) == [1, 4, 3, 0, 2]
 
@@ -74,7 +74,7 @@ def test_many_waiting_prompts_enter_as_they_came_unless_disabled() -> None:
 
 
 def test_the_heaviest_branch_comes_first_and_in_it_the_deepest() -> None:
-    """Cached: ab with cd and xy below, and m. Hanging: 0 at m, 1 at ab, 2 at ab-cd, 3 and 5 at ab-xy, 4 nowhere."""
+    """The tree has ab with cd and xy, and m. Requests: 0 at m, 1 at ab, 2 at ab-cd, 3 and 5 at ab-xy, 4 nowhere."""
     made = policy("dfs_weight", "m", "ab", "abcd", "abxy", "z", "abxyz", cached=("abcd", "abxy", "m"))
     assert made.admit(9, 9, 1.0) == [3, 5, 2, 1, 0, 4]
 

@@ -12,7 +12,7 @@ from pinyon.batching.chunked_hash_tree import LEVELS_MAX, chunk_hashes
 
 
 def tree(**requests: str) -> ChunkedHashTree[str]:
-    """Chunks of one letter."""
+    """Returns a tree of the requests in chunks of one letter."""
     made: ChunkedHashTree[str] = ChunkedHashTree(1)
     for request, letters in requests.items():
         made.insert(request, [ord(letter) for letter in letters])
@@ -21,7 +21,7 @@ def tree(**requests: str) -> ChunkedHashTree[str]:
 
 def test_an_empty_batch_takes_the_shortest_and_its_depth() -> None:
     cht = tree(a="xyz", b="pq", c="pqr")
-    assert cht.find_best() == BestRequest("b", 0, 2, 2)  # c is equal to it at level 2
+    assert cht.find_best() == BestRequest("b", 0, 2, 2)  # c equals b at level 2
 
 
 def test_figure_4_2() -> None:
@@ -35,21 +35,21 @@ def test_figure_4_2() -> None:
     assert cht.tip_depth == 2
     assert cht.find_best() == BestRequest("r3", 2, 1, 1)
     cht.finish("r1")
-    assert cht.tip_depth == 3  # r2 alone: its own end
+    assert cht.tip_depth == 3  # r2 alone has its own end
 
 
 def test_figure_a_2_a_sharer_comes_before_a_stranger() -> None:
     cht = tree(r1="sa", r2="sb", r4="sc", r3="sb")
     cht.add_to_batch("r1")
     cht.add_to_batch("r2")
-    assert cht.find_best() == BestRequest("r3", 1, 1, 2)  # the same depth as r4 would leave, which came before it
+    assert cht.find_best() == BestRequest("r3", 1, 1, 2)  # r4 would leave the same depth, but r3 came first
     cht.add_to_batch("r3")
     cht.finish("r1")
     assert cht.tip_depth == 2
 
 
 def test_the_first_of_the_batch_is_counted_like_the_others() -> None:
-    # Algorithm 5 returns before it has counted the first one (line 3).
+    # Algorithm 5 returns before it has counted the first request (line 3).
     cht = tree(a="xy", b="xy", c="p")
     cht.add_to_batch("a")
     assert cht.find_best() == BestRequest("b", 2, 2, 1)
@@ -58,10 +58,10 @@ def test_the_first_of_the_batch_is_counted_like_the_others() -> None:
 
 
 def test_covered_levels_are_missed_no_more() -> None:
-    # Algorithm 5 adds to the count (line 10) where it should take away.
+    # Algorithm 5 adds to the count (line 10) where it should subtract.
     cht = tree(a="xyz", b="xyzw", c="p")
     cht.add_to_batch("a")
-    assert cht.find_best() == BestRequest("b", 3, 3, 1)  # one level missed, as by c, which came later
+    assert cht.find_best() == BestRequest("b", 3, 3, 1)  # b misses one level, like c, which came later
 
 
 def test_who_is_added_does_not_find_itself_shared() -> None:
@@ -74,7 +74,7 @@ def test_who_is_added_does_not_find_itself_shared() -> None:
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_a_finished_request_leaves_nothing_and_its_id_is_free(others: int) -> None:
-    # Algorithm 6 returns before REMOVE where none or one is left (lines 13 and 17).
+    # Algorithm 6 returns before REMOVE if at most one is left (lines 13 and 17).
     cht = tree(a="xyz")
     cht.add_to_batch("a")
     for number in range(others):
@@ -186,7 +186,7 @@ def test_limits() -> None:
 
 
 def test_memory_does_not_grow_with_those_that_have_gone() -> None:
-    """Nobody asks for the best in half of the rounds, so that nothing is cleared by asking."""
+    """The best leaf is not asked for in half of the rounds, so that asking clears nothing there."""
     cht: ChunkedHashTree[int] = ChunkedHashTree(4)
     random = np.random.default_rng(7)
     stems = random.integers(0, 1 << 32, (5, 64), np.uint32)
@@ -206,7 +206,7 @@ def test_memory_does_not_grow_with_those_that_have_gone() -> None:
     tracemalloc.start()
     try:
         before = rounds(0, 1_000)
-        # Each leaves 1 KB at least if it leaves anything: 64 levels and more.
+        # A request that left anything would leave at least 1 KB: 64 levels and more.
         assert rounds(1_000, 4_000) - before < 200_000
     finally:
         tracemalloc.stop()

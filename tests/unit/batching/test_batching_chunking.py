@@ -12,7 +12,7 @@ from pinyon.batching import plan_chunks
         ([(0, 100), (0, 100)], 32, 32, [32]),
         ([(0, 100)], 30, 32, [16]),  # cut at a block
         ([(5, 100)], 30, 32, [27]),  # so that it ends at a block
-        ([(0, 100)], 9, 32, [9]),  # less than a block: rather some than none
+        ([(0, 100)], 9, 32, [9]),  # less than a block is better than nothing
         ([(98, 100)], 9, 32, [2]),
         ([(0, 100)], 0, 32, []),
         ([], 64, 32, []),

@@ -9,13 +9,13 @@ def request(number: int, blocks: int = 1, decodes: bool = True, reusable: int = 
 
 
 class Books:
-    """Who holds how much, as the test says."""
+    """The blocks that each request holds, as the test says."""
 
     def __init__(self) -> None:
         self.shared: dict[int, int] = {}
-        """Blocks that a request shares with those that run, by number."""
+        """The blocks that each request shares with running requests, by request number."""
         self.held: dict[int, int] = {}
-        """Of those admitted."""
+        """The blocks of each admitted request."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
         shared = self.shared.get(request.number, 0)
@@ -153,7 +153,7 @@ def stay(policy: Fcfs, number: int, begin_s: float, end_s: float) -> None:
 
 
 def claims_after(policy: Fcfs, books: Books, now_s: float, decodes: bool = True) -> float:
-    """How long one waits for those that came after it before they are to give way."""
+    """Returns how long a request waits for later arrivals, in seconds, before these are to give way."""
     policy.enqueue(request(100, blocks=5, decodes=decodes))
     books.held = {101: 5}
     tenths = 0
@@ -203,7 +203,7 @@ def test_leaving_the_queue_after_preemption_counts_as_no_stay(policy, books):
 
 
 def test_a_prompt_for_another_instance_does_not_wait_for_stays(policy, books):
-    """Those behind it may wait for prompts of the other one: nobody would end by himself, and stays would only grow."""
+    """Requests behind the prompt may wait for prompts of the other instance: none would end, and stays would grow."""
     stay(policy, 1, 0.0, 30.0)
     assert claims_after(policy, books, 100.0, decodes=False) == PATIENCE_S
     assert claims_after(policy, books, 200.0) == pytest.approx(PATIENCE_MAX_S, abs=0.11)

@@ -1,4 +1,4 @@
-"""Groups by hand: who is admitted, and whom a step decodes."""
+"""Groups by hand: the requests that are admitted, and those that a step decodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def request(number: int, letters: str) -> BatchRequest:
 
 
 def rounds(*groups: int) -> GroupRounds:
-    """Requests 0, 1, ... of these groups; 0: of none."""
+    """Returns rounds with requests 0, 1, ... of these groups; group 0 means none."""
     made = GroupRounds(4)
     for number, group in enumerate(groups):
         made.add(number, (group, 100 + number) if group else ())
@@ -39,7 +39,7 @@ def steps(made: GroupRounds, count: int) -> list[list[int]]:
 
 
 def test_the_running_groups_come_first_whatever_else_is_shared() -> None:
-    """By the first block alone: what comes behind it makes no difference."""
+    """The first block alone decides: the blocks behind it make no difference."""
     policy = BATCHING_POLICIES.make("oracle:group_blocks=1").policy(Books())
     for number, letters in enumerate(("abcd", "xbcd", "azzz", "abcd", "xbcd")):
         policy.enqueue(request(number, letters))
@@ -78,7 +78,7 @@ def test_the_last_batch_is_of_all_groups_that_are_left() -> None:
 
 
 def test_what_is_to_be_known_of_a_batch() -> None:
-    """Of a group's two levels all share one; of what is mixed nothing is known."""
+    """All requests of a group share one of its two levels; of a mixed batch nothing is known."""
     made = rounds(7, 7, 0)
     assert made.formed == Formed()
     made.next()

@@ -1,4 +1,4 @@
-"""Who gets KV memory next, by shared prefix, and how long somebody is passed over at most."""
+"""Tests of the order in which requests get KV memory by shared prefix, and of how long a request is passed over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, Blo
 
 
 class Books:
-    """Who holds how much. Nothing is shared: the order is looked at here."""
+    """The blocks that each request holds. Nothing is shared: these tests look at the order."""
 
     def __init__(self) -> None:
         self.running: dict[int, BatchRequest] = {}
@@ -64,12 +64,12 @@ def test_levels_are_of_so_many_blocks() -> None:
     policy = BATCHING_POLICIES.make("feather:chunk_blocks=2").policy(Books())
     for number, letters in enumerate(("aaaa", "bbb", "aab")):
         policy.enqueue(request(number, letters))
-    # Of three blocks two are a level: b misses one of its one, and the others none of theirs.
+    # A level has two blocks: b misses one level, the others none.
     assert policy.admit(9, 100, 0.0) == [1, 2, 0]
 
 
 def test_who_may_reuse_nothing_does_not_come_before_all_others() -> None:
-    """He takes most room of all: without levels he would miss none, and with no room for him nobody would go."""
+    """The request takes most room: without levels it would miss none, and without room for it no request would go."""
     policy = feather(Books())
     policy.enqueue(request(0, "aaaa"))
     assert policy.admit(9, 100, 0.0) == [0]
@@ -83,7 +83,7 @@ def test_nobody_takes_what_the_next_one_waits_for() -> None:
     policy = feather(books)
     for number, letters in enumerate(("aaaa", "aaaa", "b")):
         policy.enqueue(request(number, letters))
-    assert policy.admit(9, 4, 0.0) == [2]  # misses one level, the others four
+    assert policy.admit(9, 4, 0.0) == [2]  # request 2 misses one level, the others four
     assert policy.admit(9, 3, 0.0) == []
     assert policy.admit(9, 4, 0.0) == [0]
 
@@ -99,7 +99,7 @@ def test_who_was_passed_over_for_too_long_is_next() -> None:
         policy.enqueue(request(number, "aaaa", now_s))
         order += policy.admit(1, 100, now_s)
         number, now_s = number + 1, now_s + 1.0
-    assert order == [2, 3, 4, 5, 6, 1]  # the first one went before it at 0 s
+    assert order == [2, 3, 4, 5, 6, 1]  # request 2 passed request 1 at 0 s
 
 
 def test_the_limit_is_tied_to_the_deadline() -> None:
@@ -128,7 +128,7 @@ def test_who_gave_way_comes_first() -> None:
 @settings(max_examples=60, deadline=None)
 @given(random=st.randoms(use_true_random=True), limit_s=st.integers(1, 20))
 def test_nobody_is_passed_over_longer_than_the_limit(random, limit_s: int) -> None:
-    """One second between admissions of one request each, in a queue that never ends."""
+    """Each second admits one request, from a queue that never ends."""
     policy = feather(Books(), f",passed_over_s={limit_s}")
     number = 0
     since_s: dict[int, float] = {}
@@ -142,7 +142,7 @@ def test_nobody_is_passed_over_longer_than_the_limit(random, limit_s: int) -> No
         chosen = policy.admit(1, 100, float(now_s))
         for each in chosen:
             waiting.remove(each)
-            # Of those whose time has come the one that waits longest goes first, and nobody else does.
+            # Of the requests that are due, the one that waited longest goes first, and no other request goes.
             assert not due or since_s[each] == min(since_s[other] for other in due)
             for other in waiting:
                 if other < each:
@@ -151,7 +151,7 @@ def test_nobody_is_passed_over_longer_than_the_limit(random, limit_s: int) -> No
 
 
 def test_prompts_for_other_instances_pass_nobody_without_end() -> None:
-    """One of 30 blocks comes each second and takes three; between them there is never room for 60."""
+    """A request of 30 blocks comes each second and takes three; between them there is never room for 60."""
     books = Books()
     policy = feather(books)
     ends: dict[int, float] = {}
@@ -174,5 +174,5 @@ def test_prompts_for_other_instances_pass_nobody_without_end() -> None:
                 ends[each] = now_s + 3.0
         if victim in books.running:
             break
-    # Half of the time to the deadline, and until those that were here have ended.
+    # The bound is half of the time to the deadline, and the time until earlier requests have ended.
     assert second <= 5 + 4 + 3 + 1

@@ -1,5 +1,3 @@
-"""Who leaves the queue when."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -17,8 +15,6 @@ A, B, C, D = (bytes([number]) * 16 for number in range(4))
 
 
 class Held:
-    """Keys that are there."""
-
     def __init__(self, *keys: bytes) -> None:
         self.keys = set(keys)
         self.wanted: Counter[bytes] = Counter()
@@ -107,7 +103,7 @@ def test_the_queue_has_an_end_and_looks_ahead_only_so_far(held):
     with pytest.raises(ResourceExhausted):
         queue.add(prompt(100, B), 0.0)
     assert queue.start(0.0) == [0]
-    assert queue.start(0.0) == []  # 99 is one too far behind
+    assert queue.start(0.0) == []  # 99 is one prompt too far behind
     queue.end(1)
     assert queue.start(0.0) == [99]
 
@@ -139,7 +135,7 @@ def test_blocks_a_queued_prompt_would_reuse_are_spared_for_it(queue, held):
 
 
 def test_the_order_of_service_says_who_leaves_first(held):
-    """Of those that do not wait for another one's blocks."""
+    """The order applies to prompts that do not wait for another prompt's blocks."""
     queue = PromptQueue(held, active=1, limit=40, order=SERVICE_ORDERS.make("shortest_in_time:age_s=5"))
 
     def add(number: int, seconds: float, deadline_s: float, key: bytes) -> None:
@@ -171,7 +167,7 @@ def test_the_order_of_service_says_who_leaves_first(held):
 
 @pytest.mark.parametrize("order", SERVICE_ORDERS.names)
 def test_a_prompt_with_room_is_found_behind_all_that_must_wait(order):
-    """It may hold the room that the others wait for."""
+    """The prompt may hold the room that the others wait for."""
     queue = PromptQueue(Held(), active=4, limit=4 * LOOK_AHEAD, order=SERVICE_ORDERS.make(order))
     queue.add(prompt(0, A), 0.0)
     assert queue.start(0.0) == [0]
@@ -215,7 +211,7 @@ def test_only_turns_that_are_looked_at_are_asked_for() -> None:
 
 
 def test_a_prompt_with_late_room_waits_for_its_prefix_under_way(queue, held):
-    """Both would compute it otherwise."""
+    """Both prompts would compute the prefix otherwise."""
     queue.add(prompt(0, A, B), 0.0)
     assert queue.start(0.0) == [0]
     queue.waits_for_room(0)

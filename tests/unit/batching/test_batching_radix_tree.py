@@ -1,4 +1,4 @@
-"""The radix tree by hand: what matches, where edges are split, and what goes when it is full."""
+"""The radix tree by hand: matches, splits of edges, and evictions from a full tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pinyon_lab.policies.radix_tree import RadixTree
 
 
 def keys(letters: str) -> tuple[bytes, ...]:
-    """Each letter is a block that is known by all before it."""
+    """Returns the keys of a prompt: each letter is a block that is known by all blocks before it."""
     return tuple(letters[: end + 1].encode() for end in range(len(letters)))
 
 
@@ -24,7 +24,7 @@ def tree(*prompts: str, limit: int = 100) -> RadixTree:
 
 
 def edges(made: RadixTree) -> list[str]:
-    """The last letter of each key of each edge."""
+    """Returns for each edge the last letters of its keys."""
     return sorted("".join(key.decode()[-1] for key in node.keys) for node in made.nodes()[1:])
 
 
@@ -54,7 +54,7 @@ def test_a_full_tree_drops_the_least_recently_passed_end_first() -> None:
     assert len(made) == 10
     made.match(keys("abxy"))
     made.insert(keys("q"))  # the eleventh: 8 are kept at most
-    # 11 - 2 (cd) = 9, and then the least of mnop and q: mnop.
+    # Without cd, 11 - 2 = 9 keys are left; then the less recently used of mnop and q goes: mnop.
     assert edges(made) == ["ab", "q", "xy"]
 
 

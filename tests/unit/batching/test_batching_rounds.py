@@ -1,4 +1,4 @@
-"""Rounds by hand: which requests a step decodes, and what the stopping policy hears of it."""
+"""Rounds by hand: the requests that a step decodes, and what the stopping policy hears of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinyon.batching.stopping import Always, BatchState, Taken
 
 
 class Told:
-    """Says what it is told to, and keeps what it hears."""
+    """A stopping policy that answers as told, and keeps what it hears."""
 
     learns = False
     exploring = 0.0
@@ -42,12 +42,12 @@ class Told:
 
 
 def homogeneous(state: BatchState) -> bool:
-    """Own ends may go, a shared prefix of two levels may not."""
+    """Returns whether a batch may stay: requests' own ends may be lost, a shared prefix of two levels may not."""
     return state.loss < 2
 
 
 def path(letters: str) -> list[int]:
-    """Each letter is a block that is known by all before it."""
+    """Returns the path of a prompt: each letter is a block that is known by all blocks before it."""
     return [int.from_bytes(letters[: end + 1].encode()) for end in range(len(letters))]
 
 
@@ -90,14 +90,14 @@ def test_where_nobody_shares_one_decision_is_enough() -> None:
 
 def test_a_partial_sharer_goes_to_another_batch_of_its_branch() -> None:
     made = rounds(Told(homogeneous), r0="abcdx", r1="abcdy", r2="aqqx", r3="aqqy")
-    assert steps(made, 2) == [[2, 3], [0, 1]]  # the shortest of the branch begins
+    assert steps(made, 2) == [[2, 3], [0, 1]]  # the shortest request of the branch begins
 
 
 def test_what_a_round_has_brought_is_its_tokens_by_its_time() -> None:
     told = Told(homogeneous)
     made = rounds(told, r0="aax", r1="aay", r2="bb")
     steps(made, 2, 0.25)
-    assert told.learned == []  # it is over when the next one begins
+    assert told.learned == []  # a round is over when the next one begins
     made.next()
     assert told.learned == [([Taken(BatchState(1, 1, 0), 1), Taken(BatchState(2, 2, 0), 0)], 6.0)]
     assert made.reward == 6.0
@@ -111,7 +111,7 @@ def test_a_round_stands_until_an_arrival_or_a_change_of_policy() -> None:
     asked = len(told.asked)
     made.remove(1)
     assert steps(made, 2) == [[0], [2]]
-    assert len(told.asked) == asked + 2  # asked again, the same was said
+    assert len(told.asked) == asked + 2  # the second answer was the same
     made.add(3, path("bb"))
     assert steps(made, 2) == [[2, 3], [0]]
     stops = False
@@ -152,12 +152,12 @@ def test_nobody_is_running() -> None:
 
 def test_the_time_of_prompts_is_taken_out() -> None:
     decode = DecodeTime()
-    assert decode.of(StepSeen(4, 100, 1.0)) == 0.0  # nobody knows how long prompts take
+    assert decode.of(StepSeen(4, 100, 1.0)) == 0.0  # the time of prompts is unknown
     assert decode.of(StepSeen(4, 0, 0.5)) == 0.5
     assert decode.of(StepSeen(0, 100, 0.2)) == 0.0
     assert decode.of(StepSeen(4, 100, 0.5)) == pytest.approx(0.3)
-    assert decode.of(StepSeen(4, 1000, 0.5)) == 0.0  # less than its prompts: nothing is to be said
-    assert decode.of(StepSeen(4, 1000, 0.5, decode_s=0.125)) == 0.125  # but the engine can say it
+    assert decode.of(StepSeen(4, 1000, 0.5)) == 0.0  # less than its prompts take: nothing is known
+    assert decode.of(StepSeen(4, 1000, 0.5, decode_s=0.125)) == 0.125  # but the engine may report it
 
 
 def test_a_round_with_a_step_of_unknown_time_teaches_nothing() -> None:
@@ -175,7 +175,7 @@ def test_a_round_with_a_step_of_unknown_time_teaches_nothing() -> None:
 
 
 class Coarse(Told):
-    """Knows the batch's size to the power of two."""
+    """A stopping policy that knows the batch's size only to the power of two."""
 
     def seen(self, state: BatchState) -> tuple[int, ...]:
         return (state.batch.bit_length(),)
@@ -191,10 +191,10 @@ def test_a_round_asks_the_policy_once_about_all_equal_states() -> None:
     for _ in range(3):
         round_of.append(sorted(made.next()))
         made.done()
-    # Of one: the prefix's peers would come; of two or three: others. One answer each.
+    # With one request, the prefix's peers would come; with two or three, others. Each gets one answer.
     assert len({state.batch.bit_length() for state in policy.asked}) == len(policy.asked)
     assert len({state.batch for state in policy.asked}) <= 2
-    assert round_of[0] == [2]  # the largest branch's first, left as it is: so is everybody
+    assert round_of[0] == [2]  # the round is the first of the largest branch, left alone
 
 
 def test_a_stranger_that_leaves_lets_the_others_share_again() -> None:
@@ -211,7 +211,7 @@ def test_a_stranger_that_leaves_lets_the_others_share_again() -> None:
 
 
 def test_a_policy_that_tries_something_is_asked_once_in_a_round() -> None:
-    """Its other answer would be forgotten before anything came of it, else."""
+    """A second answer would be forgotten before it had any effect."""
     answers = itertools.cycle([False, True])
     made = PrefixRounds(Coarse(lambda state: next(answers)), 1)
     for number, text in enumerate(("aab", "aac")):

@@ -1,4 +1,4 @@
-"""Whose turn it is, against looking at everybody each time."""
+"""Tests of the order of service, against looking at all requests each time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.long import usually
 
 
 def naive(waiting: dict[int, tuple[float, float]], now_s: float, age_s: float) -> int:
-    """As they came: number → seconds, deadline."""
+    """Returns the next of the waiting requests, which are in order of arrival: number → seconds, deadline."""
     for number, (_, deadline_s) in waiting.items():
         if now_s - deadline_s > age_s:
             return number
@@ -74,7 +74,7 @@ def test_everybody_has_a_turn(choice: str) -> None:
 
 @pytest.mark.parametrize(("choice", "seconds"), [("shortest_in_time", 4.0), ("most_in_time", 6.0)])
 def test_nobody_starves(choice: str, seconds: float) -> None:
-    """A long one among short ones that keep coming: late for long, it goes first."""
+    """A long prompt among endless short ones goes first once it is late for long."""
     order = SERVICE_ORDERS.make(f"{choice}:age_s=3.0")
     order.add("long", 0.0, seconds, 5.0)
     now_s = 0.0
@@ -104,11 +104,11 @@ def test_settings_are_checked(age_s: str) -> None:
 
 
 Prompts = dict[int, tuple[float, float]]
-"""By number: whole seconds that each takes, and its deadline."""
+"""Whole seconds and deadline of each prompt, by number."""
 
 
 def most_in_time(prompts: Prompts, now_s: float) -> int:
-    """How many can be, of all sets: those of a set can if they can by deadline."""
+    """Returns how many prompts of any set can be in time: a set can if it is in time in order of deadline."""
     for count in range(len(prompts), 0, -1):
         for chosen in combinations(prompts.values(), count):
             ends_s = now_s
@@ -153,8 +153,10 @@ def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
 @settings(max_examples=usually(80, long=200), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.1, 0.5, 4.0)))
 def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
-    """Who came and did not leave is there, each once, whatever was late or old in between; and turns are told as they
-    then come."""
+    """Each request that came and did not leave is there once, whatever was late or old in between.
+
+    Turns are predicted as they then come.
+    """
     rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=2.0, patience_s=6.0, aged_share=share))
     waiting: dict[int, float] = {}
     now_s = 0.0
@@ -178,7 +180,7 @@ def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 1.0])
 def test_those_late_for_long_have_their_share_and_no_more(share: float) -> None:
-    """Half as much again comes as can be computed: the late ones grow without end, the others are in time."""
+    """The arrivals are half as much again as can be computed: late prompts grow without end, the others are in time."""
     order = MostInTime[int](MostInTimeSettings(age_s=5.0, aged_share=share))
     rng, now_s, came = Random(1), 0.0, 0
     arrived: dict[int, float] = {}
@@ -210,7 +212,7 @@ def test_of_very_many_some_are_looked_at() -> None:
 
 @pytest.mark.parametrize("choice", SERVICE_ORDERS.names)
 def test_what_was_computed_of_one_does_not_count_any_more(choice: str) -> None:
-    """A long one whose rest is the shortest; the books hold."""
+    """A long prompt has the shortest rest; the books hold."""
     order = SERVICE_ORDERS.make(choice)
     for name, seconds in (("long", 5.0), ("short", 1.0), ("late", 3.0)):
         order.add(name, 0.0, seconds, 2.0 if name == "late" else 20.0)
@@ -240,7 +242,7 @@ def test_those_late_for_long_do_not_save_up_missed_turns():
     order.add("old", 0.0, 1.0, 1.0)
     for number in range(400):
         order.add(f"new-{number}", 30.0, 1.0, 1e9)
-    for number in range(200):  # the old one waits for KV memory, and others go meanwhile
+    for number in range(200):  # the aged prompt waits for KV memory, and others go meanwhile
         order.take(f"new-{number}", 30.0)
     for number in range(200):
         order.add(f"old-{number}", 30.0, 1.0, 31.0)
@@ -251,8 +253,7 @@ def test_those_late_for_long_do_not_save_up_missed_turns():
 @pytest.mark.parametrize("step_s", [0.1, 1.0])
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_prompts_of_unknown_time_use_up_the_time_they_take(share: float, step_s: float) -> None:
-    """Two that are late for long, of 2 s each, among such prompts without end: 2 s / share after the first comes the
-    other."""
+    """Two prompts of 2 s are late for long among endless such prompts: the second comes 2 s / share after the first."""
     order: MostInTime[str] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=share))
     order.add("old 1", 0.0, 2.0, 1.0)
     order.add("old 2", 0.0, 2.0, 1.0)
@@ -272,7 +273,7 @@ def test_prompts_of_unknown_time_use_up_the_time_they_take(share: float, step_s:
 
 
 def test_where_the_clock_stands_each_turn_counts_a_little() -> None:
-    """Of those late for long, too: they go before all, but not all of them."""
+    """Aged requests count too: they go first, but not all of them."""
     order: MostInTime[int] = MostInTime(MostInTimeSettings(age_s=1.0, aged_share=0.25))
     for number in range(40):
         order.add(number, 0.0, 0.0, 1.0 if number < 20 else 1e6)
@@ -285,7 +286,7 @@ def test_where_the_clock_stands_each_turn_counts_a_little() -> None:
 @settings(max_examples=usually(40, long=100), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.25, 0.5, 1.0)))
 def test_who_is_late_for_long_waits_for_no_more_than_the_share(seed: int, share: float) -> None:
-    """Whatever others take, said or not; there are always some."""
+    """The bound holds for any time that other requests take, predicted or not; there are always other requests."""
     rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=1.0, aged_share=share))
     for number in range(10):
         order.add(-1 - number, 0.0, rng.choice((0.0, 0.5, 2.0)), 1.0)

@@ -1,4 +1,4 @@
-"""Plans over numbers, and for whom a step counts."""
+"""Step plans over numbers, and the requests for which a step counts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_prompt_that_came_back_during_the_step_is_another_one(scheduler):
 
 
 def computed(scheduler: StepScheduler, now_s: float) -> list[tuple[int, int, int]]:
-    """The chunks of one step."""
+    """Returns the chunks of one step."""
     plan = scheduler.decide(now_s)
     assert plan is not None
     return scheduler.fold(plan).prefills
@@ -99,7 +99,7 @@ def test_of_a_prompt_that_is_being_computed_what_is_left_counts(choice):
 
 
 def test_who_would_make_none_late_is_not_left_behind():
-    """The long one's deadline comes first, and it has no time to spare."""
+    """The long prompt's deadline comes first, and leaves no time to spare."""
     scheduler = ordered("most_in_time")
     scheduler.add_prefill(PromptWork(0, 0, 32, 0.0, seconds=4.0, deadline_s=4.5))
     assert computed(scheduler, 0.0) == [(0, 0, 16)]
@@ -119,7 +119,7 @@ def test_as_they_came_where_nobody_says_otherwise():
     ("choice", "share"), [("most_in_time:age_s=3,aged_share=0.25", 0.25), ("shortest_in_time:age_s=3", 1)]
 )
 def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(choice, share):
-    """Late for long, it has its share of the steps, or all."""
+    """A prompt that is late for long has its share of the steps, or all."""
     scheduler = ordered(choice)
     scheduler.add_prefill(PromptWork(0, 0, 160, 0.0, seconds=20.0, deadline_s=5.0))
     began: list[int] = []
@@ -167,7 +167,7 @@ def test_a_request_needs_a_block_more_when_its_own_are_full(scheduler):
     ("batching", "kernels"), [("feather:chunk_blocks=1", ["whole", "grouped"]), ("fcfs", ["grouped"])]
 )
 def test_only_kernels_that_read_together_read_once(batching, kernels):
-    """``plain`` reads for each request alone, and so does an engine without a kernel, whatever batches share."""
+    """``plain`` reads for each request alone, as does an engine without a kernel, whatever batches share."""
     found = []
     for kernel in ("", "plain", "whole", "grouped"):
         rounds = BATCHING_POLICIES.make(batching).rounds(kernel)

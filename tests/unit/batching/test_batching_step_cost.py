@@ -1,4 +1,4 @@
-"""What chunks cost is learned from steps, and a step that decodes stays within its limit."""
+"""Tests that the cost of chunks is learned from steps, and that a step that decodes stays within its limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENGINE = EngineProfile("s", "", "", 1e-3, 1e-4, 2e-8, 9e-3, 2e-4, 0.0)
 
 
 class Played:
-    """A scheduler whose steps take what the profile says; ``longest_s`` from token to token of those that run."""
+    """A scheduler whose steps take as long as the profile says; ``longest_s`` is the longest time between tokens."""
 
     def __init__(self, decodes: int, tbt_s: float = TBT_S, engine: EngineProfile = ENGINE) -> None:
         self.scheduler = StepScheduler(StepLimits(256, 2048, 2048, BLOCK, tbt_s))
@@ -39,7 +39,7 @@ class Played:
         return plan
 
     def taught(self) -> Played:
-        """Of decoding, and of a prompt of some length."""
+        """Lets the scheduler learn the costs of decoding and of a prompt of some length."""
         for _ in range(8):
             self.step()
         self.scheduler.add_prefill(PromptWork(1000, 0, 4000))
@@ -51,7 +51,7 @@ class Played:
 
 @pytest.mark.parametrize("decodes", [1, 8, 32, 200])
 def test_a_long_prompt_that_joins_is_no_spike(decodes: int) -> None:
-    """Without the limit it is: 8,000 tokens, and the same engine."""
+    """A prompt of 8,000 tokens is a spike on the same engine without the limit."""
     for tbt_s, longest_s in ((0.0, 0.25), (TBT_S, TBT_S)):
         played = Played(decodes, tbt_s).taught()
         played.scheduler.add_prefill(PromptWork(0, 0, 8000))
@@ -83,7 +83,7 @@ def test_where_nobody_runs_nothing_is_cut() -> None:
 
 
 def test_under_a_stream_of_long_prompts_both_sides_get_on() -> None:
-    """Running requests keep their bound, and prompts advance in each step, though more come than can be computed."""
+    """Running requests keep their bound and prompts advance in each step, although more come than can be computed."""
     played = Played(32).taught()
     came = ended = 0
     for step in range(400):
@@ -101,7 +101,7 @@ def test_under_a_stream_of_long_prompts_both_sides_get_on() -> None:
 
 
 def test_a_batch_that_uses_up_the_limit_leaves_prompts_a_share() -> None:
-    """Of decoding's time; and where a block takes longer than that, a block."""
+    """The share is a part of decoding's time, or one block where a block takes longer."""
     decodes = 600
     played = Played(1)
     for number in range(1, decodes):
@@ -126,7 +126,7 @@ def test_a_block_slower_than_the_limit_is_computed_all_the_same() -> None:
 
 
 def test_each_batch_of_a_round_has_its_part_of_the_limit() -> None:
-    """Two groups: the time between a request's tokens is that of two steps."""
+    """The round has two groups: the time between a request's tokens is that of two steps."""
     scheduler = StepScheduler(StepLimits(64, 2048, 2048, BLOCK, TBT_S), rounds=GroupRounds(1))
     for number in range(8):
         scheduler.add_decode(number, BLOCK, 1 << 20, [number % 2])
@@ -159,7 +159,7 @@ def test_steps_told_together_teach_the_same_as_one_by_one() -> None:
 
 
 def test_an_engine_that_says_what_decoding_takes_is_believed() -> None:
-    """A batch that doubles while there are prompts in every step."""
+    """The batch doubles while there are prompts in every step."""
     cost = StepCost()
     for decoded in (8, 16):
         for _ in range(12):
@@ -187,7 +187,7 @@ def test_what_a_token_costs_is_a_line_over_what_is_before_it() -> None:
 
 
 def test_odd_times_break_nothing() -> None:
-    """Zero, less than decoding alone, shorter the deeper it is."""
+    """The times are zero, less than decoding alone, or shorter for deeper chunks."""
     cost = StepCost()
     cost.saw([], StepSeen(8, 0, 0.02))
     for start, seconds in ((0, 0.05), (1000, 0.01), (2000, 0.0), (10000, 0.03)):
@@ -219,7 +219,7 @@ def test_one_stalled_step_is_not_taken_for_the_cost_of_chunks() -> None:
 
 @pytest.mark.parametrize("every", [2, 16, 31, 50])
 def test_deep_chunks_among_shallow_ones_are_learned(every: int) -> None:
-    """Each deep one is far from what the shallow ones before it have shown, however rare it is."""
+    """Each deep chunk differs from the shallow chunks before it, however rare it is."""
     deep = replace(ENGINE, prefill_pair_s=2e-6)
     cost = StepCost()
     for place in range(10 * every + 1):

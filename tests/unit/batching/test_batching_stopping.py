@@ -31,10 +31,10 @@ PEER = BatchState(1, 1, 19)
 
 def test_the_heuristic_is_the_papers() -> None:
     policy = Heuristic(HeuristicSettings())
-    assert policy.adds(BatchState(100, 0, 0))  # costs nothing
-    assert policy.adds(BatchState(3, 1000, 0))  # a small batch takes anybody
+    assert policy.adds(BatchState(100, 0, 0))  # the addition costs nothing
+    assert policy.adds(BatchState(3, 1000, 0))  # a small batch takes any request
     assert [loss for loss in range(10) if policy.adds(BatchState(4, loss, 0))] == [0, 1, 2, 3, 4, 5]
-    # Ten that wait, itself included.
+    # Ten requests wait, the candidate included.
     assert [loss for loss in range(10) if policy.adds(BatchState(4, loss, 9))] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert [loss for loss in range(10) if policy.adds(BatchState(4, loss, 8))] == [0, 1, 2, 3, 4, 5]
 
@@ -47,7 +47,7 @@ def test_bins() -> None:
 def test_upper_confidence_bounds_are_the_formula() -> None:
     policy = Bandit(BanditSettings(exploration=0.5))
     stop, add = [Taken(STRANGER, STOP)], [Taken(STRANGER, ADD)]
-    assert policy.adds(STRANGER)  # what was never tried: adding first
+    assert policy.adds(STRANGER)  # an untried decision: adding first
     policy.learn(add, 100.0)
     assert not policy.adds(STRANGER)
     policy.learn(stop, 120.0)
@@ -62,7 +62,7 @@ def test_upper_confidence_bounds_are_the_formula() -> None:
 
 
 def settle(policy: StoppingPolicy, worth: dict[int, float], rounds: int, random: Random) -> float:
-    """Of the last quarter's decisions the share that are the better ones. Rewards vary by a tenth."""
+    """Returns the share of better decisions in the last quarter; rewards vary by a tenth."""
     best = max(worth, key=lambda action: worth[action])
     right = 0
     for number in range(rounds):
@@ -89,7 +89,7 @@ def test_when_the_workload_shifts_it_looks_around_again(stop: LabLearning) -> No
     policy = LabFeatherSettings(stop=stop, seed=1).stopping()
     assert settle(policy, {STOP: 3000.0, ADD: 1500.0}, 600, random) > 0.9
     calm = policy.exploring
-    # Everything is slower now, and the other way round.
+    # From here on everything is slower, and the better decision is the other one.
     for _ in range(400):
         action = int(policy.adds(STRANGER))
         policy.learn([Taken(STRANGER, action)], {STOP: 400.0, ADD: 600.0}[action] * random.uniform(0.9, 1.1))
@@ -104,7 +104,7 @@ def test_when_the_workload_shifts_it_looks_around_again(stop: LabLearning) -> No
 def test_what_was_bad_once_is_tried_again_without_a_shift(stop: LabLearning, bad: float) -> None:
     random = Random(8)
     policy = LabFeatherSettings(stop=stop, seed=1).stopping()
-    # Stopping was tried while the batch was small, and the same bin has larger ones now.
+    # Stopping was tried while the batch was small; the same bin now has larger batches.
     assert settle(policy, {STOP: bad, ADD: 1000.0}, 400, random) > 0.9
     assert policy.shifts == 0
     assert settle(policy, {STOP: 1150.0, ADD: 1000.0}, 2000, random) > 0.9
@@ -114,7 +114,7 @@ def test_what_was_bad_once_is_tried_again_without_a_shift(stop: LabLearning, bad
 @pytest.mark.parametrize("stop", LEARNING)
 def test_of_a_new_state_both_actions_are_tried(stop: LabLearning) -> None:
     policy = LabFeatherSettings(stop=stop, seed=1).stopping()
-    for _ in range(400):  # until nothing is tried at random any more
+    for _ in range(400):  # until random trials end
         policy.learn([Taken(PEER, ADD)], 100.0)
     for action in (STOP, ADD):
         other = LabFeatherSettings(stop=stop, seed=1).stopping()
@@ -128,7 +128,7 @@ def test_a_batch_left_as_it_is_ends_an_episode_of_q_learning() -> None:
     policy.learn([Taken(PEER, ADD), Taken(STRANGER, STOP), Taken(PEER, ADD)], 100.0)
     assert policy.table() == {"1/1/5": [-1.0, 100.0, 0.0, 2.0], "5/4/4": [100.0, -1.0, 1.0, 0.0]}
     policy.learn([Taken(PEER, ADD), Taken(STRANGER, STOP)], 200.0)
-    # 0.5 * 200 + 0.5 * max(Q of the stranger, learned before it: the episode is learned from its end)
+    # 0.5 * 200 + 0.5 * max(Q of the stranger, which is learned first: an episode is learned from its end)
     assert policy.table()["5/4/4"][STOP] == 200.0
     assert policy.table()["1/1/5"][ADD] == 200.0
 

@@ -1,4 +1,4 @@
-"""What penalties are made of, against a recount of all tokens."""
+"""The token counts behind penalties, against a recount of all tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recount(prompt: list[int], generated: list[int]) -> dict[int, int]:
 
 @given(prompt=tokens, before=tokens, after=st.lists(st.integers(0, 400), max_size=300))
 def test_tokens_are_counted_wherever_they_come_from(prompt, before, after):
-    """Those of a request that goes on elsewhere count as if it had been here all the time."""
+    """The tokens of a request that moved here count as if the request had been here all the time."""
     counts = TokenCounts(np.array(prompt + before, "<u4"), len(before))
     assert told(counts) == recount(prompt, before)
     for token in after:

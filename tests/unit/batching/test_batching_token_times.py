@@ -32,7 +32,7 @@ def test_many_steps_at_once_count_as_they_would_one_by_one():
 
 
 def test_in_rounds_a_token_comes_after_a_whole_round():
-    """Three batches of four, two and two requests: in each round everybody gets one token."""
+    """The batches have four, two and two requests: in each round every request gets one token."""
     times = TokenTimes()
     for _ in range(SAMPLE_STEPS):
         for requests, seconds in ((4, 0.04), (2, 0.03), (2, 0.01)):

@@ -1,4 +1,4 @@
-"""Who is asked first whether there is room, where an order of service says it."""
+"""Tests of which request is asked first whether it has room, by an order of service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def request(number: int, seconds: float = 1.0, deadline_s: float = 100.0, blocks
 class Books:
     def __init__(self) -> None:
         self.held: dict[int, int] = {}
-        """Blocks of those admitted, as the test says."""
+        """The blocks of each admitted request, as the test says."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
         return BlockNeed(0, request.blocks)
@@ -39,7 +39,7 @@ def policy(books: Books) -> BatchingPolicy:
 
 
 def test_room_goes_to_whose_turn_it_is(policy):
-    """The shortest of those that can be in time, then who is late."""
+    """The shortest request that can be in time comes first, then late ones."""
     for number, seconds, deadline_s in ((1, 9.0, 8.0), (2, 3.0, 20.0), (3, 2.0, 20.0), (4, 1.0, 20.0)):
         policy.enqueue(request(number, seconds, deadline_s))
     assert policy.admit(9, 2, now_s=0.0) == [4, 3]
@@ -58,7 +58,7 @@ def test_late_for_long_it_has_its_share(policy):
 
 @pytest.mark.parametrize("deadline_s", [0.0, 5.0, 30.0])
 def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_s):
-    """15 s after it came, whatever its SLO; without one, too."""
+    """The share comes 15 s after the request did, with any SLO or none."""
     policy = BATCHING_POLICIES.make("most_in_time").policy(books)
     policy.enqueue(request(1, 8.0, deadline_s))
     for number in range(2, 12):
@@ -68,7 +68,7 @@ def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_
 
 
 def test_the_next_in_turn_keeps_the_room_others_will_give_back(policy, books):
-    """Else a large one would never enter among small ones; but it sends nobody away, however long that takes."""
+    """A large request would else never enter among small ones; but it preempts no request, however long it waits."""
     policy.enqueue(request(1, 1.0, blocks=5))
     policy.enqueue(request(3, 2.0))
     books.held = {2: 4}
@@ -107,7 +107,7 @@ def test_those_that_leave_are_not_asked(policy):
 
 
 class Counting:
-    """An order of service, and whose turns it was asked for."""
+    """An order of service that counts the turns it is asked for."""
 
     short_first = True
 
@@ -139,7 +139,7 @@ def test_only_turns_that_are_looked_at_are_asked_for():
 
 
 def test_without_room_for_anybody_no_turn_is_asked_for(books):
-    """Asked at every arrival and every release: a burst costs no looks, and a place no more than it is worth."""
+    """The room is asked for at every arrival and every release: a burst costs no looks."""
     order = Counting()
     policy = Fcfs(books, ByTurn(order))
     for number in range(2_000):
@@ -151,7 +151,7 @@ def test_without_room_for_anybody_no_turn_is_asked_for(books):
 
 
 def test_turns_hold_for_a_moment(books):
-    """Room for a small one far behind: asked again it costs no looks; nor do newcomers that do not fit."""
+    """The room suits a small request far behind: asking again costs no looks, nor do newcomers that do not fit."""
     order = Counting()
     policy = Fcfs(books, ByTurn(order))
     for number in range(50):
@@ -194,7 +194,7 @@ def test_what_left_or_was_taken_of_the_turns_that_hold_has_none(books):
 
 @pytest.mark.parametrize("name", BATCHING_POLICIES.names)
 def test_a_prompt_for_another_instance_passes_one_keeping_room(books, name):
-    """Which may have to wait for that one, and those that it waits for for prompts of the other instance."""
+    """The request may have to wait for that prompt, and the requests it waits for may wait for such prompts too."""
     policy = BATCHING_POLICIES.make(name).policy(books)
     policy.enqueue(request(1, blocks=5))
     policy.enqueue(request(3, blocks=1))
@@ -206,7 +206,7 @@ def test_a_prompt_for_another_instance_passes_one_keeping_room(books, name):
     books.held = {2: 4, 4: 1}
     policy.enqueue(BatchRequest(6, 10, 1, decodes=False))
     later = policy.admit(9, 3, now_s=PATIENCE_S)
-    if name in ("fcfs", "sglang_fcfs", "dynamic"):  # those whose line is that in which they came
+    if name in ("fcfs", "sglang_fcfs", "dynamic"):  # policies whose queue is in order of arrival
         assert (later, policy.claimant()) == ([], 1), "now that others give way for it, nobody takes what they give"
     else:
         assert (later, policy.claimant()) == ([6], None)

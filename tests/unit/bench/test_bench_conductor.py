@@ -1,4 +1,4 @@
-"""What ``./dev bench conductor`` asks of a conductor and tells it, and what ``./dev bench blocks`` does with a pool."""
+"""The calls and reports of ``./dev bench conductor``, and how ``./dev bench blocks`` uses a pool."""
 
 from __future__ import annotations
 

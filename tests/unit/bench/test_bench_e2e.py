@@ -1,4 +1,4 @@
-"""What ``./dev bench e2e`` measures with: a tokenizer, texts of a size, options for services, whose figure counts."""
+"""The parts of ``./dev bench e2e``: a tokenizer, texts of a given size, service options, the figure that counts."""
 
 from __future__ import annotations
 

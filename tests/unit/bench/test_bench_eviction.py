@@ -1,4 +1,4 @@
-"""What ``./dev bench eviction`` makes of replays: shares of a gap, halves, aims, what the sweep varies."""
+"""The results that ``./dev bench eviction`` derives from replays: shares of a gap, halves, aims, the sweep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(lru: int, own: int, belady: int, blocks: int = 1000) -> Outcome:
 
 
 def write(folder: Path, *of_each: list[int]) -> Public:
-    """A public trace with a request per second."""
+    """Writes a public trace with a request per second."""
     rows = [
         {"timestamp": 1000 * second, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
         for second, ids in enumerate(of_each)
@@ -55,7 +55,7 @@ def test_the_share_of_the_gap_is_of_what_there_is_to_gain(lru: int, own: int, be
     assert closed * seen.gap_points / 100 == pytest.approx(seen.points(OWN))
     assert seen.closed_percent(LRU) == 0
     assert seen.closed_percent(BELADY) == 100
-    assert seen.thin == (belady - lru < 10)  # of 1000 blocks: a point
+    assert seen.thin == (belady - lru < 10)  # 10 of 1000 blocks are a point
 
 
 def test_nothing_asked_for_is_no_gap() -> None:

@@ -1,4 +1,4 @@
-"""What live and simulated instances of ``bench.fidelity`` have in common."""
+"""The settings that live and simulated instances of ``bench.fidelity`` share."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""What ``./dev bench goodput`` says of what it has measured, all of it or a part."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What ``./dev bench index`` counts on a trace, by hand and against the definition."""
+"""The counts of ``./dev bench index`` on a trace, by hand and against the definition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PREFIXES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 80)), max_size=6
 
 @given(PREFIXES)
 def test_both_samples_are_as_they_are_defined(prompts: list[tuple[int, int]]) -> None:
-    """Three long texts, of which prompts are beginnings."""
+    """The prompts are beginnings of three long texts."""
     found = seen((row(*(1000 * text + at for at in range(length))) for text, length in prompts), 16)
     longest = dict.fromkeys(range(3), 0)
     places, hashes = dict.fromkeys(EVERY, 0), dict.fromkeys(EVERY, 0)

@@ -1,5 +1,3 @@
-"""What ``./dev bench kernels`` measures is what it says."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -23,7 +21,7 @@ def test_requests_of_a_group_share_its_prefix_and_nothing_else() -> None:
         prefixes = {block for table in found for block in table[:shared]}
         assert len(set(own)) == len(own)
         assert prefixes.isdisjoint(own)
-        # Each needs all of its blocks.
+        # Each request needs all of its blocks.
         assert {slot.position // BLOCK_TOKENS for slot in slots_of(found)} == {len(found[0]) - 1}
 
 

@@ -1,4 +1,4 @@
-"""The load of the live comparison, and the books of a worker that it is replayed with."""
+"""The load of the live comparison, and the books of the worker with which it is replayed."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ def test_the_load_is_the_seeds() -> None:
     assert all(0 < each.pauses_s[0] < mix.seconds for each in load)
     times = [each.pauses_s for each in calls]
     assert times[0::3] == times[1::3] == times[2::3], "three at a time"
-    # Poisson arrivals, 48 and 240 in the mean; a chat goes on by 0.8 each time, so has 5 turns but for the longest ones
+    # Poisson arrivals with means of 48 and 240; a chat goes on by 0.8 each time, so it has 5 turns but for the longest.
     assert 25 < len(chats) < 75
     assert 150 < len(calls) < 330
     assert 3.5 < sum(len(each.says) for each in chats) / len(chats) < 6.5
 
 
 def rows_of(dice: random.Random, requests: int) -> list[TraceRow]:
-    """Chats that go on or end, with answers of up to three blocks; each prompt's whole blocks are those of the turn
-    before and of its answer, then new ones. Now and then a prompt comes again as it was."""
+    """Returns the rows of chats that go on or end, with answers of up to three blocks.
+
+    A prompt's whole blocks are those of the turn before and of its answer, then new ones. Now and then a prompt
+    repeats.
+    """
     ids = itertools.count()
     begun = [next(ids), next(ids)]
     chats: list[tuple[str, list[int], int]] = []
@@ -61,7 +64,7 @@ def rows_of(dice: random.Random, requests: int) -> list[TraceRow]:
 
 
 def naive_lru(rows: list[TraceRow], capacity: int) -> list[int]:
-    """With a list of what is held, what goes first in front."""
+    """Returns the hits of each request by a plain list of held blocks, the next to evict in front."""
     following = {row.parent: row for row in rows if row.parent}
     held: list[object] = []
     hits = []

@@ -1,5 +1,3 @@
-"""What ``./dev bench placement`` places on, and what it makes of figures, on small clusters."""
-
 from __future__ import annotations
 
 import json
@@ -76,7 +74,7 @@ def test_thinned_chains_have_gaps_where_blocks_are_gone(cluster: Cluster) -> Non
 def test_scattered_blocks_are_gone_afterwards(cluster: Cluster) -> None:
     before = cluster.fleet.index.entries
     assert cluster.scattered_per_s(3) > 0
-    assert cluster.fleet.index.entries <= before  # less what was evicted for them
+    assert cluster.fleet.index.entries <= before  # some were evicted for the new ones
     cluster.fleet.index.check_integrity()
 
 

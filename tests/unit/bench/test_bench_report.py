@@ -1,4 +1,4 @@
-"""What benchmarks print: one JSON object on the last line, aims met or not, percentiles that are right."""
+"""The output of benchmarks: one JSON object on the last line, aims met or missed, correct percentiles."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_requests_carry_their_length():
 
 def test_cpu_time_grows_with_work():
     before, began_s = cpu_seconds([os.getpid()]), time.process_time()
-    while time.process_time() < began_s + 0.05:  # five of the ticks that the system counts in
+    while time.process_time() < began_s + 0.05:  # five ticks of the system's clock
         pass
     assert cpu_seconds([os.getpid()]) > before
 

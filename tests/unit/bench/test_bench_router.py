@@ -1,4 +1,4 @@
-"""What ``./dev bench router`` measures with: prompts that never come twice, and stubs that count what they should."""
+"""The parts of ``./dev bench router``: prompts that never repeat, and stubs that count correctly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_stub_counts_the_prefix_that_it_has_and_no_more() -> None:
 
     assert serve(text * 3) == (3, 0)
     assert serve(text * 4) == (4, 3)
-    assert serve("b" + text * 3) == (3, 0)  # the same chunks behind another beginning
+    assert serve("b" + text * 3) == (3, 0)  # the same chunks behind a different beginning
     small = Stub(2)
     small.serve(json.dumps({"prompt": text * 3}).encode())
     assert len(small.cache) == 2

@@ -1,4 +1,4 @@
-"""The batches of FEATHER's chapter 3 are what they are called, and fit."""
+"""The batches of FEATHER's chapter 3 match their names, and fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX_BLOCKS = PREFIX_TOKENS // BLOCK_TOKENS
 
 
 def made(experiment: str) -> dict[str, list[list[DecodeSlot]]]:
-    """Slots by the names of points."""
+    """Returns the slots of each point of an experiment, by the point's name."""
     (found,) = [make for name, make in EXPERIMENTS.items() if name.startswith(experiment)]
     slots = {}
     for point in found():
@@ -23,7 +23,7 @@ def made(experiment: str) -> dict[str, list[list[DecodeSlot]]]:
 
 
 def shared(batches: list[list[DecodeSlot]]) -> list[int]:
-    """Blocks that all of each batch share."""
+    """Returns the blocks that all requests of each batch share."""
     return [shared_blocks([slot.block_table for slot in batch]) for batch in batches]
 
 

@@ -1,4 +1,4 @@
-"""The transfer benchmark: what it moves, that it notices bytes that did not arrive, and what it makes of figures."""
+"""The transfer benchmark: its transfers, its detection of missing bytes, and its use of figures."""
 
 import contextlib
 import itertools
@@ -78,7 +78,7 @@ def test_memory_knows_its_pattern_and_a_single_wrong_byte():
 
 @pytest.fixture(params=["sockets 1,256", "sockets 4,4096", "process_vm", "memcpy"])
 def raw(request):
-    """An initiator, its memory and the target's."""
+    """An initiator, and the memories of both sides."""
     ours, theirs = Memory(NBYTES), Memory(NBYTES)
     kind, _, option = request.param.partition(" ")
     if kind == "memcpy":
@@ -173,7 +173,7 @@ ANSWER_S = 60
 
 
 def sides_of(pid: int) -> list[int]:
-    """All that this process has started, and what they have."""
+    """Returns the ids of all descendants of this process."""
     children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return children + [each for child in children for each in sides_of(child)]
 
@@ -242,7 +242,7 @@ def test_sigterm_ends_a_benchmark_and_all_that_it_started(tmp_path, command):
 
 
 def test_a_peer_process_needs_nothing_of_ours():
-    """It runs in the peer's environment: no pinyon, no third party."""
+    """The peer runs in its own environment, without pinyon or third-party packages."""
     modules = "bench.transfer_peer, bench.transfer_nixl, bench.transfer_gloo"
     code = f"import {modules}, sys; sys.exit('pinyon' in sys.modules)"
     subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, check=True)
@@ -252,7 +252,7 @@ def test_a_peer_process_needs_nothing_of_ours():
 
 
 def _measured(faster: float, systems=SYSTEMS, repetitions: int = 5) -> Measured:
-    """Our systems move ``faster`` times as much as the others, with as much less latency and CPU."""
+    """Returns measurements in which our systems move ``faster`` times as much, with less latency and CPU to match."""
     measured = Measured()
     for system in SYSTEMS:
         factor = faster if system.name.startswith("pinyon") else 1.0
@@ -316,7 +316,7 @@ def test_faster_plain_sockets_at_any_large_point_decide(sockets, point):
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {2.0}
     measured.samples[sockets.name, WRITE, point.name] = [Sample(turn * 4.0, 1, 1, 1, 1.0) for turn in range(1, 6)]
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {0.5}
-    del measured.samples[sockets.name, WRITE, point.name]  # nobody knows what is best
+    del measured.samples[sockets.name, WRITE, point.name]  # the best system is unknown
     assert {aim.measured for aim in aims(measured) if aim.name == name} == {None}
 
 
@@ -324,7 +324,7 @@ def test_faster_plain_sockets_at_any_large_point_decide(sockets, point):
 
 
 class Moving:
-    """Stands for a pair: its rates one after another, each sample in one second of its clock."""
+    """A stand-in for a pair: its rates one after another, each sample in one second of its clock."""
 
     def __init__(self, rates: list[float], order: list[float], share: float = 1.0) -> None:
         self.rates, self.order, self.share, self.plans, self.closed = iter(rates), order, share, [], False

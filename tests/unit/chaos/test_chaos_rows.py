@@ -1,4 +1,4 @@
-"""Gaps, excuses and growth from hand-made records: what the chaos runs judge by."""
+"""The gaps, excuses and growth by which the chaos runs judge, from hand-made records."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def rows(records: list[Record], fault: str = "freeze") -> list[Row]:
 def test_only_what_the_victim_alone_had_is_excused():
     records = [
         record(0, 9.5, 9.8, door="lb-0", began_s=9.6),
-        record(0, 9.5, 15.2, door="lb-0", began_s=9.9),  # half of its answer was out when it froze
-        record(0, 9.5, 15.3, door="lb-0", began_s=15.1),  # it could have been sent to the other
+        record(0, 9.5, 15.2, door="lb-0", began_s=9.9),  # half of the answer was out when lb-0 froze
+        record(0, 9.5, 15.3, door="lb-0", began_s=15.1),  # the client could have chosen the other balancer
         record(0, 10.1, 11.0, door="lb-1", began_s=10.5),
         record(0, 15.0, 15.1),
-        record(1, 9.9, 15.2, door="lb-1", began_s=9.95),  # slow, and not by the freeze of lb-0
+        record(1, 9.9, 15.2, door="lb-1", began_s=9.95),  # slow for another reason than the freeze of lb-0
         record(1, 10.0, 10.2),
         record(1, 15.0, 15.3),
     ]

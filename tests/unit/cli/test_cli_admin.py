@@ -1,4 +1,4 @@
-"""``pinyon admin`` changes nothing in a process of another role than the one that is named."""
+"""``pinyon admin`` changes nothing in a process of another role than the named one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
 @pytest.fixture
 def balancer() -> Iterator[tuple[str, Admin]]:
-    """Its address: it is a load balancer, by what its health service knows."""
+    """Yields the address of a server that its health service calls a load balancer, and its admin servicer."""
     pool, admin, names = ThreadPoolExecutor(2), Admin(), health.HealthServicer()
     names.set(lb_pb2.DESCRIPTOR.services_by_name["LbService"].full_name, health_pb2.HealthCheckResponse.NOT_SERVING)
     server = grpc.server(pool)

@@ -1,4 +1,4 @@
-"""Commands that ask a load balancer show it a key: the one that is given, else the environment's."""
+"""Commands that ask a load balancer show it an API key: the given one, else the environment's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinyon.cli import main
 
 
 class Balancer(lb_pb2_grpc.LbServiceServicer):
-    """Serves who has the key ``sesame``, as a load balancer does that has a file of keys."""
+    """A load balancer that serves clients with the key ``sesame``, like one with a file of keys."""
 
     def __init__(self) -> None:
         self.shown: set[str] = set()

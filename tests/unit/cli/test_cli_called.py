@@ -1,5 +1,3 @@
-"""Lines to copy name this program as it was called."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""What ``pinyon explain`` prints of an answer."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -13,7 +11,6 @@ from pinyon.cli import main
 
 @pytest.fixture
 def answered(monkeypatch):
-    """The conductor's next answer."""
     decisions: list[conductor_pb2.ExplainedDecision] = []
     asked: list[str] = []
 

@@ -1,5 +1,3 @@
-"""Failed calls in plain words."""
-
 from __future__ import annotations
 
 import re

@@ -1,4 +1,4 @@
-"""Researchers' commands are there where the laboratory is installed, and only there."""
+"""Researchers' commands exist only where the laboratory is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_with_the_lab_there_are_its_commands(capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a container image has: neither the laboratory nor what starts suites."""
+    """Simulates a container image, which has neither the laboratory nor the launcher."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name in ("pinyon_lab", "launch") else find(name)

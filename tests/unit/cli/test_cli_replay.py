@@ -1,4 +1,4 @@
-"""``pinyon replay`` that does not come to the end of its trace."""
+"""``pinyon replay`` that does not reach the end of its trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANG_S = 60.0
 
 
 class Balancer(lb_pb2_grpc.LbServiceServicer):
-    """Answers the first request, and calls ``then`` at the second."""
+    """A load balancer that answers the first request, and calls ``then`` at the second."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,5 +1,3 @@
-"""``pinyon reproduce`` as people call it."""
-
 from __future__ import annotations
 
 import json

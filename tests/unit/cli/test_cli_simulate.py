@@ -1,5 +1,3 @@
-"""``pinyon simulate``, ``compare`` and ``plan`` as people call them."""
-
 from __future__ import annotations
 
 import json
@@ -107,7 +105,7 @@ def test_plan_says_that_no_number_of_instances_helps(trace: str, capsys: pytest.
     message = capsys.readouterr().err
     assert "no number of instances attains 99.0%: even where nobody waits" in message
     assert "of 270 take longer than 0.3 s to compute, up to 0." in message
-    # With more instances than may be tried, all are in time: then it is not that.
+    # With more instances than may be tried, all requests are in time, so this is another message.
     assert main([*asked, "--slo", "0.9", "--share", "0.99", "--rate", "400"]) == 1
     assert "8 instances attain" in capsys.readouterr().err
 
@@ -220,7 +218,7 @@ def test_what_cannot_be_sent_is_said_before_anything_is(
 def test_the_attention_kernel_says_who_gains_by_a_shared_prefix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two conversations at once: by groups each reads its prefix once, as a whole batch nobody does."""
+    """The two conversations run at once: by groups each reads its prefix once; as a whole batch neither does."""
     path = tmp_path / "two.jsonl"
     rows = [
         {

@@ -1,5 +1,3 @@
-"""``pinyon simulate-cache`` as people call it."""
-
 from __future__ import annotations
 
 import json
@@ -110,7 +108,7 @@ def test_two_tiers_hit_like_one_cache_of_their_sum(
     two = json.loads(capsys.readouterr().out)
     assert two["hit_blocks"] == one["hit_blocks"] > 500
     assert two["dram_hit_blocks"] == two["swapped_in_blocks"] > 20
-    # what moved down came up, was lost, or is there
+    # Each block that moved down came up, was lost, or is still there.
     assert 0 <= two["swapped_out_blocks"] - two["swapped_in_blocks"] <= two["evicted_blocks"] + split[1]
 
 

@@ -1,5 +1,3 @@
-"""``pinyon simulate --regions`` as people call it."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""A folder of TLS files that cannot be used is told with the option, the file, and what makes it."""
+"""The error for an unusable folder of TLS files names the option, the file, and the command that makes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED = [
 
 
 def broken(case: str, root: Path) -> tuple[Path, str]:
-    """A folder, and what is said of it."""
+    """Returns a broken folder and the expected error message."""
     authority = TestAuthority(root)
     folder = authority.folder("admin", "admin")
     if case == "the authority's":  # instead of the admin's within

@@ -1,5 +1,3 @@
-"""What ``pinyon top`` draws, as text."""
-
 from __future__ import annotations
 
 import socket
@@ -150,7 +148,7 @@ def test_a_page_that_drips_is_given_up_in_time():
             with connection, suppress(OSError):
                 connection.recv(4096)
                 connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                for _ in range(1000):  # the client does not stay for all of it
+                for _ in range(1000):  # the client does not stay to the end
                     connection.sendall(b"#")
                     time.sleep(0.02)
 

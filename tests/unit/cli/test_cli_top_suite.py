@@ -1,5 +1,3 @@
-"""What ``pinyon top`` draws of one suite, as text."""
-
 from __future__ import annotations
 
 import math
@@ -32,7 +30,7 @@ s         store          -        -         -        -      50%      0%"""
 
 
 def page(requests: int, failed: int, tokens: int, running: int, prompt: int, slow: int, fast: int) -> str:
-    """``slow`` and ``fast`` answers: the upper and the lower bucket."""
+    """Returns a metrics page with ``slow`` answers in the upper bucket and ``fast`` answers in the lower bucket."""
     histograms = "".join(
         f'pinyon_lb_{name}_seconds_bucket{{le="{bound}",model="m"}} {count}\n'
         for name, low, high in (("ttft", "0.5", "1.0"), ("tbt", "0.005", "0.01"))

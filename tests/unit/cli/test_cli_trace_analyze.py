@@ -1,5 +1,3 @@
-"""``pinyon trace analyze`` and ``pinyon trace scale`` as people call them."""
-
 from __future__ import annotations
 
 import gzip
@@ -15,7 +13,7 @@ from pinyon_lab.traces.analysis import FIGURES
 
 
 def lines(rows: int = 60) -> list[str]:
-    """20 sessions of three turns, of 10 users."""
+    """Returns the lines of 20 sessions of three turns, by 10 users."""
     made = []
     for at in range(rows):
         session, turn = at % 20, at // 20 + 1
@@ -73,7 +71,7 @@ def test_tables_pictures_and_what_is_left_out(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_types_are_anybodys_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither markup, nor what a terminal or XML chokes on."""
+    """The type may hold markup, or characters that a terminal or XML does not accept."""
     rows = [json.dumps(json.loads(line) | {"type": "[/bold]<&\x1b\ud800"}) for line in lines()]
     assert main(["trace", "analyze", write(tmp_path, *rows), "--out", str(tmp_path / "out")]) == 0
     assert "[/bold]<&??/1" in capsys.readouterr().out

@@ -1,5 +1,3 @@
-"""``pinyon trace fit`` as people call it, and what a cache makes of its file."""
-
 from __future__ import annotations
 
 import json
@@ -25,7 +23,7 @@ def write(path: Path, rows: list[Row]) -> str:
 
 
 def chats(start_s: float) -> list[Row]:
-    """Chats come again after a minute, files never."""
+    """Returns requests of chats, which come again after a minute, and of files, which never do."""
     found: list[Row] = []
     for number in range(20):
         at, first = start_s + 100 * number, int(1000 * (start_s + number))

@@ -1,5 +1,3 @@
-"""``pinyon trace generate`` as people call it."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -53,7 +51,7 @@ def test_toolagent_is_written_as_mooncake_writes(tmp_path: Path) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Profile, int]]:
-    """What was to be generated; nothing is."""
+    """The profiles and seeds that the command would generate from; no trace is generated."""
     asked: list[tuple[Profile, int]] = []
 
     def note(made: Profile, seed: int) -> Iterator[TraceRow]:
@@ -162,7 +160,7 @@ def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_whoever_reads_may_have_enough() -> None:
-    """``| head -1``: no traceback, and no word at the exit either."""
+    """The reader may stop early, as in ``| head -1``: there is no traceback, and no message at the exit."""
     command = [sys.executable, "-c", "import sys; from pinyon.cli import main; sys.exit(main())"]
     arguments = ["trace", "generate", "qwen-b", "-", "--per-s", "1"]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

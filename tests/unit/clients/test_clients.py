@@ -1,4 +1,4 @@
-"""``./dev clients`` tells apart what ran, what failed and what could not be had."""
+"""``./dev clients`` tells successful, failed and unavailable clients apart."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ TOTALS = {"successful": 12, "errored": 0, "incomplete": 0, "total": 12}
 
 
 def wheel(folder, name, needs=()):
-    """A package of that name, version 1.0, without any code."""
+    """Writes a package of that name, version 1.0, without any code."""
     info = f"{name}-1.0.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {need}" for need in needs)]
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
@@ -27,7 +27,7 @@ def wheel(folder, name, needs=()):
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """A folder that is all pip knows."""
+    """A folder of wheels, which is all that pip knows."""
     (folder := tmp_path / "wheels").mkdir()
     monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path)
     monkeypatch.setattr(environment, "ROOT", tmp_path)

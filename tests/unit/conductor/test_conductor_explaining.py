@@ -1,4 +1,4 @@
-"""Who asks why a request runs where it runs is answered part by part, and not without end."""
+"""Explanations of placements come part by part, and are bounded in number."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Lists of instances for many load balancers."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Who is known, for how long, and to whom an instance id belongs; on a clock of its own."""
+"""The known instances, how long they stay known and who owns an instance id, on the test's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as messages, and what a defect of ours costs."""
+"""Requests as messages, and the cost of a defect in pinyon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_defect_is_the_answer_to_one_request():
 
 
 class Moving(DualMap):
-    """Wants the same moved at each request, or nothing, or has a defect."""
+    """A policy that wants the same move at each request, or no move, or has a defect."""
 
     asked = 0
     finds = "one"

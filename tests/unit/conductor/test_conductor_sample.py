@@ -1,4 +1,4 @@
-"""Of the keys that instances report, a sample is indexed, and placements go by it."""
+"""The conductor indexes a sample of the keys that instances report, and places by this sample."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_store_node_is_asked_for_less_once_less_was_enough():
     assert answer.sample_every == 2
     await world.tell(store, range(50))
     assert index.blocks_of(store.state) == 25
-    for _ in range(3):  # it restarts: nothing changes
+    for _ in range(3):  # the instance restarts, and nothing changes
         await in_turns(world.intake.apply(dense, Report(leaving=True)))
         for _ in range(3):
             assert await in_turns(world.intake.apply(store, Report())) is None
@@ -127,7 +127,7 @@ async def test_a_store_node_is_asked_for_less_once_less_was_enough():
     before = conductor_pb2.CacheDelta(
         seq=1, stored_keys=pack_keys(PROMPT[50:60]), removed_keys=pack_keys(PROMPT[40:48])
     )
-    await in_turns(world.intake.apply(store, Report(deltas=[before])))  # on its way when the answer came
+    await in_turns(world.intake.apply(store, Report(deltas=[before])))  # the report was on its way when the answer came
     assert world.held(store, 8) == 40
     answer = await world.tell(store, range(56))
     assert answer is not None
@@ -138,7 +138,7 @@ async def test_a_store_node_is_asked_for_less_once_less_was_enough():
 
 
 async def test_a_store_node_goes_on_as_before_while_none_computes():
-    """The first one that comes back finds all that it held."""
+    """The first instance that comes back finds all that it held."""
     world = World(index_stride_tokens=128)
     store, worker = world.register("s0", Role.STORE), world.register("p0", Role.PREFILL, 64)
     await world.tell(store, range(50))

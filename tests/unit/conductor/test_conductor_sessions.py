@@ -1,4 +1,4 @@
-"""Sessions over a carrier that sends at once: what is answered right where it is read, and what is taken back."""
+"""Sessions over a carrier that sends at once: answers right where messages are read, and withdrawals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 20.0
 
 
 class Carrier:
-    """As the event loop's own streams: see :class:`pinyon.runtime.http2.messages.MessageStream`."""
+    """A stream like the event loop's own: see :class:`pinyon.runtime.http2.messages.MessageStream`."""
 
     def __init__(self) -> None:
         self.room = True
@@ -57,7 +57,7 @@ class Carrier:
         return None
 
     def answers(self) -> list[Any]:
-        """Without the lists of instances."""
+        """Returns the sent answers without the lists of instances."""
         return [each for each in self.sent if not (isinstance(each, Answer) and each.HasField("instances"))]
 
 

@@ -1,4 +1,4 @@
-"""The conductor's settings agree with the library and refuse what makes no sense."""
+"""The conductor's settings agree with the library, and nonsense is refused."""
 
 import pytest
 

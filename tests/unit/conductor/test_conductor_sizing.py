@@ -1,4 +1,4 @@
-"""How many instances a conductor says there should be."""
+"""The number of instances that a conductor asks for."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_who_is_lost_is_still_wanted() -> None:
     world.sizing.look()
     for number in range(1, 4):
         world.fleet.leave(f"p{number}")
-    world.ask(1, 4_000)  # what is left is overloaded
+    world.ask(1, 4_000)  # the remaining instances are overloaded
     world.now_s = 5.0
     world.sizing.look()
     assert world.wanted == 4
@@ -129,8 +129,10 @@ def test_nothing_is_said_while_instances_are_still_registering() -> None:
 
 @pytest.mark.parametrize("ttft_slo_s", [2.0, 0.0])
 def test_what_no_instance_more_would_help_asks_for_none(ttft_slo_s: float) -> None:
-    """A prompt that takes longer than its own limit, or than the conductor's default, where nobody waits. Where that is
-    off, instances are added by the scaler's SLO."""
+    """A prompt alone takes longer than its own limit, or than the conductor's default, while none waits.
+
+    If that limit is off, instances are added by the scaler's SLO.
+    """
     world = World(("p0", Role.MIXED), ttft_slo_s=ttft_slo_s)
     for state in world.fleet.instances():
         state.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))

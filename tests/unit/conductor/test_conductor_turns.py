@@ -1,4 +1,4 @@
-"""Nothing that one peer brings, or leaves behind, keeps the loop from the others for long."""
+"""The messages and remains of one peer never keep the loop from the others for long."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class World:
         return self.intake.register(Report(registration=info_to_proto(info(name, Role.PREFILL))))
 
     def plan(self, reader: Reporter, source: InstanceState, size_bytes: int, times: int = 1) -> None:
-        """A placement had it fetch so much."""
+        """Plans a placement that has the instance fetch ``size_bytes``, ``times`` times."""
         fetches = (Fetch(source, 0, -(-size_bytes // LAYOUT.block_bytes)),)
         decision = PlacementDecision(reader.state, DecodeChoice(reader.state), 0, fetches, Times(0.0, 0.1, 0.1), "")
         for _ in range(times):
             self.conductor.planned.plan(decision, self.now_s)
 
     async def turns_during(self, reporter: Reporter, report: Report) -> int:
-        """How often others got the loop while a report was taken."""
+        """Returns how often other tasks got the loop while a report was taken."""
         taking = asyncio.ensure_future(in_turns(self.intake.apply(reporter, report)))
         turns = 0
         while not taking.done():
@@ -220,7 +220,7 @@ async def test_after_a_gap_nothing_more_of_a_report_is_taken(world):
 
 
 async def test_a_prompt_begun_and_ended_in_one_report_was_computed(world):
-    """A prompt of one chunk: its instance is not held up by anything (DualMap A.8), and nothing is left of its time."""
+    """The prompt has one chunk: its instance is not held up (DualMap A.8), and nothing is left of the prompt's time."""
     reporter = world.register("p0")
     state, inflight = reporter.state, world.conductor.fleet.inflight
     for name in ("long", "short"):

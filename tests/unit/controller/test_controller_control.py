@@ -1,4 +1,4 @@
-"""What a controller takes from sessions of the time before it started, by its own clock."""
+"""Sessions that began before a controller started, by the controller's own clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class World:
         return [each.info.lb_id for each in self.federation.members]
 
     def silent(self, lb_id: str) -> None:
-        """It leaves two probes unanswered."""
+        """Leaves two probes of the load balancer unanswered."""
         for _ in range(2):
             self.controller.registry.probed(lb_id, "1", False, self.now_s, self.now_s)
         self.controller.control.settle()
@@ -55,7 +55,10 @@ class World:
 
 @pytest.fixture
 async def old(tmp_path) -> tuple[Federation, Federation]:
-    """What an earlier controller told, and the same some versions later. A controller is built in a running loop."""
+    """Returns a federation of an earlier controller, and the same federation some versions later.
+
+    The controller is built in a running loop.
+    """
     world = World(tmp_path)
     world.comes("b-0")
     early = world.federation
@@ -95,9 +98,9 @@ async def test_what_never_reached_the_file_in_two_lives_is_recovered(tmp_path, o
     second.comes("b-0", late)
     second.controller.registry.remove_instance("b", "b", "w")
     told = second.federation
-    third = World(tmp_path, early)  # the disk took nothing of what the second one knew
+    third = World(tmp_path, early)  # the disk refused all that the second controller knew
     assert third.federation.version < told.version
-    for _ in range(2):  # under the epoch that it began with, and after it has another one
+    for _ in range(2):  # first under the old epoch, then under the new one
         third.comes("b-0", told)
         assert third.ids == ["a-0", "b-0"]
         assert [each.removed for each in third.federation.clusters if each.region == "b"] == [("w",)]

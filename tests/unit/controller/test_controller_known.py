@@ -1,4 +1,4 @@
-"""What a load balancer says that it knew, as far as it may say it."""
+"""The federation that a load balancer reports that it knew, as far as it may report it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLUSTER = Cluster("a", "a", "", ("http://1",), ("http://2",), ("http://1",), ("a
 
 
 class Context:
-    """A call from that address, with a certificate of these names."""
+    """The context of a call from that address, with a certificate of these names."""
 
     def __init__(self, peer: str, names: tuple[str, ...] = ()) -> None:
         self._peer, self._names = peer, names

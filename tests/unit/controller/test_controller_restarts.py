@@ -1,4 +1,4 @@
-"""The restart hook: what it is told, how often it is run, and what ends it."""
+"""The restart hook: its environment, how often it runs, and what ends it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INFO = LbInfo("eu-0", "1", "eu", "10.0.0.1:8001", "http://eu.example.org")
 
 
 class Runs:
-    """Pauses end when the test says so."""
+    """A runner whose pauses end when the test says so."""
 
     def __init__(self, tmp_path: Path, script: str, attempts: int = 3, timeout_s: float = 60.0) -> None:
         path = tmp_path / "hook.py"
@@ -91,7 +91,7 @@ async def test_one_that_goes_wrong_is_logged(tmp_path, caplog, script, said):
 
 
 async def test_what_it_started_may_go_on_with_its_output(tmp_path):
-    """A daemon holds the pipe's other end."""
+    """A daemon that the hook started holds the pipe's other end."""
     child = (
         "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
         "open(sys.argv[1], 'w').write(str(p.pid)); print('started')"
@@ -103,7 +103,7 @@ async def test_what_it_started_may_go_on_with_its_output(tmp_path):
     await runs.restarts.close()
     import signal
 
-    os.kill(int((tmp_path / "out").read_text()), signal.SIGKILL)  # raises if it had been killed
+    os.kill(int((tmp_path / "out").read_text()), signal.SIGKILL)  # raises if the daemon had been killed
 
 
 async def test_a_command_that_is_not_there(caplog):
@@ -127,7 +127,7 @@ async def test_a_killed_hook_is_reaped_also_when_cancelled(tmp_path, monkeypatch
     killpg = os.killpg
 
     def kill(pid: int, number: int) -> None:
-        """It dies a little after its task is cancelled."""
+        """Kills the process a little after its task is cancelled."""
         killed.append(pid)
         task.cancel()
         asyncio.get_running_loop().call_soon(killpg, pid, number)

@@ -1,4 +1,4 @@
-"""The state file: whole or not there, and tried again when the disk refuses."""
+"""The state file: whole or absent, and retried when the disk refuses."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_version_that_cannot_be_written_ends_nothing(tmp_path: Path):
 
     file = StateFile(path, outcomes.put_nowait, sleep)
     file.start()
-    file.keep(federation(2**64))  # no message holds it
+    file.keep(federation(2**64))  # this number fits into no message
     assert not await asyncio.wait_for(outcomes.get(), 60)
     file.keep(federation(3))
     go.set()

@@ -1,5 +1,3 @@
-"""Who is left alone, and for how long."""
-
 from __future__ import annotations
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -10,7 +8,7 @@ def test_the_pause_grows_with_failures_and_ends_with_a_success() -> None:
     avoidance = Avoidance(first_s=1.0, max_s=3.0)
     assert not avoidance.avoids("a", 0.0)
     avoidance.failed("a", 0.0)
-    avoidance.failed("a", 0.1)  # was on its way when the first one failed
+    avoidance.failed("a", 0.1)  # this request was on its way when the first one failed
     assert avoidance.avoids("a", 0.99)
     assert not avoidance.avoids("a", 1.0)
     avoidance.failed("a", 1.0)
@@ -94,7 +92,7 @@ def test_one_tries_an_avoided_peer_while_others_leave_it_alone():
     assert not avoidance.avoids("a", 2.0), "whoever tried it gave up: another may"
     assert "a" in avoidance
     avoidance.tried("a", 2.0)
-    avoidance.failed("a", 2.1)  # that was the one
+    avoidance.failed("a", 2.1)  # the one allowed attempt failed
     assert avoidance.avoids("a", 4.0)
     assert not avoidance.avoids("a", 4.1)
     avoidance.tried("a", 5.0)

@@ -1,4 +1,4 @@
-"""Block keys against the definition, written out with the hash's streaming interface."""
+"""Block keys against the definition, computed by the hash's streaming interface."""
 
 import hmac
 import random

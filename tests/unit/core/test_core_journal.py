@@ -1,4 +1,4 @@
-"""Journals: whatever was told to a module comes back as it was, and a replay sees every difference."""
+"""Journals: the inputs of a module come back unchanged, and a replay sees every difference."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_was_never_written_is_refused(value: Any) -> None:
 
 @dataclass
 class Shelf:
-    """A module as pure ones are: state, inputs, answers."""
+    """A module like the pure ones: state, inputs, answers."""
 
     limit: int
     parcels: list[Parcel] = field(default_factory=list)
@@ -116,7 +116,7 @@ def record(calls: int = 3) -> list[str]:
     for _ in range(calls - 2):
         with pytest.raises(NotFound):
             shelf.put(Parcel(()), 3.0)
-    assert shelf.take_all((key for key in (b"c", b"a")), sort=True) == [b"a", b"c"]  # read once, by both
+    assert shelf.take_all((key for key in (b"c", b"a")), sort=True) == [b"a", b"c"]  # the generator is read once
     return lines
 
 

@@ -1,5 +1,3 @@
-"""How further models are named in a setting."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The near word that a message names."""
-
 from __future__ import annotations
 
 import pytest

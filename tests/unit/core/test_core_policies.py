@@ -1,4 +1,4 @@
-"""A policy is chosen by name and options; what is wrong with a choice is said with what is known."""
+"""The choice of a policy by name and options; an error in a choice names what is known."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Plain(Protocol):
 
 
 class Played:
-    """Of a module that may be imported; ``Tuned`` and ``Fraction`` are no policies."""
+    """A policy of an importable module; ``Tuned`` and ``Fraction`` are no policies."""
 
     def play(self) -> str:
         return "played"
@@ -117,7 +117,7 @@ OWN: Registry[Plain] = Registry("toy", {"plain": (NoSettings, lambda _: Played()
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of this one, which may be imported."""
+    """The name under which this module may be imported."""
     monkeypatch.setitem(sys.modules, "own_toys.here", sys.modules[__name__])
     for each in (Played, PlayedSo, Demanding, Open):
         monkeypatch.setattr(each, "__module__", "own_toys.here")
@@ -181,7 +181,7 @@ def test_nothing_is_imported_that_was_not_named(tmp_path: Path, monkeypatch: pyt
         assert "own_secret" not in sys.modules
     monkeypatch.setenv(MODULES, "own_secret")
     with pytest.raises(ValueError, match="no toy policy 'own_secret:Played'"):
-        REGISTRY.make("own_secret:Played")  # of this kind there are none of one's own
+        REGISTRY.make("own_secret:Played")  # this kind has no policies of one's own
     assert "own_secret" not in sys.modules
     assert type(OWN.make("own_secret:Played")).__module__ == "own_secret"
     del sys.modules["own_secret"]

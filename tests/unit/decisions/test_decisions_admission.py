@@ -1,4 +1,4 @@
-"""Another batching policy takes over who waits and who runs, as they are."""
+"""A new batching policy takes over the waiting and running requests as they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_who_gave_way_comes_first_under_the_next_policy_too(choice: str) -> None
     for number, letters in enumerate(("aaa", "bbb")):
         admission.enqueue(asked(number, letters))
     first, second = admission.admit(0.0)
-    admission.enqueue(asked(2, "a"))  # shares with whoever runs, is shorter, and has come later
+    admission.enqueue(asked(2, "a"))  # shares a prefix with the running request, is shorter, and came later
     admission.end(1)
     reservations.release(second.reservation.table, 1.0)
     admission.enqueue(asked(1, "bbb"))

@@ -1,4 +1,4 @@
-"""What decisions are told is written down whole: nothing that changes them gets past a journal."""
+"""Journals record completely what decisions are told: nothing that changes them is missed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ READS |= {"next_deadline", "next_demand"}
     ("module", "inputs"),
     [
         (Admission, INSTANCE_INPUTS["admission"]),
-        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these
+        (Reservations, (*INSTANCE_INPUTS["reservations"], "reserve", "grow")),  # admission calls these two
         (Eviction, INSTANCE_INPUTS["eviction"]),
         (PromptQueue, INSTANCE_INPUTS["prompts"]),
         (StepScheduler, INSTANCE_INPUTS["steps"]),

@@ -1,4 +1,4 @@
-"""Policies of one's own, in the rooms where policies decide, derived from what may be derived from there."""
+"""User-defined policies in the rooms where policies decide, derived from classes that allow it."""
 
 from __future__ import annotations
 

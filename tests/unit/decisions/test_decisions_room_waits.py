@@ -1,5 +1,3 @@
-"""How long one that comes now would wait for KV memory."""
-
 from __future__ import annotations
 
 from pinyon.decisions.room_waits import COUNTED, FORGET_S, LEAST_S, RoomWaits
@@ -16,7 +14,7 @@ def test_one_that_waits_alone_tells_how_long_it_does() -> None:
 
 
 def test_in_order_of_arrival_it_is_what_the_first_ones_waited() -> None:
-    """One comes each second, and one has room each second, ten seconds after it came."""
+    """Each second one request comes, and one has room ten seconds after it came."""
     waits = RoomWaits()
     for second in range(60):
         if second >= 10:
@@ -26,7 +24,7 @@ def test_in_order_of_arrival_it_is_what_the_first_ones_waited() -> None:
 
 
 def test_those_that_are_passed_by_do_not_tell_of_those_that_pass() -> None:
-    """Each second one comes and has room half a second later; two large ones have waited all the while."""
+    """Each second a request comes that has room half a second later; two large requests have waited all the while."""
     waits = RoomWaits()
     waits.began(1000, 0.0)
     waits.began(1001, 0.0)
@@ -37,7 +35,7 @@ def test_those_that_are_passed_by_do_not_tell_of_those_that_pass() -> None:
 
 
 def test_served_requests_do_not_hide_the_wait_of_unserved_ones() -> None:
-    """Of three that come each second one has room at once and two never have: most wait as long as there is time."""
+    """Each second three requests come: one has room at once and two never have, so most wait as long as time lasts."""
     waits = RoomWaits()
     for second in range(40):
         for each in range(3):
@@ -49,7 +47,7 @@ def test_served_requests_do_not_hide_the_wait_of_unserved_ones() -> None:
 def test_who_gave_up_waited_as_long_as_it_did() -> None:
     waits = RoomWaits()
     waits.began(0, 0.0)
-    waits.began(1, 1.0)  # the first one has waited longer than nobody
+    waits.began(1, 1.0)
     waits.left(0, 20.0)
     assert waits.wait_s(30.0) == 30.0, "nobody had room"
     waits.granted(1, 40.0)
@@ -75,7 +73,7 @@ def test_who_is_not_counted_tells_nothing() -> None:
     waits.granted(7, 100.0)
     waits.left(8, 100.0)
     waits.began(9, 100.0)
-    waits.granted(9, 100.0)  # while nobody waited
+    waits.granted(9, 100.0)  # no request waited then
     waits.began(1, 100.0)
     assert waits.wait_s(100.0) == LEAST_S
 

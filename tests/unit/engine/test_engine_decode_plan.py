@@ -1,4 +1,4 @@
-"""What decoded tokens read together, by hand: segments of 256 tokens, blocks of 64."""
+"""The KV that decoded tokens read together, by hand: segments of 256 tokens, blocks of 64."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.worker.engines.segments import SEGMENT_TOKENS
 BLOCK = 64
 PER_SEGMENT = SEGMENT_TOKENS // BLOCK
 A, B, C, D = ([number] * PER_SEGMENT for number in (1, 2, 3, 4))
-"""The blocks of a segment: which ones does not matter."""
+"""The blocks of a segment; their numbers do not matter."""
 
 
 def plan(kernel: str, *requests: tuple[int, Sequence[int]]) -> DecodePlan:
-    """Of requests with so many tokens (the decoded one is the last) in these blocks."""
+    """Returns the plan for requests with these numbers of tokens (the last is the decoded one) in these blocks."""
     ends = [tokens for tokens, _ in requests]
     tables = [np.array(blocks[: -(-tokens // BLOCK)], np.int64) for tokens, blocks in requests]
     rows = range(10, 10 + len(requests))
@@ -26,7 +26,7 @@ def plan(kernel: str, *requests: tuple[int, Sequence[int]]) -> DecodePlan:
 
 
 def shared(found: DecodePlan) -> list[tuple[list[int], int]]:
-    """Requests and number of segments of each run."""
+    """Returns the requests and the number of segments of each run."""
     return sorted(
         (sorted((found.rows[run.first : run.first + run.count] - 10).tolist()), len(run.pieces)) for run in found.shared
     )
@@ -37,7 +37,7 @@ def test_plain_shares_nothing() -> None:
     assert found.shared == []
     assert found.tokens_read == 1026
     assert found.rows.tolist() == [10, 11]
-    # Four segments in one call; two last ones of 64 keys, of which one counts, in another.
+    # One call has four segments; another has two last segments of 64 keys, of which one key counts.
     assert [(len(stack.requests), stack.length, stack.ends) for stack in found.stacks] == [
         (4, 256, None),
         (2, 64, [1, 1]),

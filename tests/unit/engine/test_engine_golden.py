@@ -1,4 +1,4 @@
-"""The engine against what transformers computed from the same checkpoints (tools/make_golden.py)."""
+"""The engine against the results of transformers on the same checkpoints (tools/make_golden.py)."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_logits_agree_with_transformers(case: tuple[NumpyLlamaEngine, Any], prom
     tokens = golden[f"prompt_{prompt}"]
     logits = engine.prompt_logits(PrefillChunk(tokens, 0, range(20)))
     expected = golden[f"logits_{prompt}"]
-    assert np.abs(expected).max() > 1.0  # else 1e-4 would say little
+    assert np.abs(expected).max() > 1.0  # otherwise 1e-4 would prove little
     np.testing.assert_allclose(logits[golden[f"rows_{prompt}"]], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("prompt", [1, 2])
 def test_log_probabilities_of_a_prompt_are_those_of_its_logits(case: tuple[NumpyLlamaEngine, Any], prompt: int) -> None:
     engine, golden = case
-    tokens, rows = golden[f"prompt_{prompt}"], golden[f"rows_{prompt}"][:-1]  # nothing follows the last one
+    tokens, rows = golden[f"prompt_{prompt}"], golden[f"rows_{prompt}"][:-1]  # the last token has no successor
     chunk = PrefillChunk(tokens, 0, range(20), next_tokens=tokens[1:], next_top=3)
     result = engine.step([chunk], [])
     assert result.prefill_tokens == [None]
@@ -69,7 +69,7 @@ def test_greedy_tokens_equal_transformers(case: tuple[NumpyLlamaEngine, Any], pr
     engine, golden = case
     tokens, expected = golden[f"prompt_{prompt}"], golden[f"greedy_{prompt}"].tolist()
     assert len(expected) >= 24
-    # Blocks in no order at all
+    # The blocks are in no order at all.
     table = np.random.default_rng(prompt).permutation(40)[:20].tolist()
     first: list[int | None] = []
     for start in range(0, len(tokens), chunk):

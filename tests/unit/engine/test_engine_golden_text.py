@@ -1,6 +1,6 @@
-"""Text in, text out, against ``transformers``: the load balancer's tokens, the worker's engine, the text of its answer.
+"""Text in, text out, against ``transformers``, with the values of ``tools/make_golden_text.py``.
 
-The values are of ``tools/make_golden_text.py``.
+The path is the load balancer's tokens, the worker's engine and the text of its answer.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_log_probabilities_of_prompts(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_special_tokens_around_a_conversation(variant: str) -> None:
-    """Both ways of encoding one: as it is, and piece by piece where a message holds a marker."""
+    """A conversation is encoded as it is, or piece by piece where a message holds a marker."""
     card = card_of(variant)
     assert isinstance(card.tokenizer, HfTokenizer)
     before, behind = (part.tolist() for part in card.tokenizer.around)

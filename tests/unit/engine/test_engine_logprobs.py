@@ -35,7 +35,7 @@ def test_they_are_the_log_softmax_and_ties_stand_by_rising_id(logits, top, data)
 
 
 def test_float64_tells_apart_what_float32_would_not():
-    """Beside 150,000 small ones; float32 sums lose them."""
+    """The large logit stands beside 150,000 small ones, which float32 sums lose."""
     logits = np.zeros(150_000, np.float32)
     logits[7] = 20.0
     expected = -math.log1p(149_999 * math.exp(-20.0))

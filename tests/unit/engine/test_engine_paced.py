@@ -1,4 +1,4 @@
-"""The paced engine on a virtual clock: steps take what the profile's formula says, and nothing adds up beside it."""
+"""The paced engine on a virtual clock: steps take what the profile's formula says, and errors do not add up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUND = EngineProfile("s", "", "", 0.5, 0.001, 1e-6, 0.25, 0.125, 0.01)
 
 
 class VirtualTime:
-    """A clock that only sleeping moves, and that oversleeps."""
+    """A clock that advances only by sleeping, and that oversleeps."""
 
     def __init__(self, overshoot_s: float = 0.0) -> None:
         self.now_s = 1000.0
@@ -97,7 +97,7 @@ def test_what_sleeping_overshoots_does_not_add_up() -> None:
     engine = time.engine()
     for _ in range(1000):
         engine.step([], [slot(0)])
-        time.now_s += 0.001  # what the engine loop takes
+        time.now_s += 0.001  # the time that the engine loop takes
     assert time.now_s - 1000 == pytest.approx(1000 * (0.5 + 0.25 + 0.125 + 0.01), abs=0.003)
 
 

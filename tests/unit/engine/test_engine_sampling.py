@@ -1,4 +1,4 @@
-"""The sampler against a brute-force reading of its definition."""
+"""The sampler against its definition, read by brute force."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reference_scores(
     index: int = 0,
     eos: Sequence[int] = (),
 ) -> list[float]:
-    """What is left of each logit when everything that does not depend on chance was done to it, one by one."""
+    """Returns the logits after each step that does not depend on chance, computed one by one."""
     scores = [float(x) for x in logits]
     for token, bias in params.logit_bias:
         scores[token] += bias
@@ -46,7 +46,7 @@ def reference_scores(
 
 
 def reference_distribution(scores: Sequence[float], params: SamplingParams, suppress: set[int]) -> dict[int, float]:
-    """Probability of each token that may be drawn, in order of falling probability, ties by id."""
+    """Returns the probability of each token that may be drawn, most probable first, ties by id."""
     kept = [(-float(x) / params.temperature, i) for i, x in enumerate(scores) if i not in suppress and x > -math.inf]
     kept.sort()
     best = kept[0][0]
@@ -176,13 +176,13 @@ PROMPT, GENERATED = [1, 3], [3, 6, 6]
         ({}, 1),
         ({"logit_bias": ((4, 7.5),)}, 4),
         ({"logit_bias": ((1, -100.0), (3, -100.0))}, 6),
-        ({"repetition_penalty": 2.0}, 2),  # 1.5, 1.5 and 1.25 for those that were there
+        ({"repetition_penalty": 2.0}, 2),  # 1.5, 1.5 and 1.25 for earlier tokens
         ({"repetition_penalty": 0.5}, 1),
         ({"presence_penalty": 2.0}, 1),  # the prompt does not count
         ({"presence_penalty": -2.0}, 3),
         ({"frequency_penalty": -1.5}, 6),
         ({"min_tokens": 4, "stop_token_ids": (1, 3)}, 6),
-        ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three are there
+        ({"min_tokens": 3, "stop_token_ids": (1, 3)}, 1),  # three tokens were generated
         ({"min_tokens": 4}, 3),  # 1 is EOS
         ({"min_tokens": 4, "ignore_eos": True}, 3),
         ({"min_tokens": 3, "ignore_eos": True}, 1),

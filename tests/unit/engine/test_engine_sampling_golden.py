@@ -38,7 +38,7 @@ def test_draws_follow_the_scores_of_transformers(number: str) -> None:
         for seed in range(DRAWS):
             u = uniform(seed, GENERATED)
             if np.abs(edges - u).min() < 1e-9:
-                continue  # either side is right
+                continue  # either result is right
             drawn += 1
             expected = int(order[np.searchsorted(edges, u, side="right")])
             assert SAMPLER.sample(row, replace(params, seed=seed), GENERATED, counts) == expected

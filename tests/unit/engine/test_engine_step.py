@@ -1,4 +1,4 @@
-"""The engine's contract beside the numbers: hooks, input checks, the built-in model's behaviour."""
+"""The engine's contract beyond numbers: hooks, input checks, the built-in model's behaviour."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_kv_of_a_layer_is_in_the_pool_when_its_hook_runs(numpy_engine: Engine) -
 
 
 def test_reused_kv_may_arrive_layer_by_layer(numpy_engine: Engine) -> None:
-    """The prefix's KV comes from elsewhere, each layer only once the engine waits for it."""
+    """The prefix's KV comes from elsewhere; each layer arrives only once the engine waits for it."""
     pool = numpy_engine.pool
     expected = numpy_engine.step([PrefillChunk(TOKENS, 0, range(4), GREEDY)], []).prefill_tokens
     source = pool[:2].copy()
@@ -167,7 +167,7 @@ def test_the_builtin_model_builds_fast_and_speaks_printable_text() -> None:
     engine = create_engine("numpy", load_card(), 64, 32)
     times = []
     for _ in range(3):
-        start = time.thread_time()  # whatever else runs on this machine
+        start = time.thread_time()  # CPU time does not depend on this machine's other work
         create_engine("numpy", load_card(), 64, 32)
         times.append(time.thread_time() - start)
     assert min(times) < 0.3

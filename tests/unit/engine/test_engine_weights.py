@@ -1,5 +1,3 @@
-"""Checkpoints: what loads, and what each kind of damage says."""
-
 from __future__ import annotations
 
 import json
@@ -136,7 +134,7 @@ def test_malformed_header_is_an_error(folder: Path, raw: bytes) -> None:
 
 
 def test_builtin_weights_are_the_same_everywhere() -> None:
-    """Philox's raw stream: these values may never change without another recipe name."""
+    """The raw stream is Philox's: these values may never change without another recipe name."""
     weights = builtin_weights(builtin_config())
     expected = [float.fromhex(x) for x in EMBEDDING_START]
     assert weights.embedding[0, :3].tolist() == expected

@@ -1,4 +1,4 @@
-"""Fits of an earlier day: as text and as a file, and when a policy goes by them."""
+"""Fits of an earlier day: as text, as a file, and a policy's use of them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_is_seen_takes_over_by_category_once_it_is_enough() -> None:
 
 
 def test_yesterday_decides_who_goes_before_anything_is_seen() -> None:
-    """A file's block is younger, and was hardly ever used again; LRU and a policy that knows nothing keep it."""
+    """A file's block is younger and was hardly ever reused; LRU and a policy without knowledge keep it."""
     for started, victim in ((policy(), 2), (EVICTION_POLICIES.make("workload_aware"), 1)):
         assert isinstance(started, WorkloadAware)
         learn(started, 9 * 3600.0)

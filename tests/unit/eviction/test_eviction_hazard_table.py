@@ -1,4 +1,4 @@
-"""The classes of a life table: nobody takes what others may have, and what nobody is in makes room."""
+"""The classes of a life table: no class takes what others may have, and unused classes make room."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_forgotten_class_leaves_what_it_saw_to_its_parent() -> None:
 
 
 def test_a_class_in_a_forgotten_ones_place_is_like_its_parent() -> None:
-    """Also where it came while values were being worked out that were another one's."""
+    """The class may come while values are being worked out that belonged to the forgotten class."""
     table = HazardTable(HOUR_S)
     often, never = table.of("often", table.root), table.of("never", table.root)
     for _ in range(1000):
@@ -75,7 +75,7 @@ def test_a_class_in_a_forgotten_ones_place_is_like_its_parent() -> None:
 
 
 def stored(policy: ReuseHazard[int], key: int, now_s: float, category: str) -> str:
-    """The class of a new key's prompt."""
+    """Returns the class of a new key's prompt."""
     policy.stored([key], now_s, Traits(category), [0])
     return str(policy._tree.run_of(key).note.of.name)
 

@@ -1,4 +1,4 @@
-"""Hits of LRU at all capacities at once against one replay for each."""
+"""LRU's hits at all capacities at once, against one replay for each capacity."""
 
 from __future__ import annotations
 

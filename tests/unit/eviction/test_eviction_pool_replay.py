@@ -1,4 +1,4 @@
-"""Pools of caches against their definition, written down once more with lists."""
+"""Pools of caches against a second, plain version with lists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked_for(requests: Sequence[Sequence[int]]) -> list[Asked]:
 
 
 class NaiveNode:
-    """LRU by a list, what goes first at its start."""
+    """LRU by a list, the next block to evict first."""
 
     def __init__(self) -> None:
         self.order: list[int] = []
@@ -43,7 +43,7 @@ def leading(blocks: Sequence[int], held: Sequence[int]) -> int:
 
 
 def naive_local(requests: Sequence[Asked], nodes: int, capacity: int, router: str, look: int) -> tuple[list[int], int]:
-    """Hits of each request, and copies beyond the first."""
+    """Returns the hits of each request, and the number of copies beyond the first."""
     pool = [NaiveNode() for _ in range(nodes)]
     load = [0] * nodes
     hits = []
@@ -164,7 +164,7 @@ def test_affinity_follows_the_longest_run_and_then_the_load() -> None:
     requests = [[1, 2], [3], [1, 2, 4], [3, 5], [6], [7, 8, 9]]
     cache, hits = replayed(asked_for(requests), "lru", pool("cache_affinity", PoolSize(3, 20)))
     assert hits == [0, 0, 2, 1, 0, 0]
-    # 1, 2 -> node 0; 3 -> node 1 (no load, lower than 2); their longer ones follow; 6 -> node 2; 7 -> node 2, the least
+    # 1, 2 -> node 0; 3 -> node 1 (no load, lower than 2); longer prefixes follow; 6 -> node 2; 7 -> node 2, the least
     assert [node["blocks"] for node in cache.result()["per_node"]] == [5, 3, 4]
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_is_too_short_does_not_count() -> None:
 def test_last_copies_are_passed_over_and_keep_their_order() -> None:
     copies = {3, 4}
     policy = LastCopies(Lru(), lambda key: key in copies, 3)
-    policy.stored([6, 5, 4, 3, 2, 1], 0.0, NO_TRAITS, range(6))  # 1 goes first
+    policy.stored([6, 5, 4, 3, 2, 1], 0.0, NO_TRAITS, range(6))  # 1 is evicted first
     assert policy.victims(1, 1.0) == [3]
     policy.used([2], 1.0, NO_TRAITS, [0])
     assert policy.victims(3, 2.0) == [4, 1, 5], "2 was used meanwhile"

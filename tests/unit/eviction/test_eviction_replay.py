@@ -1,4 +1,4 @@
-"""The replay of a cache against its definition, written down once more with lists."""
+"""The replay of a cache against a second, plain version with lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon_lab.caches.replay import Asked, CacheReplay, replay
 
 
 def trace(seed: int, requests: int = 120) -> list[list[int]]:
-    """Chains that branch, so that ids stand for prefixes; now and then ids that do not, and ids that come twice."""
+    """Returns chains that branch, so that ids stand for prefixes, with some other ids and some that come twice."""
     random_ = random.Random(seed)
     chains: list[list[int]] = [[]]
     made: list[list[int]] = []
@@ -34,7 +34,7 @@ def trace(seed: int, requests: int = 120) -> list[list[int]]:
 
 
 def naive(requests: Sequence[Sequence[int]], policy: str, capacity: int) -> list[int]:
-    """Hits of each request; lru, fifo, lfu and belady by search over all that is resident."""
+    """Returns the hits of each request; lru, fifo, lfu and belady search all resident blocks."""
     resident: dict[int, dict[str, float]] = {}
     hits = []
     for number, blocks in enumerate(requests):
@@ -110,7 +110,7 @@ def test_a_capacity_must_be_positive() -> None:
 
 
 class Pupil(Lru[int]):
-    """Says when it might have learned."""
+    """An LRU policy that keeps the times at which it could have learned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Pupil(Lru[int]):
 
 @pytest.mark.parametrize("router", ["", "global", "cache_affinity", "coldest"])
 def test_policies_learn_where_something_is_evicted(router: str) -> None:
-    """As in services: whose first fit came with the first request knew nothing until the next one."""
+    """A policy whose first fit came with the first request would know nothing until the next one, as in services."""
     pupil = Pupil()
     cache = pool(router, PoolSize(1, 4), 0)(lambda: pupil) if router else CacheReplay(pupil, 4)
     for number, blocks in enumerate(([1, 2], [3, 4], [1, 2], [5], [5], [6, 7])):

@@ -1,4 +1,4 @@
-"""What the workload-aware policy learns, and what it makes of that."""
+"""The fits that the workload-aware policy learns, and its use of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_mass_is_that_of_the_exponential() -> None:
 
 
 def test_fits_are_those_of_what_came_again() -> None:
-    """Of two categories with known distributions, whether a block came again while it was held or after it had gone."""
+    """The fits match two categories of known distributions, whether blocks came again while held or after eviction."""
     random_ = random.Random(5)
     policy: WorkloadAware[int] = WorkloadAware(WorkloadAwareSettings(window_s=1e9))
     truth = {CHAT: (0.7, 5.0), FILE: (0.2, 90.0)}
@@ -41,7 +41,7 @@ def test_fits_are_those_of_what_came_again() -> None:
         at = random_.uniform(0, 5_000)
         events.append((at, number, traits))
         share, mean_s = truth[traits]
-        # At each use the same again: a block that comes again is used once more with the same probability.
+        # At each use the block is used once more with the same probability.
         while random_.random() < share:
             at += random_.expovariate(1 / mean_s)
             events.append((at, number, traits))
@@ -78,7 +78,7 @@ def test_what_is_old_fades() -> None:
 
 
 def test_a_category_that_comes_again_outlives_one_that_does_not() -> None:
-    """LRU would have the older one go (paper, 4.1)."""
+    """LRU would evict the older block (paper, 4.1)."""
     for choice, victim in (("workload_aware", 2), ("workload_aware:fitted=false", 1), ("lru", 1)):
         policy = EVICTION_POLICIES.make(choice)
         policy.stored([1], 0.0, CHAT, [0])
@@ -91,7 +91,7 @@ def test_a_category_that_comes_again_outlives_one_that_does_not() -> None:
 
 
 def test_life_bounds_what_long_tails_are_worth() -> None:
-    """Without it, what comes again after a very long time is worth most (paper, 4.2)."""
+    """The blocks that come again after a very long time are worth most without a life (paper, 4.2)."""
     fits = {"": PRIOR, "chat/1": Fit(0.5, 20.0), "file/1": Fit(0.6, 10_000.0)}
     for choice, victim in (("workload_aware:life_s=10", 2), ("workload_aware:life_s=0", 1)):
         policy = EVICTION_POLICIES.make(choice)
@@ -111,7 +111,7 @@ def test_clients_cannot_make_categories_without_end() -> None:
 
 
 def test_categories_that_nobody_uses_make_room_for_others() -> None:
-    """What is pinned then, or comes back, is not lost with them."""
+    """The blocks that are pinned then, or come back, are not lost with their category."""
     policy: WorkloadAware[int] = WorkloadAware(WorkloadAwareSettings(window_s=10.0, refit_s=1.0))
     for number in range(3 * CATEGORIES_MAX):
         policy.stored([number], 0.0, Traits(f"kind{number}/1"), [0])

@@ -9,8 +9,7 @@ from pinyon.eviction import Lru, Traits
 
 
 class Told(Lru[bytes]):
-    """LRU; ``events`` are ``(name, keys, traits, offsets, after)``, as far as there are such, of calls that named any
-    keys."""
+    """LRU with a record of its calls that named keys: ``events`` are ``(name, keys, traits, offsets, after)``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +48,5 @@ class Told(Lru[bytes]):
         super().dropped(keys, now_s)
 
     def take(self) -> list[tuple[Any, ...]]:
-        """What it was told since the last call."""
         events, self.events = self.events, []
         return events

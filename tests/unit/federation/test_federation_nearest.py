@@ -1,5 +1,3 @@
-"""Positions, distances, and where a client goes."""
-
 from __future__ import annotations
 
 import math

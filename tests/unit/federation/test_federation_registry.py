@@ -1,4 +1,4 @@
-"""The registry: when somebody counts as failed, what it forgets, what people change, what survives a restart."""
+"""The registry: failed members, forgotten members, changes by people, restarts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class World:
         self.registry.sweep(self.now_s)
 
     def dies(self, lb_id: str, answers: int = 2) -> list[str]:
-        """Its session breaks, and it does not answer so many probes."""
+        """Breaks the load balancer's session and leaves ``answers`` probes unanswered; returns the swept ids."""
         self.registry.lost(self.sessions[lb_id], self.now_s)
         boot = self.state_of(lb_id).info.boot_id
         for _ in range(answers):
@@ -296,7 +296,7 @@ def test_a_restart_keeps_who_serves_what(epoch):
     assert (after.version > before.version + VERSION_JUMP / 2) == (epoch == "e")
     registry.sweep(world.now_s)
     assert registry.federation.clusters == before.clusters
-    # Nobody is heard yet, and nobody is dead.
+    # No member was heard yet, and none is dead.
     for _ in range(3):
         for lb_id in ("b-0", "u-0"):
             registry.probed(lb_id, "1", False, world.now_s, world.now_s)
@@ -337,7 +337,7 @@ def test_a_later_version_elsewhere_renews_the_epoch():
 
 
 def told(session_of: LbInfo, known: Federation, *others: LbInfo) -> Registry:
-    """A controller that knew nothing, after that load balancer has come and said what it knew."""
+    """Returns the registry of a new controller after that load balancer has come and reported what it knew."""
     registry = Registry("new", 1000.0, TIMING)
     for each in (*others, session_of):
         registry.register(each, 1000.0)
@@ -384,7 +384,7 @@ def test_an_owner_that_knows_more_replaces_what_was_recovered(first: str, added:
         registry.recover(Federation("old", version, clusters=(cluster,)), 0.0, by)
 
     says(5, owners[0] if first == "an owner" else None, ("http://5",), ("http://1", "http://2"))
-    registry.remove_instance("u", "u", "http://2")  # which counts more
+    registry.remove_instance("u", "u", "http://2")  # this removal counts more
     says(7, owners[1], added, ())
     after = cluster_of(registry, "u")
     assert (after.added, after.removed) == (added, ("http://2",))
@@ -398,7 +398,7 @@ def test_a_session_does_not_say_where_others_servers_are():
     assert [(each.name, each.conductor) for each in registry.federation.clusters if each.region == "u"] == [
         ("c", "10.0.0.9:7000")
     ]
-    registry.register(info("u-0", "2"), 1000.0)  # nor who may not register any more
+    registry.register(info("u-0", "2"), 1000.0)  # the session does not decide who may register either
 
 
 def test_a_session_says_which_boots_lost_its_name():

@@ -1,4 +1,4 @@
-"""What several processes are told, and their metrics as if they were one's."""
+"""The command lines of several processes, and their metrics merged into those of one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def settings_of(*words: str) -> LbSettings:
 
 
 def children_of(*words: str) -> list[LbSettings]:
-    """What each process makes of its command line."""
+    """Returns the settings that each process reads from its command line."""
     settings = settings_of(*words)
     return [
         settings_of(*words, *process_arguments(settings, "lb", number, "127.0.0.1:8000"))
@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_is_not_shared(reuse_port: bool) -> None:
 
 
 def test_a_port_has_one_holder() -> None:
-    """Also before any process listens there."""
+    """The port is held even before any process listens there."""
     with closing(HeldPort("127.0.0.1:0")) as held, pytest.raises(Unavailable, match="in use"):
         HeldPort(held.address)
 
@@ -129,7 +129,7 @@ def test_who_asks_for_it_may_listen_at_a_port_that_is_held() -> None:
             with pytest.raises(Unavailable):
                 HeldPort(held.address)
             clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(8)]
-            for _ in clients:  # none goes to who holds it
+            for _ in clients:  # no connection goes to the holder
                 ready, _, _ = select.select([one, other], [], [], 60)
                 ready[0].accept()[0].close()
             for client in clients:
@@ -140,7 +140,7 @@ def test_who_asks_for_it_may_listen_at_a_port_that_is_held() -> None:
 
 
 class Process:
-    """What one counts, by the library itself."""
+    """The counts of one process, by the Prometheus library."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -173,7 +173,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 def test_counters_are_summed_and_never_fall(steps: list[tuple[int, str, int]]) -> None:
-    """Beside one registry that counts for all: what was seen by a scrape is never lost, what was not may be."""
+    """The sum matches one registry that counts for all: no count that a scrape saw is lost; an unseen one may be."""
     merged, processes = Merged(), [Process() for _ in range(3)]
     seen = dict.fromkeys(range(3), 0)
     past = 0
@@ -224,7 +224,7 @@ def test_what_is_no_page_changes_nothing() -> None:
 
 
 async def test_what_is_summed_is_there() -> None:
-    """Under the names that load balancers give it."""
+    """The gauges that are summed exist under their names in load balancers."""
     names: set[str] = set()
     for settings, make in ((settings_of(*UPSTREAM), UpstreamLb), (settings_of(), Lb)):
         registry = CollectorRegistry(auto_describe=True)

@@ -1,4 +1,4 @@
-"""Ports that stay ours while nobody listens there."""
+"""Ports that stay reserved while no process listens there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_held_port_is_no_free_one() -> None:
         port = ports.take("127.0.0.1")
         assert ports.take("127.0.0.1") != port
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", port))  # as the system looks for a free one
+            other.bind(("127.0.0.1", port))  # as the system does when it looks for a free port
     finally:
         ports.close()
 

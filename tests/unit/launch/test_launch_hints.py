@@ -14,7 +14,7 @@ SHOW_ARGUMENTS = """curl() { for each in "$@"; do printf '%s\\0' "$each"; done; 
 
 
 def arguments(line: str) -> list[str]:
-    """What the command of a line is given."""
+    """Returns the arguments that the command of a line gets."""
     shown = subprocess.run(["sh", "-c", SHOW_ARGUMENTS + line], capture_output=True, cwd="/", timeout=60, check=True)
     return shown.stdout.decode().split("\0")[:-1]
 

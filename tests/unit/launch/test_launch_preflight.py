@@ -1,4 +1,4 @@
-"""What would keep a suite from starting is found before anything is started."""
+"""Obstacles to a suite's start are found before anything is started."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_what_is_refused_leaves_no_folders_behind(regions, no_start, tmp_path, c
 
 
 def test_start_makes_the_folders(tmp_path, monkeypatch):
-    """Of regions before the controller starts, whose log is in one of them."""
+    """The folders of regions are made before the controller starts, whose log is in one of them."""
 
     def started(*_: object, **__: object) -> None:
         raise Unavailable("it starts")
@@ -273,7 +273,7 @@ def test_regions_have_metrics_ports_one_after_the_other(tmp_path):
 
 
 class Fake:
-    """Processes that announce what they were told to listen at, and end."""
+    """Processes that announce the addresses they were told to listen at, and end."""
 
     def __call__(self, module, arguments, log, ready_fd):
         said = {}
@@ -285,7 +285,7 @@ class Fake:
 
 
 def restarted(cluster: LocalCluster | LocalController, name: str) -> str:
-    """Where its metrics are after one more start."""
+    """Returns the metrics address of the service after one more start."""
     service = cluster.services[name]
     assert service.wait(60)
     cluster.restart(name)
@@ -307,7 +307,7 @@ def test_who_is_started_again_keeps_its_metrics_port(tmp_path, free_ports):
 
 
 def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path, free_ports):
-    """The system chose it at the first start."""
+    """The system chose the port at the first start."""
     cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
     service = cluster._make("prefill-0", "worker", cluster._common("worker", "prefill-0"))
     service.spawn()

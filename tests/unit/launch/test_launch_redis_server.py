@@ -1,4 +1,4 @@
-"""Finding Redis: by URL, else started here; what was started ends with close."""
+"""Finding Redis by URL, else starting it; a started server ends with close."""
 
 import socket
 import sys
@@ -16,7 +16,7 @@ def test_a_started_redis_answers_and_ends():
     try:
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
-        # A second one finds the first by its URL and does not own it.
+        # A second server finds the first by its URL, and does not own it.
         other = find_redis(server.url)
         assert (other.origin, other.process) == ("url", None)
         other.close()
@@ -65,7 +65,7 @@ def test_no_server_at_all_is_a_clear_error(monkeypatch):
 
 
 def test_one_that_does_not_answer_in_time_is_ended(monkeypatch):
-    """Else it would have the port, and look as if it lived."""
+    """A server left alive would keep the port, and look healthy."""
     monkeypatch.setattr(redis_server, "_START_S", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""When what died is started again, by the clock of the test."""
+"""The times at which a dead service is restarted, by the test's clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ports import kept_port
 
 
 def quick_deaths(restarts: Restarts, now_s: float) -> list[float | None]:
-    """The pauses of who dies at once, until it is given up."""
+    """Returns the pauses of a service that dies at once, until it is given up."""
     pauses: list[float | None] = []
     while not pauses or pauses[-1] is not None:
         pauses.append(restarts.died(now_s))
@@ -97,7 +97,7 @@ def test_there_are_no_ports_behind_the_last():
 
 
 class Cluster:
-    """What a supervisor sees of one: a service that does not start while ``fault`` is set."""
+    """A cluster as a supervisor sees it: a service that does not start while ``fault`` is set."""
 
     def __init__(self, folder: Path) -> None:
         self.redis = None
@@ -129,7 +129,7 @@ def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
-    """Another one's trouble, such as no memory for a process, does not end the whole suite."""
+    """A passing trouble, such as no memory for a process, does not end the whole suite."""
     cluster, said = Cluster(tmp_path), []
     cluster.service.spawn()
     assert cluster.service.wait(60)

@@ -1,4 +1,4 @@
-"""What the demo says about the way KV took."""
+"""The demo's report on the path that the KV took."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shown(cluster: Any) -> list[str]:
 
 def test_the_bytes_of_each_way_and_of_the_store(counters: dict[str, Any], cluster: Any) -> None:
     counters["path"].labels("shm", "", "").inc(12_340_000)
-    counters["path"].labels("tcp", "eth0", "eth1").inc(100_000)  # a trial of the engine
+    counters["path"].labels("tcp", "eth0", "eth1").inc(100_000)  # a trial transfer of the engine
     counters["put"].inc(3_000_000)
     counters["get"].inc(1_500_000)
     assert shown(cluster) == [

@@ -1,4 +1,4 @@
-"""The line of a request that has ended: what is in it, and what it costs."""
+"""The log line of a request that has ended: its content and its cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon.runtime.logging import configure_logging
 
 @pytest.fixture
 def written(capsys) -> Iterator[Callable[[], list[str]]]:
-    """Lines on stderr once logging is configured, which is as before afterwards."""
+    """The lines on stderr under configured logging, which the fixture restores afterwards."""
     root, pinyon = logging.getLogger(), logging.getLogger("pinyon")
     before = root.handlers[:], root.level, pinyon.level
     yield lambda: capsys.readouterr().err.splitlines()

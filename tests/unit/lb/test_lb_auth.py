@@ -1,5 +1,3 @@
-"""API keys."""
-
 from __future__ import annotations
 
 import pytest

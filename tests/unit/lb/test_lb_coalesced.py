@@ -1,5 +1,3 @@
-"""Many calls that are worth one."""
-
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +8,7 @@ from pinyon.routing.queue import RequestQueue
 
 
 class Loop:
-    """A clock, and timers that go off when the test says so."""
+    """A clock with timers that fire when the test says so."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -36,7 +34,7 @@ async def test_what_takes_long_is_called_less_often(monkeypatch):
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: fake)
     coalesced = Coalesced(work, 0.002)
     for _ in range(5):
-        for _ in range(3):  # worth one
+        for _ in range(3):  # three calls coalesce into one
             coalesced()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -55,7 +53,7 @@ async def test_what_nobody_wants_is_not_called():
 
 
 async def test_a_call_made_before_anybody_waited_is_made_up_for():
-    """A request that was refused elsewhere goes back to the line in the turn of the loop in which room was told of."""
+    """A request that was refused elsewhere returns to the queue in the turn of the loop that reports room."""
     called = asyncio.Event()
     line = Line(RequestQueue(1, 4))
     coalesced = Coalesced(called.set, 0.0, lambda: line.queued)
@@ -68,5 +66,5 @@ async def test_a_call_made_before_anybody_waited_is_made_up_for():
     await asyncio.wait_for(called.wait(), 60)
     place.leave()
     waits.cancel()
-    coalesced.wanted_now()  # nothing was missed since
+    coalesced.wanted_now()  # no call was missed since
     assert coalesced._timer is None

@@ -1,4 +1,4 @@
-"""Placements that come as the wait for them ends, without a conductor."""
+"""Placements that arrive just as the wait for them ends, without a conductor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACED = conductor_pb2.ScheduleSessionResponse(
 
 
 class Stream:
-    """A dialed stream: what it was told, and a way to say something. Like :class:`~pinyon.runtime.duplex.Dialed`."""
+    """A dialed stream like :class:`~pinyon.runtime.duplex.Dialed`: it keeps what was sent, and ``say`` answers."""
 
     def __init__(self) -> None:
         self.ending = self.has_room = False
@@ -44,7 +44,7 @@ class Stream:
 
 
 class Link:
-    """Dials once, at once."""
+    """A link that dials once, at once."""
 
     def __init__(self, *args: Any, **_: Any) -> None:
         self._converse = args[3]
@@ -78,7 +78,7 @@ async def session(monkeypatch):
 
 async def test_a_placement_that_comes_as_the_time_runs_out_is_used(session):
     session, stream = session
-    # in the same turn of the loop as the time-out, right before it
+    # The answer comes in the same turn of the loop as the time-out, right before it.
     asyncio.get_running_loop().call_soon(stream.say, PLACED)
     placement = await session.place(REQUEST, REQUEST.ByteSize())
     assert placement.decode_instance_id == "d0"
@@ -95,7 +95,7 @@ async def test_one_that_comes_after_it_is_given_back(session):
 
 
 async def test_two_requests_of_one_name_both_end(session):
-    """Other regions choose names, too: the later one has the answer, and nobody waits for ever or ends the session."""
+    """Other regions choose names too: the later request gets the answer, and neither waits for ever."""
     session, stream = session
     session._answer_timeout_s = 60.0
     first, second = (asyncio.ensure_future(session.place(REQUEST, REQUEST.ByteSize())) for _ in range(2))

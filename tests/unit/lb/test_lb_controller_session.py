@@ -1,4 +1,4 @@
-"""The load balancer's session with the controller, against a controller that the test plays."""
+"""The load balancer's session with a controller that the test plays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Which origins a setting names."""
-
 from __future__ import annotations
 
 import pytest

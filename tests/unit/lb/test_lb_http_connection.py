@@ -1,4 +1,4 @@
-"""One connection between a hand-made transport and a hand-made application: order, bounds, who has the last word."""
+"""One connection between a fake transport and a fake application: order, bounds, and the last word."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ DATE = b"date: now\r\n"
 
 
 class FakeTransport:
-    """Keeps what is written."""
-
     def __init__(self, protocol: Connection) -> None:
         self.protocol = protocol
         self.written = bytearray()
@@ -83,7 +81,7 @@ class FakeExchange:
 
 
 class FakeApp:
-    """Answers with path and body; ``/held`` when told to, ``/stream`` in two parts."""
+    """An application that answers with path and body; ``/held`` when told to, ``/stream`` in two parts."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -146,14 +144,14 @@ class World:
         return FakeTransport(Connection(self.shared, asyncio.get_running_loop()))
 
     async def settle(self) -> None:
-        """All that can happen without anything new."""
+        """Lets everything happen that needs no new event."""
         for _ in range(20):
             await asyncio.sleep(0)
 
     async def until(self, condition) -> None:
         async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)  # for what a clock brings: without a pause it would burn seconds of CPU
+                await asyncio.sleep(0.005)  # gives timers a chance without burning seconds of CPU
 
 
 async def test_answers_come_in_order_and_one_at_a_time():
@@ -171,7 +169,7 @@ async def test_answers_come_in_order_and_one_at_a_time():
 
 
 async def test_the_bytes_of_answers():
-    """What clients have always seen."""
+    """The bytes are what clients have always seen."""
     world = World()
     world.app.go.set()
     transport = world.connect()
@@ -227,7 +225,7 @@ async def test_a_stalled_request_does_not_spoil_the_answer_before_it():
     )
     await world.settle()
     loop = asyncio.get_running_loop()
-    late = loop.time() + 0.05  # the second one should have come by then, if its time ran already
+    late = loop.time() + 0.05  # the second deadline would have passed by then, if it ran already
     await world.until(lambda: loop.time() > late)
     world.app.go.set()
     await world.settle()
@@ -250,7 +248,7 @@ async def test_pipelined_bytes_are_bounded_and_reading_never_pauses(size):
         assert transport.reading
         assert world.shared.budget.used <= READ_AHEAD_BYTES
     world.app.go.set()
-    if size > READ_AHEAD_BYTES:  # then none of them is answered
+    if size > READ_AHEAD_BYTES:  # none of them is answered in this case
         await world.until(lambda: transport.closed)
         assert transport.statuses == [200]
         assert b"connection: close\r\n" in transport.written
@@ -280,7 +278,7 @@ async def test_pipelined_answers_wait_for_a_client_that_does_not_read():
 
 
 async def test_a_slow_reader_counts_as_idle_once_it_has_read():
-    """No deadline runs while answers wait for their client; behind them, that of an idle connection does again."""
+    """The deadline of an idle connection pauses while answers wait for their client, and runs again afterwards."""
     world = World(idle_s=0.05)
     transport = world.connect()
     write = transport.write
@@ -327,7 +325,7 @@ async def test_a_client_that_leaves_before_its_request_leaves_nothing(path):
 
 
 async def test_a_refused_request_costs_no_body():
-    """Its answer goes out with the head; a small body is passed over, a large one ends the connection."""
+    """The answer goes out with the head; a small body is passed over, a large one ends the connection."""
     world = World()
     transport = world.connect()
     head, body = (POST % (b"refused", 1000, b"")), b"x" * 1000
@@ -415,7 +413,7 @@ async def test_a_connection_holds_in_the_name_of_whom_it_serves_now():
 
 
 async def test_what_is_pipelined_over_the_budget_is_dropped():
-    """The answer that is under way still comes, as the last one."""
+    """The answer under way still comes, as the last one."""
     world = World(budget=1000)
     transport = world.connect()
     transport.protocol.data_received(POST % (b"held", 500, b"x" * 500))

@@ -1,4 +1,4 @@
-"""Compressed bodies: what is small in one form may be large in the other, and neither holds up the event loop."""
+"""Compressed bodies: a small body may be large when decompressed, and neither form holds up the event loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pinyon.http.error import HttpError
 
 HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 EMPTY_BLOCK = b"\0\0\0\xff\xff"
-"""Stored, of no bytes."""
+"""A stored block without bytes."""
 
 
 def padded(data: bytes, blocks: int) -> bytes:
-    """A gzip member of ``data`` behind so many blocks that hold nothing."""
+    """Returns a gzip member of ``data`` behind ``blocks`` empty blocks."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     end = zlib.crc32(data).to_bytes(4, "little") + len(data).to_bytes(4, "little")
     return HEADER + EMPTY_BLOCK * blocks + packer.compress(data) + packer.flush() + end
@@ -46,7 +46,7 @@ async def test_blocks_that_hold_nothing_are_not_read(off_loop):
 
 
 async def test_bodies_large_in_either_form_are_inflated_off_the_loop():
-    full = OffLoop(threads=1, waiting_max=-1)  # no place at all
+    full = OffLoop(threads=1, waiting_max=-1)  # a pool without any place
     try:
         inflater = Inflater(full, Budget(1 << 20), 1 << 20)
         noise = random.Random(1).randbytes(INLINE_BYTES // 2)

@@ -1,4 +1,4 @@
-"""Whose connection it is: sockets, and what trusted proxies say."""
+"""The client that a connection belongs to, by its socket and by what trusted proxies say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def forwarded(*values: str, name: str = "x-forwarded-for") -> list[tuple[bytes, 
     [
         ([], "10.0.0.1"),
         (forwarded("1.2.3.4"), "1.2.3.4"),
-        (forwarded("6.6.6.6, 1.2.3.4"), "1.2.3.4"),  # what the client wrote itself is not believed
+        (forwarded("6.6.6.6, 1.2.3.4"), "1.2.3.4"),  # an address that the client wrote itself is not believed
         (forwarded("6.6.6.6, 1.2.3.4, 10.0.0.9"), "1.2.3.4"),
         (forwarded("6.6.6.6", "1.2.3.4"), "1.2.3.4"),
         (forwarded("1.2.3.4, unknown"), "10.0.0.1"),
@@ -28,7 +28,7 @@ def forwarded(*values: str, name: str = "x-forwarded-for") -> list[tuple[bytes, 
         (forwarded("[2001:db8::1]:80"), "2001:db8::1"),
         (forwarded("2001:db8::1"), "2001:db8::1"),
         (forwarded("::ffff:1.2.3.4"), "1.2.3.4"),
-        (forwarded("for=1.2.3.4", name="forwarded"), "10.0.0.1"),  # the other header
+        (forwarded("for=1.2.3.4", name="forwarded"), "10.0.0.1"),  # the other header is not trusted
         (forwarded(", ".join(["10.0.0.9"] * 1000)), "10.0.0.9"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What becomes of bytes: heads, bodies, what is refused, and how much is held before it is."""
+"""Tests of how bytes are read: heads, bodies, refusals, and how much is held before a refusal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def read(data: bytes, step: int = 1 << 20, limits: HttpLimits = LIMITS):
-    """All requests in ``data`` as (method, path, body), fed ``step`` bytes at a time; and how the rest is refused."""
+    """Returns all requests in ``data`` as (method, path, body), read ``step`` bytes at a time, and the refusal."""
     reader, found, head = RequestReader(limits), [], None
     try:
         for start in range(0, len(data), step):
@@ -36,7 +36,7 @@ def read(data: bytes, step: int = 1 << 20, limits: HttpLimits = LIMITS):
 
 
 def refusal(data: bytes, limits: HttpLimits = LIMITS) -> int | None:
-    """The same however the bytes come."""
+    """Returns the refusal's status, which is the same however the bytes come."""
     statuses = {read(data, step, limits)[1] for step in (1, 7, 1 << 20)}
     assert len(statuses) == 1, statuses
     return statuses.pop()
@@ -204,7 +204,7 @@ def test_a_refused_body_is_not_kept():
 
 
 def test_pipelined_requests_stay_bytes():
-    """However many come at once: what is read is one head."""
+    """The reader parses only one head, however many requests come at once."""
     reader = RequestReader(LIMITS)
     many = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1000
     reader.receive(many)

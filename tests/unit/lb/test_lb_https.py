@@ -1,4 +1,4 @@
-"""HTTPS: what a client can hold before it has shown that it speaks TLS counts like what it holds afterwards."""
+"""HTTPS: memory that a client holds before its TLS handshake counts like memory it holds afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = b"GET /plain HTTP/1.1\r\nhost: lb\r\n\r\n"
 
 
 class Served:
-    """An HTTPS server in this process, and clients of it."""
+    """An HTTPS server in this process, and its clients."""
 
     def __init__(self, authority: TestAuthority, connections: int = 4096, per_peer: int = 64) -> None:
         folder = authority.folder("lb", "lb-0")
@@ -61,7 +61,7 @@ class Served:
         return reader, writer
 
     async def status(self) -> bytes:
-        """Of a request on a connection of its own; empty when it is not let in."""
+        """Returns the status of a request on its own connection, or nothing if the server refuses it."""
         try:
             reader, writer = await self.connect(self.trust)
             writer.write(PLAIN)
@@ -81,7 +81,7 @@ def authority(tmp_path) -> TestAuthority:
 
 
 async def test_a_renewed_certificate_is_shown_to_new_connections(authority):
-    """Made in a context of its own, from a thread: handshakes that go on have the whole of the old one."""
+    """The renewal makes a context of its own in a thread: handshakes under way keep the whole old one."""
     async with Served(authority) as served:
 
         async def shown() -> bytes:
@@ -115,7 +115,7 @@ async def test_requests_are_answered(authority):
 
 
 async def test_a_request_that_comes_with_the_handshakes_end_is_read(authority):
-    """Both in one packet, as a client in a hurry sends them."""
+    """The request shares a packet with the handshake's end, as a client in a hurry sends it."""
     async with Served(authority) as served:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = served.trust.wrap_bio(incoming, outgoing, server_hostname="localhost")
@@ -173,7 +173,7 @@ async def test_the_end_does_not_wait_for_who_says_nothing(authority):
 
 
 async def test_who_connected_in_time_is_answered(authority):
-    """Connections that the kernel made and nobody accepted before the server ended."""
+    """The kernel made these connections, and the server ended before it accepted them."""
     async with Served(authority) as served:
         clients = [socket.create_connection((served.host, served.port), WAIT_S) for _ in range(5)]
         draining = asyncio.ensure_future(served.server.drain(WAIT_S))

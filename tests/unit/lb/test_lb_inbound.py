@@ -1,4 +1,4 @@
-"""A session with another region's load balancer holds no more than its bound for a caller who takes nothing."""
+"""A session with another region's load balancer holds no more than its bound for a caller that reads nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVING: Any = SimpleNamespace(
 
 
 class Unread:
-    """A stream whose other end takes nothing."""
+    """A stream whose other end reads nothing."""
 
     ending = False
     why: Any = None

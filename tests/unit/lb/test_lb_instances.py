@@ -1,4 +1,4 @@
-"""What is remembered of instances between the conductor's lists."""
+"""The knowledge of instances that lasts between the conductor's lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = "m"
 
 
 def listed(**boots: str) -> conductor_pb2.InstanceList:
-    """Instances by name; a boot id that begins with a dash takes no requests."""
+    """Returns instances by name; an instance whose boot id begins with a dash takes no requests."""
     layout = common_pb2.KvLayout(layers=1, kv_heads=1, head_dim=8, block_tokens=16, dtype="float32")
     return conductor_pb2.InstanceList(
         instances=[
@@ -38,7 +38,7 @@ def empty_view(routing: str = "least_loaded") -> InstanceView:
 
 
 def taken(view: InstanceView, exclude: set[str], now_s: float) -> str:
-    """Chosen, and told that a request went there and is over."""
+    """Chooses an instance, and records that a request went there and is over."""
     placement = view.choose(MODEL, 10, exclude, now_s, careful=bool(exclude))
     view.end(view.begin(MODEL, placement))
     return placement.decode_instance_id
@@ -59,7 +59,7 @@ def test_who_failed_comes_last_until_the_pause_ends():
     assert chosen(view, 0.0) == "a"
     view.failures.failed("a", 0.0)
     assert chosen(view, FIRST_PAUSE_S - 0.1) == "b"
-    assert chosen(view, FIRST_PAUSE_S - 0.1, "b") == "a"  # better than nobody
+    assert chosen(view, FIRST_PAUSE_S - 0.1, "b") == "a"  # better than no instance
     assert view.avoided(["a", "b"], FIRST_PAUSE_S - 0.1) == {"a"}
     assert view.avoided(["a", "b"], FIRST_PAUSE_S) == set()
     assert chosen(view, FIRST_PAUSE_S) == "a"
@@ -82,9 +82,9 @@ def test_news_of_an_instance_and_its_success_end_the_pause():
         assert view.avoided("a", 0.0) == set()
     view.failures.failed("a", 0.0)
     view.update(listed(a="2", b="1"), 0.0)  # the same again
-    view.update(listed(a="2", b="1", c="1"), 0.0)  # news of another one
+    view.update(listed(a="2", b="1", c="1"), 0.0)  # news of another instance
     assert view.avoided("abc", 0.0) == {"a"}
-    view.failures.succeeded("a", -1.0)  # of a request that was placed before that
+    view.failures.succeeded("a", -1.0)  # success of a request that was placed before the failure
     assert view.avoided("abc", 0.0) == {"a"}
     view.failures.succeeded("a", 0.0)
     assert view.avoided("abc", 0.0) == set()
@@ -93,8 +93,7 @@ def test_news_of_an_instance_and_its_success_end_the_pause():
 @pytest.mark.parametrize("routing", ROUTING_POLICIES.names)
 @pytest.mark.parametrize("dead", [{"a", "b", "c"}, {"a", "d", "h"}, set("abcdefg")])
 def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[str]):
-    """A minute of requests: the first one meets the dead, later ones one of them now and then, and go on to one that
-    never failed."""
+    """The first request of a minute meets the dead; later ones meet one now and then, and go on to a live one."""
     view = empty_view(routing)
     view.update(listed(**dict.fromkeys("abcdefgh", "1")), 0.0, first=True)
     met = 0
@@ -117,7 +116,7 @@ def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[
 
 
 def test_one_request_at_a_time_tries_a_failed_instance():
-    """A frozen one costs whoever tries it seconds; the others need not pay, too."""
+    """A frozen instance costs a request seconds; the other requests need not pay too."""
     view = view_of(a="1", b="1")
     view.failures.failed("a", 0.0)
     assert [chosen(view, FIRST_PAUSE_S) for _ in range(3)] == ["a", "b", "b"]

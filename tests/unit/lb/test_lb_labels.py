@@ -1,4 +1,4 @@
-"""What kind of request it is, and whose."""
+"""The kind and the owner of a request, by its labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chat(*roles: str, **fields: object) -> Call:
 
 
 def labels(**headers: str | bytes) -> Labels:
-    """Headers by name, with ``_`` for ``-``; text goes as UTF-8."""
+    """Returns the labels of headers by name, with ``_`` for ``-``; text goes as UTF-8."""
     raw = [
         (name.replace("_", "-").encode(), value.encode() if isinstance(value, str) else value)
         for name, value in headers.items()

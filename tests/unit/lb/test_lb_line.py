@@ -1,4 +1,4 @@
-"""The queue: order, bound, and nothing left by those who leave it."""
+"""The queue: order, bound, and nothing left behind by requests that leave."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_over_the_bound_it_refuses_at_once():
         line.reserve("t")
     assert caught.value.retry_after_s
     first.leave()
-    first.leave()  # once is enough
+    first.leave()  # a second leave changes nothing
     await waiting
     assert (line.queued, line.in_flight) == (0, 1)
     second.leave()
@@ -72,7 +72,7 @@ async def test_cancelled_before_and_after_the_slot_was_given(leave_first):
     first, second = (asyncio.ensure_future(one()) for _ in range(2))
     await settle()
     if leave_first:
-        running.leave()  # the slot is the first one's, who does not know it yet
+        running.leave()  # the first waiter has the slot, but does not know it yet
         first.cancel()
     else:
         first.cancel()
@@ -127,7 +127,7 @@ async def test_another_tenant_takes_over_the_newest_place(when):
 
 
 class Rooms:
-    """So many requests of each demand find room; who gets a slot takes it."""
+    """Room for a number of requests of each demand; each request that gets a slot takes room."""
 
     def __init__(self, slots: int = 10, **rooms: int) -> None:
         self.left = Counter({int(name[1:]): count for name, count in rooms.items()})
@@ -212,7 +212,7 @@ async def test_who_is_refused_waits_where_it_did():
 
 
 async def test_a_request_refused_despite_apparent_room_waits_for_news():
-    """Else it would be called again and again."""
+    """The request would else be tried again and again."""
     line = Line(RequestQueue(10, 10), is_open=lambda _: True)
     place, other = line.reserve("t"), line.reserve("t")
     await slot_of(place, 1)

@@ -1,4 +1,4 @@
-"""Work beside the event loop: bounded, and one tenant leaves places to the others."""
+"""Work beside the event loop: bounded, and a tenant leaves places to the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_one_tenant_leaves_places_to_others():
     running: list[asyncio.Task[bool]] = []
 
     async def more(name: str, count: int) -> int:
-        """How many of so many more are refused."""
+        """Returns how many of ``count`` more calls are refused."""
         began = [asyncio.ensure_future(off_loop.run(name, go.wait, 30)) for _ in range(count)]
         await asyncio.sleep(0)  # each is refused at once or not at all
         refused = [each for each in began if each.done()]

@@ -1,5 +1,3 @@
-"""Answers that tell more than a text."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "data" / "golden_text"
 @pytest.mark.parametrize("name", ["llama-bytes-bos", "qwen3-bytes", "llama-pieces-bos"])
 @pytest.mark.parametrize("marked", [False, True], ids=["plain", "marked"])
 def test_offsets_point_into_an_echoed_prompt(name: str, marked: bool) -> None:
-    """Each token that has a text stands where its offset says, also behind markers of special tokens."""
+    """Each token with a text stands where its offset says, also behind markers of special tokens."""
     card = load_card(str(FOLDER / name))
     texts = TokenTexts(card.tokenizer)
     special = list(card.tokenizer.special_tokens)[-1]

@@ -1,4 +1,4 @@
-"""Which region a load balancer with a certificate may be of: at the door for other regions, and when it starts."""
+"""The regions that a load balancer's certificate allows, both at other regions' doors and at its own start."""
 
 from __future__ import annotations
 

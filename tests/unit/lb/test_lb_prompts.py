@@ -1,4 +1,4 @@
-"""What is worked on within the event loop, and what is not."""
+"""The prompts that are worked on within the event loop, and those that are not."""
 
 from __future__ import annotations
 

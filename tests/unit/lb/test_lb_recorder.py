@@ -1,4 +1,4 @@
-"""Who records is told what is served, and nobody waits for him."""
+"""Recorders are told what is served, and no request waits for them."""
 
 from __future__ import annotations
 

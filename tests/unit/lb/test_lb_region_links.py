@@ -1,4 +1,4 @@
-"""Whom a load balancer takes for one of another region."""
+"""The peers that a load balancer takes for load balancers of another region."""
 
 from __future__ import annotations
 

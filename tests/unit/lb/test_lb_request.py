@@ -60,9 +60,9 @@ def test_a_resumed_request_drops_what_was_sent(field, excluded):
     assert submission.request_id == "id~1"
     assert submission.generated_tokens == 2
     assert submission.prompt_tokens_le32 == b"\1\0\0\0" * 8 + b"\1\0\0\0\2\0\0\0"
-    assert submission.block_keys == b""  # the keys were the prompt's alone
+    assert submission.block_keys == b""  # the keys belonged to the prompt alone
     assert submission.timeout_ms == 6000
-    # the new instance replays in pieces of its own
+    # The new instance replays in pieces of its own.
     assert request.fold(update("a"), 5.0).text == ""
     assert parts(request.fold(update("bc", (3,)), 5.0)) == ("c", [3], NOTHING)
     done = update("d", (4,), finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(cached_tokens=99))
@@ -101,7 +101,7 @@ def test_attempts_are_bounded():
 
 @pytest.mark.parametrize("reached", [False, True])
 def test_absent_and_refusing_instances_use_up_no_attempts(reached):
-    """Dead ones listed beside healthy ones must not use the attempts up; what is bounded is the time."""
+    """Dead instances listed beside healthy ones must not use up the attempts; the time is bounded instead."""
     request = make()
     for number in range(20):
         request.fold(lost(), 1.0 + number * 0.1)
@@ -139,7 +139,7 @@ def test_instances_that_leave_in_good_order_are_no_attempts():
         begin(request, now_s)
     for attempt in range(3):
         request.fold(lost(), 80.0)
-        request.lost = True  # it died while it left: the request may be to blame
+        request.lost = True  # the instance died while it left: the request may be to blame
         assert request.retry(3, 10.0, 80.0, leaving=True) is (attempt < 2)
         begin(request, 80.0)
 
@@ -284,7 +284,7 @@ def test_wrong_log_probabilities_of_an_instance_are_a_defect(wrong):
 
 @pytest.mark.parametrize("generated", [0, 4000])
 def test_a_submission_is_no_larger_than_was_said(generated):
-    """Everything that a client may say, at its longest, in characters of four bytes."""
+    """The submission holds everything that a client may say, at its longest, in characters of four bytes."""
     long = "\U0001f332" * 256
     asked = RequestClass("k" * 32, 1 << 20, long, long, -1000, 1e9, long[:128], (), long, no_store=True)
     sampling = SamplingParams(
@@ -311,7 +311,7 @@ def test_a_submission_is_no_larger_than_was_said(generated):
 
 @pytest.mark.parametrize("first", [{}, {"model_fingerprint": "weights", "prefill": worker_pb2.PrefillReport()}])
 def test_what_is_passed_on_counts_as_what_is_folded(first):
-    """Also where an update is the first to say something of the instance."""
+    """The counts agree even if an update is the first to report something of the instance."""
     pieces = [update("ab", (1, 2), **first), update("", (3,)), update("c", (4, 5)), update("d")]
     folded, passed, heard = make(), make(), list[str]()
     passed.listener = lambda text: heard.append(text) or True

@@ -1,4 +1,4 @@
-"""Who may wait for somebody to come, and holds a slot meanwhile."""
+"""Requests that may wait for an instance to come, and hold a slot meanwhile."""
 
 from __future__ import annotations
 

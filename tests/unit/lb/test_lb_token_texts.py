@@ -1,4 +1,4 @@
-"""Single tokens as texts and bytes, against the tokenizers that make texts of them."""
+"""Single tokens as texts and bytes, against the tokenizers that decode them."""
 
 from __future__ import annotations
 

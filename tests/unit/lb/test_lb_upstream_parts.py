@@ -1,4 +1,4 @@
-"""Parts of the load balancer in front of other people's servers: URLs, keys, fields, bodies, settings, connections."""
+"""Parts of the load balancer before foreign servers: URLs, keys, fields, bodies, settings, connections."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_hostile_form_is_read_in_linear_time(line: bytes) -> None:
     body = line * (131_072 // len(line))
     began_s = time.thread_time()
     assert form_model(body) in ("", 'name="model"')
-    assert time.thread_time() - began_s < 1.0  # of this thread's own: a millisecond, where it takes seconds otherwise
+    assert time.thread_time() - began_s < 1.0  # this thread's own time is a millisecond; it would otherwise be seconds
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ class Nowhere:
 
 
 class Sent:
-    """Where an answer goes. ``behind`` says of each piece whether the client has no room for it when it comes."""
+    """The client of an answer. ``behind`` says of each piece whether the client has no room for it on arrival."""
 
     def __init__(self, behind: list[bool]) -> None:
         self.pieces: list[bytes] = []
@@ -250,7 +250,7 @@ class Sent:
 async def pass_on(
     batches: list[list[bytes]], behind: list[bool], pauses: list[bool], breaks: bool, kind: bytes
 ) -> Sent:
-    """Pieces of a batch come at once; between two the loop turns, or does not."""
+    """Passes on batches whose pieces come at once; between two batches the loop turns, or does not."""
     sent, answer = Sent(behind), Answer(Nowhere())
     answer.begun = True
     answer.got_head(200, [(b"content-type", kind)], -1)
@@ -290,7 +290,7 @@ def test_a_stream_loses_no_byte_and_is_cut_between_events_only(batches, behind, 
         assert passed == came
         return
     assert came.startswith(passed)
-    rest = came[len(passed) :]  # of an event that is not here to its end
+    rest = came[len(passed) :]  # the part of an event whose end has not come
     assert b"\n\n" not in rest[:-1] or len(rest) <= 64 << 10
 
 
@@ -303,7 +303,7 @@ def test_what_is_no_stream_loses_no_byte_either(batches, behind, pauses) -> None
 
 async def test_a_long_event_in_single_bytes_takes_linear_time() -> None:
     async def seconds(event: bytes) -> float:
-        """To pass on 60,000 bytes of such events, one by one."""
+        """Returns the seconds to pass on 60,000 bytes of such events, byte by byte."""
         answer, sent = Answer(Nowhere()), Sent([])
         answer.got_head(200, [(b"content-type", b"text/event-stream")], -1)
         running = asyncio.ensure_future(Passing(answer, sent, b"", lambda: 1.0).run())
@@ -320,7 +320,7 @@ async def test_a_long_event_in_single_bytes_takes_linear_time() -> None:
         return took_s
 
     short = min([await seconds(b"x" * 98 + b"\n\n") for _ in range(3)])
-    assert await seconds(b"x" * 59_998 + b"\n\n") < 6 * short  # it is less; 20 times as much if each byte is a search
+    assert await seconds(b"x" * 59_998 + b"\n\n") < 6 * short  # 20 times as much if each byte were a search
 
 
 async def test_what_goes_wrong_in_passing_on_ends_it() -> None:
@@ -344,7 +344,7 @@ WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n%b\r\n{}"
 
 
 class Peer:
-    """A server that reads heads and writes what it is told; ``None``: it closes."""
+    """A server that reads heads and writes what it is told; at ``None`` it closes."""
 
     tls: ssl.SSLContext | None = None
 
@@ -420,7 +420,7 @@ async def test_there_are_no_more_connections_than_may_be() -> None:
         answer = await pool.send(b"GET / HTTP/1.1\r\n\r\n", b"", WAIT_S)
         with pytest.raises(ConnectionsFull):
             await whole(pool)
-        answer.close()  # which it is told of
+        answer.close()  # the peer is told of it
         async with asyncio.timeout(WAIT_S):
             await peer.changed.wait()
         peer.says = WHOLE % b""
@@ -453,7 +453,7 @@ async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
         assert await whole(pool) == b"{}"
         assert pool.idle == 1
         peer.says = None
-        peer.server.close()  # nobody takes a second connection
+        peer.server.close()  # no second connection is accepted
         with pytest.raises(Broke) as broke:
             await whole(pool)
         assert not broke.value.begun
@@ -495,7 +495,7 @@ async def test_a_server_with_tls_must_be_who_it_is(tmp_path) -> None:
 
 
 class Unread(asyncio.Transport):
-    """Takes everything."""
+    """A destination that accepts everything."""
 
     def write(self, data: object) -> None: ...
 

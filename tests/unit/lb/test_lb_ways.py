@@ -1,4 +1,4 @@
-"""Which demand a request waits with, and which of them have room."""
+"""The demand that a request waits with, and the demands that have room."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def depart(request: Request, models: ServedModels) -> None:
 
 
 class Ways:
-    """Served models, asked about requests; what is compiled cannot be derived from."""
+    """Served models asked about requests, in a wrapper because compiled classes cannot be derived from."""
 
     def __init__(self, region: str, clock, **options) -> None:
         self.models = ServedModels(region, clock, **options)
@@ -53,7 +53,7 @@ class Ways:
 
 
 class Waiting:
-    """``waiting`` are demands in a queue."""
+    """A queue whose demands are ``waiting``."""
 
     def __init__(self, **options) -> None:
         self.now_s = 0.0
@@ -83,7 +83,7 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 
 
 def test_other_regions_are_no_party_to_block_keys():
-    """They depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
+    """The block keys depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
     ways = Ways("us", lambda: 0.0, own=["m"])
     assert routed(request().ask, ways.models, b"").keys == b"k" * 8
     ways.expect("lb-eu", "eu")
@@ -91,8 +91,10 @@ def test_other_regions_are_no_party_to_block_keys():
 
 
 def test_a_region_that_comes_later_is_open_to_who_comes_later():
-    """A demand says where those go who wait with it: the first one's words count. Who may go to one region more than
-    that one must not share its number."""
+    """A demand tells the destinations of all requests that wait with it, by the first request's words.
+
+    A request that may go to one more region must not share the number.
+    """
     ways = (world := Waiting()).ways
     world.instance(room=0)
     before = ways.demand(request("us", "eu"))
@@ -141,12 +143,12 @@ def test_clients_cannot_make_any_number_of_demands_wait():
         ways.demand(request(*next(choices)))
     assert len(world.waiting) == WAITING_DEMANDS_MAX
     assert ways.demand(request(names[0])) in world.waiting, "who needs what others wait for may wait, too"
-    ways.demand(request())  # and who names none
+    ways.demand(request())  # a request that names no region may wait too
     ways.demand(request(sender="r00"))
 
 
 def test_credits_of_one_model_are_not_used_up_by_another() -> None:
-    """A load balancer counts what it has received of all models together."""
+    """The load balancer counts its received requests of all models together."""
     clock = [0.0]
     ways = Ways("us", lambda: clock[0], pushing="pending", own=["m", "n"])
 

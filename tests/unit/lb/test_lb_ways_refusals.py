@@ -1,4 +1,4 @@
-"""Another region's word after it has refused what it was sent."""
+"""Another region's reports after it has refused a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Clock:
 
 
 def available(ways: ServedModels) -> bool:
-    """It has said just now that it has room."""
+    """Returns whether the other region is available after it has just reported room."""
     ways.heard("lb-eu", "eu", {"m": ROOM}, 0.05, draining=False)
     (_, other) = ways.dry_run(ways.of("m"), (), "")
     return other.available

@@ -1,4 +1,4 @@
-"""Instances that are watched: when a session is opened to them, and what is handed on of what they say."""
+"""Watched instances: when a session is opened to them, and which of their reports are handed on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 
 
 class Stream:
-    """A dialed stream: the test is the instance."""
+    """A dialed stream on which the test plays the instance."""
 
     dialed: ClassVar[list[Stream]] = []
 
@@ -109,7 +109,7 @@ async def test_a_session_that_ends_is_lost_once_and_redialed_later(lb: Balancer)
     await until(lambda: lb.lost)
     lb.now += 0.051
     second = await lb.dialed(2)
-    second.end()  # it has said nothing
+    second.end()  # the stream ended without a report
     await until(lambda: len(lb.sessions) == 0)
     lb.now += 0.051
     third = await lb.dialed(3)
@@ -130,7 +130,7 @@ async def test_who_is_let_go_is_lost_and_not_dialed_again(lb: Balancer) -> None:
     lb.sessions.keep_only(frozenset(("d:2",)))
     assert lb.lost == ["a"]
     await until(lambda: len(lb.sessions) == 1)
-    await Stream.dialed[0].says()  # what was on its way
+    await Stream.dialed[0].says()  # the report was on its way
     lb.now += 10
     lb.sessions._dial()
     assert len(Stream.dialed) == 2

@@ -1,4 +1,4 @@
-"""When an instance is dialed, and how large messages to it get."""
+"""Tests of when an instance is dialed, and how large messages to it get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pinyon.runtime.outbox import MESSAGE_BYTES
 
 
 class Stream:
-    """A dialed stream that ends when the test says so, and lets go of its session when it says that, too."""
+    """A dialed stream that ends, and lets go of its session, when the test says so."""
 
     dialed: ClassVar[list[Stream]] = []
 
@@ -71,7 +71,7 @@ async def test_a_dead_address_is_dialed_once_in_its_pause(sessions: WorkerSessio
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await sessions.open("d:1", 10, 0.0)
-        await sessions.open("d:2", 10, 0.0)  # another one
+        await sessions.open("d:2", 10, 0.0)  # another session
         await gone(sessions)
         now[0] += 1.0
         sessions.keep_only(frozenset(("d:1", "d:2")), renewed=("d:2",))
@@ -104,7 +104,7 @@ async def test_a_session_that_is_ending_is_replaced(sessions: WorkerSessions) ->
 
 
 async def test_a_burst_waits_for_the_instance_to_take_it(sessions: WorkerSessions) -> None:
-    """Prompts that fill more messages than may wait: that is no failure of the instance."""
+    """Prompts that fill more messages than may wait are no failure of the instance."""
     async with asyncio.timeout(60):
         opened = [
             asyncio.ensure_future(sessions.open("d:1", MESSAGE_BYTES, 0.0))
@@ -141,7 +141,7 @@ async def test_those_who_wait_for_room_learn_that_the_instance_is_gone(sessions:
 
 
 def test_block_keys_do_not_outgrow_a_message() -> None:
-    """One key per token: the conductor is told of the first ones, the instance computes them all."""
+    """The prompt has one key per token: the conductor gets the first keys, the instance computes them all."""
     ask = Ask("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), SamplingParams(1000))
     request = Request(ask, 0.0, 1e6)
     schedule = schedule_request(request)

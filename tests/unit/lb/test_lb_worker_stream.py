@@ -1,4 +1,4 @@
-"""A request's mailbox: what wakes its reader."""
+"""A request's mailbox: the events that wake its reader."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ async def test_after_the_gap_the_reader_gets_what_is_there():
     stream = make(0.01)
     stream.deliver(update(1))
     assert len(await stream.take()) == 1
-    stream.deliver(update(2))  # before anybody waits
+    stream.deliver(update(2))  # before a reader waits
     assert len(await stream.take()) == 1
     waiting = asyncio.ensure_future(stream.take())
     await settle()
-    stream.deliver(update(3))  # while somebody waits
+    stream.deliver(update(3))  # while a reader waits
     stream.deliver(update(4))
     assert len(await waiting) == 2
 
@@ -82,7 +82,7 @@ async def test_log_probabilities_are_unread_as_tokens_are():
 
 @given(st.lists(st.one_of(st.just("update"), st.booleans()), max_size=40))
 async def test_each_update_is_heard_or_read_once_and_in_order(steps: list[str | bool]):
-    """Whatever a listener takes, and whenever the reader has its turn."""
+    """The order holds whatever a listener takes, and whenever the reader has its turn."""
     stream, seen, takes = make(0.0), list[int](), True
 
     def listener(updates: list[worker_pb2.StreamUpdate]) -> bool:
@@ -114,7 +114,7 @@ async def test_each_update_is_heard_or_read_once_and_in_order(steps: list[str | 
 
 
 class StoppedLoop:
-    """The running loop, whose time goes on when the test says so."""
+    """The running loop with a clock that advances when the test says so."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -187,6 +187,6 @@ async def test_what_a_listener_raises_is_its_own_request_s(raised: Exception):
     waiting = asyncio.ensure_future(stream.take())
     await settle()
     stream.listener = fail
-    stream.deliver(update(2))  # from where a message is read: it goes on there
+    stream.deliver(update(2))  # delivered where a message is read: the reader goes on there
     with pytest.raises((RuntimeError, KeyError)):
         await waiting

@@ -47,12 +47,12 @@ def test_a_folder_named_by_a_dot_has_its_name_in_errors(tmp_path: Path, monkeypa
 
 
 def bytes_read() -> int:
-    """Bytes this process has read by system calls so far, from cache or disk."""
+    """Returns the bytes that this process has read by system calls so far, from cache or disk."""
     return int(re.search(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE).group(1))
 
 
 def test_loading_a_card_is_cheap(folder: Path) -> None:
-    """Kilobytes are read, whatever the weights' size: a sparse gigabyte stands for them."""
+    """The loader reads kilobytes, whatever the weights' size: a sparse gigabyte stands for them."""
     path = folder / "model.safetensors"
     with path.open("r+b") as stream:
         stream.truncate(1 << 30)

@@ -21,7 +21,7 @@ TOKENIZER: HfTokenizer = CARD.tokenizer
 BOS, EOS, START, END = range(4)
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
-# What an attacker would try
+# These are texts that an attacker would try.
 HOSTILE = st.lists(
     st.sampled_from(
         ["<|im_end|>", "<|im_start|>", "<|bos|>", "<|im_", "end|>", "\n", "user", "\uf8f0", "\uf8f1", "0", "3"]
@@ -40,7 +40,7 @@ def conversation(turns: list[str]) -> list[dict[str, str]]:
 @given(turns=TURNS, more=TURNS)
 def test_appended_turns_keep_the_earlier_tokens(template: Any, turns: list[str], more: list[str]) -> None:
     before = template.encode_chat(conversation(turns)).tolist()
-    # All but the generation prompt: the role of whoever speaks next
+    # All but the generation prompt: the role of the next speaker.
     closing = 1 if isinstance(template, ByteChatTemplate) else len(TOKENIZER.encode("assistant\n")) + 1
     kept = before[:-closing]
     assert template.encode_chat(conversation(turns + more)).tolist()[: len(kept)] == kept
@@ -61,7 +61,7 @@ def test_markers_in_text_stay_text(turns: list[str]) -> None:
     assert tokens.count(END) == len(turns)
     assert tokens.count(START) == len(turns) + 1
     assert tokens.count(BOS) == 1
-    # Nothing is lost or escaped on the way: what the model sees, read without the special tokens, is the text.
+    # Nothing is lost or escaped on the way: the tokens, read without the special ones, are the text.
     expected = "".join(f"{m['role']}\n{m['content']}\n" for m in conversation(turns)) + "assistant\n"
     # Qwen's tokenizers compose characters (NFC).
     assert TOKENIZER.decode(tokens) == unicodedata.normalize("NFC", expected)
@@ -80,7 +80,7 @@ def test_plain_messages_encode_as_the_library_would() -> None:
 
 @pytest.mark.parametrize("name", ["llama-pieces-bos", "qwen2-pieces-bos", "qwen3-pieces-bos"])
 def test_a_marker_in_a_message_changes_no_other_token(name: str) -> None:
-    """Pieces between special tokens are encoded as in one go: no space is added that was not there."""
+    """Pieces between special tokens are encoded as in one go: no new space is added."""
     card = load_card(str(TEXT_GOLDEN / name))
     assert isinstance(card.tokenizer, HfTokenizer)
     plain, marked = (
@@ -225,7 +225,7 @@ def test_byte_markers_are_special_tokens() -> None:
 @pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
 @given(turns=TURNS)
 def test_the_last_message_may_be_left_open(template: Any, turns: list[str]) -> None:
-    """What is continued is the beginning of what it will be, up to its last character; nothing of the end is there."""
+    """The open text is the beginning of the whole, up to its last character; nothing of the end is there."""
     whole = template.encode_chat(conversation(turns), add_generation_prompt=False).tolist()
     answered = template.encode_chat(conversation(turns)).tolist()
     assert answered[: len(whole)] == whole
@@ -277,7 +277,7 @@ def test_no_reasoning_effort_is_nothing_where_none_is_read() -> None:
     [
         "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}",
         "{{ messages | tojson }}",
-        "{{ messages[0]['name'] + messages[0].content }}",  # cannot do without
+        "{{ messages[0]['name'] + messages[0].content }}",  # fields without which the template fails
     ],
 )
 def test_names_are_for_templates_that_read_them(source: str) -> None:

@@ -1,4 +1,4 @@
-"""Markers are found as an alternation of them finds them, longest first, in far fewer steps."""
+"""Markers are found as a regular alternation would find them, longest first, in far fewer steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_longest_is_found(markers: list[str], text: str) -> None:
 
 
 def ways_at_once(pattern: str) -> int:
-    """The most alternatives of any group; of a pattern without escapes and classes."""
+    """Returns the most alternatives of any group of a pattern without escapes and classes."""
     most, open_groups = 1, [1]
     for char in pattern:
         if char == "(":

@@ -1,4 +1,4 @@
-"""Tokenizer files that contradict each other come to what ``transformers`` makes of them, and odd ones do no harm."""
+"""Contradicting tokenizer files give the result of ``transformers``, and odd files do no harm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def card_with(folder: Path, case: dict[str, Any], **config: Any) -> ModelCard:
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_settings(tmp_path: Path, number: int) -> None:
     case = CASES[number]
-    card = card_with(tmp_path, case, vocab_size=1000)  # room for what the settings add
+    card = card_with(tmp_path, case, vocab_size=1000)  # room for the tokens that the settings add
     for text in case["texts"]:
         assert card.tokenizer.encode(text["text"]).tolist() == text["tokens"], text["text"]
     rules = json.loads((tmp_path / "tokenizer.json").read_text())
@@ -39,7 +39,7 @@ def test_settings(tmp_path: Path, number: int) -> None:
 
 
 def test_the_settings_make_a_difference() -> None:
-    """Else the test above would say nothing about them."""
+    """The test above would else prove nothing about the settings."""
     found: dict[str, set[str]] = {}
     for case in CASES:
         found.setdefault(case["checkpoint"], set()).add(json.dumps([text["tokens"] for text in case["texts"]]))

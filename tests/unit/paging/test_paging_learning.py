@@ -1,4 +1,4 @@
-"""A pool and a store node have their policy learn where something is evicted."""
+"""The policies of a pool and a store node learn where something is evicted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_pool_learns_whose_blocks_come_again() -> None:
     pool.release(blocks, now_s=0.0)
     found = [block for _, block in pool.acquire(KEYS[:50], now_s=20.0, use=Use(CHAT))]
     pool.release(found, now_s=20.0)
-    held = pool.acquire(KEYS[:50], now_s=30.0)  # no request does
+    held = pool.acquire(KEYS[:50], now_s=30.0)  # no request holds these
     pool.release([block for _, block in held], now_s=30.0)
     assert policy.fits == {"": PRIOR}  # type: ignore[attr-defined]
     assert pool.allocate(1, now_s=31.0) is not None

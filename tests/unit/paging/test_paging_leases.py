@@ -30,7 +30,7 @@ def test_leases_are_limited_and_their_book_keeping_too() -> None:
     with pytest.raises(ResourceExhausted):
         leases.grant([3], 0.0, 1.0)
     assert leases.overdue(2.5) == [kept[0]]
-    for _ in range(200):  # what is overdue is not named again when the books are made anew
+    for _ in range(200):  # overdue leases are not named again when the books are rebuilt
         with pytest.raises(ResourceExhausted):
             leases.grant([3], 0.0, 1.0)
         leases.release(kept.pop())

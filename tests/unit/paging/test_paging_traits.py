@@ -1,4 +1,4 @@
-"""An eviction policy is told what happens to each block's key: for whom, of what kind, and where in its prompt."""
+"""An eviction policy hears what happens to each block's key: its request, its kind, its place in the prompt."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_events_of_a_prompt() -> None:
 
 
 def test_what_comes_before_is_told() -> None:
-    """Chunk by chunk, behind a prefix that was there, and around a block that another request was faster with."""
+    """The policy hears chunk by chunk, behind a prefix that was there, and around a block of a faster request."""
     policy = Told()
     pool = BlockPool(12, policy)
     reservations = Reservations(pool, LeaseTable())
@@ -87,7 +87,7 @@ def test_what_comes_before_is_told() -> None:
     assert (
         [event for event in policy.take() if event[0] == "stored"]
         == [
-            ("stored", more[2:], NO_TRAITS, [6], more[1]),  # the deepest first, as one call would have it
+            ("stored", more[2:], NO_TRAITS, [6], more[1]),  # the deepest first, as in one call
             ("stored", more[:1], NO_TRAITS, [4], KEYS[3]),
         ]
     )
@@ -114,7 +114,7 @@ def test_both_tiers_are_told_what_comes_before() -> None:
 
 
 def test_what_comes_up_is_the_last_requests() -> None:
-    """To the pool's policy it is stored for that one, and not used besides: what was there before it is."""
+    """The pool's policy hears that the block is stored for that request, without a use: the block was there before."""
     policy = Told()
     pool = BlockPool(4, policy, SecondTier(8, Told()))
     reservations = Reservations(pool, LeaseTable())
@@ -138,7 +138,7 @@ def test_what_comes_up_is_the_last_requests() -> None:
 
 
 def test_a_policy_that_takes_over_knows_what_extends_what() -> None:
-    """Blocks of two requests, the second of which went on where the first one ended."""
+    """The blocks belong to two requests, the second of which extends the first."""
     pool = BlockPool(8, Lru())
     reservations = Reservations(pool, LeaseTable())
     for first, after in ((0, None), (2, KEYS[1])):
@@ -153,7 +153,7 @@ def test_a_policy_that_takes_over_knows_what_extends_what() -> None:
 
 
 def test_another_policy_takes_over() -> None:
-    """It is told of what is held in the order in which it would have gone, and of what is in use."""
+    """The new policy is told of held blocks in the order in which they would have gone, and of blocks in use."""
     pool = BlockPool(4, Lru())
     reservations = Reservations(pool, LeaseTable())
     room = reservations.reserve((), 4, 0.0)

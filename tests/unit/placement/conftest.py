@@ -64,8 +64,10 @@ def member(fleet: Fleet, name: str) -> InstanceState:
 
 
 def id_of_pair(fleet: Fleet, places: set[int]) -> str:
-    """Of a request without keys for the model ``m``, whose pair of instances, by pinyon's defaults, is at these places
-    of the pool."""
+    """Returns the id of a request for model ``m`` without keys, whose pair of instances is at these places of the pool.
+
+    The pair is chosen by pinyon's defaults.
+    """
     options, (pool,) = PinyonSettings(), fleet.pools("m")
     pairs = Pairs(HotnessSettings(), options.virtual_nodes, options.seed, options.key_tokens)
     names = (f"r{number}" for number in range(1000))
@@ -73,5 +75,5 @@ def id_of_pair(fleet: Fleet, places: set[int]) -> str:
 
 
 def hold(fleet: Fleet, name: str, numbers: Sequence[int]) -> None:
-    """The instance's whole content."""
+    """Sets the instance's whole content."""
     fleet.index.apply_snapshot(member(fleet, name), 0, keys(*numbers), first=True, last=True)

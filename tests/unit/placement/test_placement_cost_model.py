@@ -7,7 +7,7 @@ import pytest
 from pinyon.placement.cost_model import DecodeCostModel, NonNegativeLeastSquares, PrefillCostModel
 from pinyon.placement.transfer_cost import TransferCostModel
 
-# seconds: start, per token, per token² of attention
+# Columns in seconds: start, per token, per token² of attention.
 MACHINE = (5e-3, 3e-5, 2e-9)
 
 
@@ -86,7 +86,7 @@ def test_predictions_are_monotone_and_never_negative():
 
 
 def test_the_active_constraint_is_solved_exactly():
-    # y falls with x: the best non-negative slope is 0, and then the start is the mean
+    # y falls with x, so the best non-negative slope is 0, and the start is the mean.
     fit = NonNegativeLeastSquares((1.0, 1.0))
     for x, y in ((1.0, 3.0), (2.0, 2.0), (3.0, 1.0)) * 200:
         fit.observe((1.0, x), y)
@@ -118,7 +118,7 @@ def test_decode_time_is_learned_by_batch_and_by_kv_read():
 
 @pytest.mark.parametrize("seconds", [1e-3, 0.02, 0.5])
 def test_batches_of_one_say_little_of_what_a_request_more_takes(seconds):
-    """However fast the engine is: a tight limit must not keep the second request away."""
+    """The engine's speed does not matter: a tight limit must not keep the second request away."""
     model = DecodeCostModel()
     for _ in range(100):
         model.observe(1, 2000, seconds)
@@ -136,7 +136,7 @@ def test_a_slope_that_was_too_flat_is_mended_as_the_batch_grows():
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_the_decode_time_of_a_busy_hour_is_soon_forgotten(batch):
-    """Tokens of an idle instance come at 10 ms, of a busy one at half a second with parts of prompts between them."""
+    """Tokens take 10 ms on an idle instance, and half a second on a busy one, with parts of prompts between them."""
     rng, model = random.Random(5), DecodeCostModel()
     for _ in range(300):
         model.observe(batch, 500 * batch, 0.484 * rng.uniform(0.5, 1.5))
@@ -177,7 +177,7 @@ def test_a_new_instance_starts_from_what_its_sibling_learned():
     train(old, MACHINE, 100)
     new.copy_from(old)
     assert new.coefficients == old.coefficients
-    for _ in range(8):  # a trained fit is solved for every few samples
+    for _ in range(8):  # a trained fit is solved only every few samples
         new.observe(1000, 0, 10.0)
     assert new.coefficients != old.coefficients
 

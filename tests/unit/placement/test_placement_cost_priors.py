@@ -1,4 +1,4 @@
-"""Profiles as what cost models start from."""
+"""Profiles as the starting points of cost models."""
 
 import json
 from dataclasses import asdict
@@ -40,7 +40,7 @@ def test_transfers_are_as_fast_as_the_machines_links(name):
     near = fleet.join(info("s0", Role.STORE, address="a:2"), 0.0)
     far = fleet.join(info("s1", Role.STORE, address="b:2"), 0.0)
     slow = fleet.join(info("s2", Role.STORE, address="b:3", on_ssd=True), 0.0)
-    through_both = min(machine.nic_bytes_s, machine.ssd_bytes_s)  # it is on another host
+    through_both = min(machine.nic_bytes_s, machine.ssd_bytes_s)  # the store is on another host
     for source, bytes_s in ((near, machine.dram_bytes_s), (far, machine.nic_bytes_s), (slow, through_both)):
         assert fetch_s(reader, [(source, size)]) == pytest.approx(size / bytes_s, rel=0.01)
 

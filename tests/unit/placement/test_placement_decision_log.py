@@ -1,4 +1,4 @@
-"""The last decisions: what they are found by, what is told of them, and how many there are."""
+"""The last decisions: how they are found, what the log tells of them, and how many it keeps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 class World:
-    """Two instances, and a log of what is placed on them."""
+    """Two instances, and a log of the placements on them."""
 
     def __init__(self, most=100, bytes_max=64 * MIB, names=("a", "b")) -> None:
         self.fleet = make_fleet(*((name, MIXED) for name in names), inflight_max=10_000)
@@ -144,7 +144,7 @@ def test_neither_count_nor_bytes_grow_beyond_their_limits():
     world = World(bytes_max=40_000)
     sizes = []
     for at in range(200):
-        if rng.random() < 0.5:  # another array of coefficients
+        if rng.random() < 0.5:  # a different array of coefficients
             world.fleet.learn_prefills(member(world.fleet, "a"), [(100, 0, 0.1)], 1.0)
         hold(world.fleet, "a", range(rng.randrange(10)))
         world.place(f"r{at}", blocks=rng.randrange(1, 9))
@@ -198,7 +198,7 @@ def test_very_many_are_searched_in_parts():
     sizes = []
     for part in log.search("r"):
         sizes.append(len(part))
-        log.refused(PlacementRequest("r", "m", 1), PinyonError("no"), 1.0)  # of what comes meanwhile nothing is said
+        log.refused(PlacementRequest("r", "m", 1), PinyonError("no"), 1.0)  # this refusal is not reported
     assert (sum(sizes), max(sizes)) == (5000, SEARCHED)
     assert [each.request.request_id for each in find(log, "r")[-3:]] == ["r"] * 3
 

@@ -1,4 +1,4 @@
-"""DualMap as a conductor runs it: by small blocks, with requests that are tried again."""
+"""DualMap as a conductor runs it: by small blocks, with retried requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN_S = 127e-6
 
 
 def fleet_of(models: dict[str, int], block_tokens: int = 512, context_tokens: int = 0) -> Fleet:
-    """So many instances of each model, which hold nothing."""
+    """Returns a fleet with this many instances of each model, which hold nothing."""
     fleet = make_fleet(inflight_max=10_000)
     layout = KvLayout(1, 1, 1, block_tokens, "float16")
     limits = {"capacity_blocks": 0, "max_context_tokens": context_tokens, "layout": layout}
@@ -40,7 +40,7 @@ def fleet_of(models: dict[str, int], block_tokens: int = 512, context_tokens: in
 
 
 def ask(name: object, blocks: Sequence[int], model: str = "m", block_tokens: int = 512, **changes) -> PlacementRequest:
-    """Blocks are named as if chained: who gives one another number gives one to all after it."""
+    """Returns a request. Its block numbers stand for chained keys: whoever changes one changes all behind it."""
     packed = pack_keys([key(block) for block in blocks])
     return PlacementRequest(str(name), model, len(blocks) * block_tokens + 1, packed, 1, **changes)
 
@@ -55,7 +55,7 @@ def new(policy: str, fleet: Fleet) -> Scheduler:
 
 
 def chained(blocks: Sequence[int], per: int) -> list[int]:
-    """Smaller blocks of the same text: ``per`` for each, of which the last has its number."""
+    """Returns the same text in smaller blocks: ``per`` for each block, of which the last has the block's number."""
     return [block if part == per - 1 else (block << 20) + part for block in blocks for part in range(per)]
 
 
@@ -66,7 +66,7 @@ def chained(blocks: Sequence[int], per: int) -> list[int]:
 )
 @settings(max_examples=30, deadline=None)
 def test_prompts_go_where_they_go_by_blocks_of_512(policy: str, texts: list[list[int]], per: int) -> None:
-    """Whatever the blocks of the instances: their keys say the same in smaller steps."""
+    """The instances' block size does not matter: their keys say the same in smaller steps."""
     large, small = fleet_of({"m": 5}), fleet_of({"m": 5}, 512 // per)
     by_large, by_small = new(policy, large), new(policy, small)
     for number, text in enumerate(texts):
@@ -89,7 +89,7 @@ def test_a_prompt_of_whole_units_keeps_its_place_when_it_grows(policy: str) -> N
 
 @pytest.mark.parametrize("shared_tokens", [2048, 9216])
 def test_what_all_prompts_share_is_told_apart_soon(shared_tokens: int) -> None:
-    """A system prompt, and then a user's own text, in blocks of 32 tokens."""
+    """The prompts are a system prompt, and then a user's own text, in blocks of 32 tokens."""
     scheduler, pairs = new("dualmap", fleet_of({"m": 8}, 32)), set()
     for number in range(600):
         blocks = [*range(shared_tokens // 32), *range(10**6 + 40 * number, 10**6 + 40 * number + 8)]
@@ -101,7 +101,7 @@ def test_what_all_prompts_share_is_told_apart_soon(shared_tokens: int) -> None:
 
 @pytest.mark.parametrize("gone", ["excluded", "disconnected", "too small"])
 def test_instances_that_one_request_cannot_have_count(gone: str) -> None:
-    """By the text hot is 2 / n and cold is 1 / n: one of a pool of one instance would make everything cold."""
+    """The text calls 2 / n hot and 1 / n cold: counted in a pool of one instance, everything would be cold."""
     fleet, policy = fleet_of({"m": 7}, context_tokens=50_000), DualMap(DualMapSettings(hotness=Hotness.TEXT))
     layout = fleet.pools("m")[0].layout
     fleet.join(
@@ -127,7 +127,7 @@ def test_instances_that_one_request_cannot_have_count(gone: str) -> None:
 
 @pytest.mark.parametrize("policy", ["dualmap", "cache_affinity"])
 def test_the_turns_of_a_short_conversation_stay_together(policy: str) -> None:
-    """Of 4 to 24 blocks of 16 tokens: less than 512 tokens, and none is hot."""
+    """A conversation has 4 to 24 blocks of 16 tokens, so less than 512 tokens, and no prefix is hot."""
     scheduler = new(policy, fleet_of({"m": 8}, block_tokens=16))
     where: dict[int, set[str]] = {}
     for turn in range(1, 7):
@@ -151,7 +151,7 @@ def test_what_is_too_slow_at_one_goes_to_the_other() -> None:
 
 
 def test_nothing_moves_to_where_there_is_no_memory() -> None:
-    """By Eq. 6 the other one of the pair gains, but for the wait that it reports."""
+    """The pair's other instance gains by Eq. 6, but for the wait that it reports."""
 
     def moved(room_wait_ms: float) -> int:
         fleet = fleet_of({"m": 2})

@@ -1,4 +1,4 @@
-"""What is being computed counts where it is computed, and nowhere else."""
+"""Tests that blocks being computed count where they are computed, and nowhere else."""
 
 import struct
 from collections import Counter
@@ -26,7 +26,7 @@ BLOCKS = 64
 
 
 def ask(name: str, own: int = 0, **changes) -> PlacementRequest:
-    """A prompt of 64 blocks that all of these share, and two of its own when ``own`` is not 0."""
+    """Returns a prompt of 64 blocks that all prompts share, and two blocks of its own when ``own`` is not 0."""
     shared = range(BLOCKS)
     tail = (10 * own, 10 * own + 1) if own else ()
     values = {"prompt_tokens": 16 * (BLOCKS + len(tail)) + 1, "block_keys": keys(*shared, *(1000 + n for n in tail))}
@@ -188,7 +188,7 @@ class Bit(NamedTuple):
 
 @given(st.lists(PROMPT, max_size=8), st.lists(PROMPT, max_size=3), st.randoms(use_true_random=False))
 def test_prompts_come_and_go_in_any_order(prompts, held, dice):
-    """As a multiset for each instance would have it; and who has how much of a prompt soon."""
+    """The table agrees with a multiset for each instance, and tells how much of a prompt each instance has soon."""
     index, expected = BlockIndex(1000), ExpectedBlocks()
     holders = [Bit(index.add()) for _ in range(3)]
     counted = [Counter() for _ in holders]
@@ -225,7 +225,7 @@ def leading(asked, numbers):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_key_that_a_client_names_twice_is_one(fleet, scheduler, shared):
-    """Nobody checks what is sent, and what was counted must be uncounted."""
+    """The keys that clients send are not checked, and each counted key must be uncounted."""
     if shared:
         scheduler.schedule(ask("other", block_keys=keys(1, 2), exclude=frozenset({"p1", "p2", "p3"})), 0.0)
     twice = ask("twice", block_keys=keys(1, 1, 2, 1), exclude=frozenset({"p1", "p2", "p3"}))
@@ -261,7 +261,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 70), st.lists(st.integers(0, 400), max
 
 @given(PAIRS, st.randoms(use_true_random=False))
 def test_a_table_knows_what_a_dict_knows(prompts, dice):
-    """Also where places are few and instances many, and what was never added is removed."""
+    """The test includes few places with many instances, and removals of pairs that were never added."""
     expected, counted = ExpectedBlocks(), Counter()
     left = []
 
@@ -291,7 +291,7 @@ def test_a_table_knows_what_a_dict_knows(prompts, dice):
 
 
 def key_with(print_: int) -> bytes:
-    """One of those whose fingerprint it is: all rounds backwards."""
+    """Returns a key with this fingerprint, by inverting all rounds."""
     left, right = print_ >> 32, print_ & 0xFFFFFFFF
     left ^= right * _LAST >> 15 & 0x7FFFFFFF
     right ^= left * _THEN >> 29 & 0xFFFFFFFF
@@ -300,7 +300,7 @@ def key_with(print_: int) -> bytes:
 
 
 def test_keys_that_look_alike_leave_nothing_behind():
-    """Whoever chooses prompts finds two such among millions: they are one key, which several may ask for."""
+    """A client that chooses prompts finds two such keys among millions: they count as one key with several requests."""
     some, other = key_with(7 << 40 | 5), key_with(7 << 40 | 6)
     assert print_at(some, 0) ^ print_at(other, 0) == 3
     table, row = ExpectedBlocks(), Bit(1)
@@ -317,9 +317,9 @@ def test_keys_that_look_alike_leave_nothing_behind():
 
 
 def test_keys_that_a_client_chose_are_not_in_one_place():
-    """Whose fingerprints are alike in their lowest bits: they would all follow one another."""
+    """The fingerprints are alike in their lowest bits, by which all keys would follow one another."""
     prints = [number << 22 | 5 for number in range(1, 2001)]
-    # Each process has a secret of its own, and one in some hundred spreads an even sequence badly.
+    # Each process has its own secret, and one in some hundred spreads an even sequence badly.
     tables, dice = [ExpectedBlocks() for _ in range(15)], Random(3)
     for table in tables:
         table._secret = dice.randrange(1 << 63) | 1

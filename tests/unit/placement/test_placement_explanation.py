@@ -1,4 +1,4 @@
-"""What is said of a decision is what was so then, by a count of its own, whatever happens afterwards."""
+"""Explanations tell what was true at the decision, by an independent count, whatever happens afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FETCHING = ("kvcache_centric", "pinyon")
 
 
 def expected_of(fleet, request, decision, now_s, fetching):
-    """By instance id: blocks held, and predicted seconds to the first token, instance by instance."""
+    """Returns the held blocks and predicted seconds to the first token by instance id, computed one by one."""
     found = {}
     reusable = request.reusable_blocks(BLOCK)
     match = fleet.index.match(request.block_keys, reusable, fleet.inflight.expected)
@@ -55,7 +55,7 @@ def expected_of(fleet, request, decision, now_s, fetching):
 
 
 def decide(fleet, policy, request, now_s=1.0, before=None) -> tuple[Explanation, dict]:
-    """Explained only after everything has changed."""
+    """Decides, and explains the decision only after everything has changed."""
     scheduler, log = Scheduler(fleet, PLACEMENT_POLICIES.make(policy)), DecisionLog(10, 1 << 20, 1)
     seen = {}
 
@@ -181,7 +181,10 @@ def test_a_pair_is_named():
 
 
 def queues():
-    """A token takes 0.1 ms. At ``a`` seven prompts wait, 4 s each; what is computed at ``b`` takes 6 s more."""
+    """Returns a fleet in which a token takes 0.1 ms.
+
+    At ``a`` seven prompts wait, 4 s each; the prompt being computed at ``b`` takes 6 s more.
+    """
     fleet = make_fleet()
     for name in "ab":
         fleet.join(info(name, MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)
@@ -221,7 +224,7 @@ def test_the_pair_is_named_where_it_decided():
 
 
 def test_a_fetch_that_nobody_looked_into_takes_about_as_long():
-    """Of twenty alike all seem to fetch; one is looked at, and has it."""
+    """Twenty equal instances all seem to fetch; the planner looks at one of them, which is chosen."""
     fleet = make_fleet(*((f"i{number:02}", MIXED) for number in range(20)), ("s", STORE))
     hold(fleet, "s", range(40))
     for number in range(20):
@@ -262,7 +265,7 @@ def test_a_probe_is_explained_by_the_instances_that_were_due():
     fleet = make_fleet(*((name, MIXED) for name in "abc"))
     for name in "abc":
         fleet.learn_prefills(member(fleet, name), [(1000, 0, 100.0)], 0.0)
-    for name in "ab":  # they are busy, so nothing is tried there
+    for name in "ab":  # busy instances get no trials
         fleet.set_load(member(fleet, name), InstanceLoad(pending_prefill_tokens=100), 0.0)
     said, _ = decide(fleet, "pinyon", PlacementRequest("r", "m", 1000, b"", 8, ttft_slo_s=1.0), now_s=100.0)
     assert said.probe

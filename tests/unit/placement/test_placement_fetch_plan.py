@@ -1,4 +1,4 @@
-"""Plans are such as a worker takes, however the blocks lie."""
+"""Fetch plans that a worker accepts, however the blocks lie."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.unit.placement.conftest import DECODE, PREFILL, STORE, hold, info, ke
 
 
 def place(blocks: int, **held):
-    """A prompt whose blocks are held as said, on an instance to which fetching costs nothing."""
+    """Places a prompt whose blocks are held as given, on an instance to which fetching costs nothing."""
     fleet = make_fleet(("p0", PREFILL), ("d0", DECODE), *((name, STORE) for name in held))
     for name, numbers in held.items():
         hold(fleet, name, numbers)
@@ -55,7 +55,7 @@ def test_runs_that_one_source_bridges_cost_no_spans():
 
 
 def sources_of(readers: list[str], *holders: tuple[str, Role], **addresses: str) -> list[str]:
-    """From where each of them would fetch a block that all holders have."""
+    """Returns the source from which each reader would fetch a block that all holders have."""
     fleet = make_fleet()
     for name, role in (*((reader, PREFILL) for reader in readers), *holders):
         fleet.join(info(name, role, address=addresses.get(name, f"{name}:1")), 0.0)
@@ -75,7 +75,7 @@ def test_stores_before_peers_and_the_own_host_first():
 
 
 def test_readers_of_one_block_spread_over_its_holders():
-    """None is preferred for its name: a decode instance's sorts before all prefill instances'."""
+    """The names do not matter, although a decode instance's sorts before all prefill instances'."""
     readers = [f"p{number}" for number in range(4)]
     fleet = make_fleet(("d0", DECODE), *((reader, PREFILL) for reader in readers))
     for name in ("d0", *readers):
@@ -94,7 +94,7 @@ def test_an_address_without_a_host_is_on_no_host():
 
 
 def test_many_readers_are_priced_at_once_as_one_by_one():
-    """Some on a holder's host, holders themselves, or with a source that failed them; of equal sources any."""
+    """Some readers are on a holder's host, are holders, or have a source that failed; equal sources may be swapped."""
     fleet = make_fleet(("d0", DECODE), instances_max=128)
     readers = [f"p{number:02}" for number in range(2 * MANY_READERS)]
     for number, name in enumerate(readers):

@@ -17,7 +17,7 @@ BLOCK = LAYOUT.block_bytes
 
 @pytest.fixture
 def fleet():
-    """Two readers on their hosts, each with a store; another reader nobody knows the host of."""
+    """A fleet of two readers, each on a host with a store, and a reader of unknown host."""
     fleet = make_fleet(("d0", DECODE))
     fleet.join(info("p0", PREFILL, address="a:1"), 0.0)
     fleet.join(info("p1", PREFILL, address="b:1"), 0.0)
@@ -63,7 +63,7 @@ def test_an_unmeasured_path_is_predicted_by_others_or_its_prior():
     model = TransferCostModel(priors)
     assert model.predict_s(GB, PathKind.STORE) == pytest.approx(0.051)
     for size in (10**5, 10**6, 10**7, 10**8) * 20:
-        model.observe(size, 3 * (1e-3 + size / GB), PathKind.NETWORK)  # a machine that is three times slower
+        model.observe(size, 3 * (1e-3 + size / GB), PathKind.NETWORK)  # this machine is three times slower
     assert model.predict_s(GB, PathKind.STORE) == pytest.approx(3 * 0.051, rel=0.02)
     model.observe(GB, 0.04, PathKind.STORE)
     assert model.predict_s(GB, PathKind.STORE) == pytest.approx(0.04, rel=0.1)
@@ -80,7 +80,7 @@ def test_a_path_follows_a_change_of_speed():
 
 
 def test_a_slow_source_is_not_its_readers_fault(fleet):
-    """Nor a slow reader its sources'."""
+    """A slow reader is not its sources' fault either."""
     sizes = (10**7, 10**8)
     speeds = {"p0": 4 * GB, "p1": 4 * GB, "d0": GB / 4}
     sources = {"s0": GB / 2, "s1": 4 * GB, "d1": 4 * GB}
@@ -102,7 +102,7 @@ def test_a_read_waits_for_what_its_source_sends_already(fleet):
     alone_s = fetch_s(p0, [(s1, 10 * BLOCK)])
     on_its_way(fleet, "small", "d0", "s1", 4)
     assert fetch_s(p0, [(s1, 10 * BLOCK)]) == pytest.approx(alone_s + 4 * BLOCK / GB)
-    on_its_way(fleet, "large", "d1", "s1", 100)  # while ten blocks come, it moves as many as they
+    on_its_way(fleet, "large", "d1", "s1", 100)  # while ten blocks come, its fetch moves ten as well
     assert fetch_s(p0, [(s1, 10 * BLOCK)]) == pytest.approx(alone_s + 20 * BLOCK / GB)
     assert fetch_s(p0, [(member(fleet, "p1"), 10 * BLOCK)]) == pytest.approx(alone_s), "another source"
     fleet.inflight.begin_prefill("large", member(fleet, "d1"), 1.0)
@@ -115,13 +115,13 @@ def test_a_read_waits_for_what_comes_to_its_reader_already(fleet):
     p0, p1 = member(fleet, "p0"), member(fleet, "p1")
     alone_s = fetch_s(p0, [(p1, 10 * BLOCK)])
     on_its_way(fleet, "x", "p0", "s1", 6)
-    on_its_way(fleet, "y", "p0", "s0", 100)  # from its own host: nothing goes over the network
+    on_its_way(fleet, "y", "p0", "s0", 100)  # the store is on its own host: nothing goes over the network
     assert fetch_s(p0, [(p1, 10 * BLOCK)]) == pytest.approx(alone_s + 6 * BLOCK / GB)
     assert fetch_s(p0, [(member(fleet, "s1"), 10 * BLOCK)]) == pytest.approx(alone_s + 6 * BLOCK / GB), "not twice"
 
 
 def test_congestion_is_not_taken_for_a_slow_path(fleet):
-    """Two readers share the source's adapter, each has half: that is what was predicted."""
+    """The two readers share the source's adapter and have half each, as predicted."""
     s1 = member(fleet, "s1")
     for number in range(90):
         blocks = (1000, 10_000, 100_000)[number % 3]
@@ -141,9 +141,9 @@ def test_a_source_that_was_slow_is_not_held_to_be_so_for_ever(fleet):
     p0, slow, other = member(fleet, "p0"), member(fleet, "s1"), member(fleet, "d0")
     size = 100 * BLOCK
     before_s = fetch_s(p0, [(slow, size)])
-    fleet.learn_transfers(p0, [(BLOCK, 5.0, slow)], 1.0)  # it stood still when somebody asked it for one block
+    fleet.learn_transfers(p0, [(BLOCK, 5.0, slow)], 1.0)  # it stood still when it was asked for one block
     assert fetch_s(p0, [(slow, size)]) > 5 * before_s
-    for now_s in range(2, 61):  # nobody asks it any more, and the readers learn of others
+    for now_s in range(2, 61):  # it is not asked any more, and the readers learn of others
         fleet.learn_transfers(p0, [(size, before_s, other)], float(now_s))
         fleet.set_load(slow, InstanceLoad(), float(now_s))
     assert fetch_s(p0, [(slow, size)]) > 5 * before_s
@@ -162,7 +162,7 @@ def test_one_byte_in_an_hour_does_not_take_a_source_out_of_use(fleet):
 
 @pytest.mark.parametrize("source", ["s1", "s0", None])
 def test_what_cannot_be_teaches_nothing(fleet, source):
-    """1 TB in a microsecond: a broken clock, or one who lies."""
+    """The report says 1 TB in a microsecond: a broken clock, or a lie."""
     p0, other = member(fleet, "p0"), member(fleet, source) if source else None
     for _ in range(3):
         fleet.learn_transfers(p0, [(10**12, 1e-6, other)], 1.0)
@@ -172,7 +172,7 @@ def test_what_cannot_be_teaches_nothing(fleet, source):
 
 
 def test_one_report_hides_a_slow_source_by_half_and_not_for_long(fleet):
-    """As far as it can be: a gigabyte in 1.1 ms, 9 TB/s when the start is taken off."""
+    """The report exaggerates as far as possible: a gigabyte in 1.1 ms, 9 TB/s without the start."""
     s1, size = member(fleet, "s1"), 100 * BLOCK
     took_s = 1e-3 + 8 * size / GB  # eight times slower than the paths of all
     for name, source in (("p0", "p1"), ("d0", "p1"), ("d1", "s1")):
@@ -201,7 +201,7 @@ def test_one_report_of_a_source_counts_at_most_twice_the_path(fleet):
 
 
 def test_a_read_as_short_as_its_start_shows_no_fast_source(fleet):
-    """65 KB in 1.001 ms, of which 1 ms is the start, are not 65 GB/s."""
+    """The read of 65 KB in 1.001 ms, of which 1 ms is the start, does not show 65 GB/s."""
     s1 = member(fleet, "s1")
     for name in ("p0", "d0", "p1") * 10:
         fleet.learn_transfers(member(fleet, name), [(BLOCK, 1.001e-3, s1)], 1.0)

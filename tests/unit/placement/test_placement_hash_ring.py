@@ -1,4 +1,4 @@
-"""Rings: whose a key is depends on who is there, and on nothing else; who comes or goes moves only its own arcs."""
+"""Hash rings: a key's owner depends only on the members, and a member that comes or goes moves only its own arcs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=12, uniqu
 
 
 def mixed(state: int) -> int:
-    """As docs/placement.md says."""
+    """Returns the mixed state, computed as docs/placement.md says."""
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
     return state ^ state >> 31
 
 
 def owner_by_the_docs(names: list[str], count: int, seed: int, key: bytes) -> str:
-    """Nearest clockwise of all points, each computed by itself."""
+    """Returns the nearest clockwise owner of all points, each computed on its own."""
     digest = xxhash.xxh3_64_intdigest
     points = [
         (mixed((digest(name.encode(), seed) + number * STEP) % 2**64), name)
@@ -52,7 +52,7 @@ def test_points_are_where_the_docs_say(names, seed):
 
 
 def test_points_of_one_member():
-    """Written down, behind SplitMix64's own test vector: they are the same in every build and on every machine."""
+    """The values, behind SplitMix64's own test vector, are the same in every build and on every machine."""
     assert [f"{mixed(number * STEP % 2**64):x}" for number in (1, 2)] == ["e220a8397b1dcdaf", "6e789e6aa1b965f4"]
     ring = HashRing(["prefill-0"], 2, 7)
     assert [f"{int(at):016x}" for at in ring._at] == ["ccdcc878237a9ee9", "e430d17450556626"]
@@ -129,7 +129,7 @@ def test_a_ring_that_changed_is_the_one_of_who_is_there(names, data, seed):
 @REPLACES_METHODS
 @pytest.mark.parametrize("policy", ["dualmap", "cache_affinity"])
 def test_a_policy_makes_no_ring_anew(policy, monkeypatch):
-    """Not for requests of two models by turns, nor for such as some instances have no room for or exclude."""
+    """The ring is kept for alternating requests of two models, and for requests that some instances cannot take."""
     fleet = make_fleet(*((f"i{number}", Role.MIXED) for number in range(4)))
     for number in range(3):
         fleet.join(info(f"small{number}", Role.MIXED, max_context_tokens=64), 0.0)
@@ -187,7 +187,7 @@ def test_equal_points_belong_to_the_first_name_however_they_came(names, changes)
     digest = xxhash.xxh3_64_intdigest
 
     def few(data, seed=0):
-        """Digests from which the points of several overlap; keys lie at such points."""
+        """Returns digests from which the points of several members overlap; keys lie at such points."""
         state = digest(data, seed) % 16 * STEP % 2**64
         return mixed(state) if len(data) == 16 else state
 
@@ -204,7 +204,7 @@ def test_equal_points_belong_to_the_first_name_however_they_came(names, changes)
 
 
 def test_a_new_ring_hashes_each_member_once(monkeypatch):
-    """However many points it has: nobody else is answered meanwhile."""
+    """The number of points does not matter: no other peer is answered while a ring is made."""
     hashed = []
     digest = xxhash.xxh3_64_intdigest
     monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda data, seed=0: hashed.append(data) or digest(data, seed))
@@ -214,7 +214,7 @@ def test_a_new_ring_hashes_each_member_once(monkeypatch):
 
 
 def test_one_more_instance_hashes_only_its_own_points(monkeypatch):
-    """And none of the others': several hundred instances register at once."""
+    """Instances that were there are not hashed again: several hundred instances register at once."""
     ring = HashRing((f"i{number}" for number in range(100)), NODES, 1)
     hashed, ordered = [], []
     digest, argsort = xxhash.xxh3_64_intdigest, np.argsort

@@ -1,4 +1,4 @@
-"""How long a prefix names a request, against counting everything anew each time."""
+"""The length of the prefix that names a request, against counting everything anew each time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pinyon.placement.hotness_tree import DEPTH_MAX, HotnessSettings, HotnessTre
 
 
 def packed(*numbers: int) -> bytes:
-    """Keys as they are chained: each names all before it."""
+    """Returns chained keys: each names all before it."""
     return b"".join(repr(numbers[: end + 1]).encode().ljust(64)[:16] for end in range(len(numbers)))
 
 
@@ -58,7 +58,7 @@ def test_what_is_cold_again_is_named_by_less():
 
 @pytest.mark.parametrize("instances", [4, 8, 32])
 def test_the_texts_bounds_depend_on_how_many_there_are(instances):
-    """Hot above 2 / n of the window's requests, and until less than 1 / n."""
+    """A prefix becomes hot above 2 / n of the window's requests, and stays hot until it has less than 1 / n."""
     for share, expected in ((0.7 / instances, 1), (3 / instances, 2)):
         tree, rng, depths = HotnessTree(TEXT), Random(4), []
         for number in range(3000):
@@ -98,7 +98,7 @@ def test_memory_is_that_of_the_window():
 
 
 def test_a_stride_names_as_blocks_of_its_length_do():
-    """Prompts of 0 to 5 whole strides and a rest, of blocks that are a quarter as long. The rest is one more block."""
+    """Prompts have 0 to 5 whole strides and a rest, in blocks a quarter as long. The rest is one more block."""
     fine, coarse, rng = HotnessTree(PUBLISHED), HotnessTree(PUBLISHED), Random(5)
     for number in range(2_000):
         strides = rng.randint(0, 5)
@@ -116,7 +116,7 @@ def test_a_stride_names_as_blocks_of_its_length_do():
 
 @given(prompt=st.integers(1, 80), hot=st.integers(0, 10), stride=st.sampled_from((1, 3, 16)))
 def test_a_path_is_every_so_many_blocks_and_the_end(prompt: int, hot: int, stride: int) -> None:
-    """Written down naively: all keys that may name a prompt, as far as they are told apart."""
+    """The plain version lists all keys that may name a prompt, as far as they are told apart."""
     every = [number.to_bytes(16, "little") for number in range(prompt)]
     names = [key for number, key in enumerate(every, 1) if number % stride == 0 or number == prompt]
     if 1 < prompt < stride:

@@ -217,7 +217,7 @@ def test_of_a_full_index_what_is_asked_for_stays(index):
 
 @pytest.mark.parametrize("churn", [0, 200, 256, 300, 1000])
 def test_the_oldest_goes_however_long_it_was_there(churn):
-    """Ages are told apart for a while, and what is older than that stays the oldest."""
+    """The index tells ages apart for a while; blocks older than that stay the oldest."""
     index = BlockIndex(64)
     assert index.add() == A.bit
     index.apply_snapshot(A, 0, keys(0), first=True, last=True)

@@ -1,4 +1,4 @@
-"""Cases by hand of pinyon's own placement."""
+"""Cases of pinyon's own placement, worked by hand."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ GIB_S = 1 << 30
 
 
 def queues() -> Fleet:
-    """A token takes 0.1 ms. At ``a`` seven prompts wait that take 4 s each, and nothing is computed; at ``b`` nothing
-    waits, and what is computed takes 6 s more."""
+    """Returns a fleet in which a token takes 0.1 ms.
+
+    At ``a`` seven prompts wait that take 4 s each, and nothing is computed. At ``b`` nothing waits, and the prompt
+    being computed takes 6 s more.
+    """
     fleet = make_fleet()
     for name in "ab":
         fleet.join(info(name, MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)
@@ -44,7 +47,7 @@ def placed(
 
 
 def test_others_time_decides_among_those_that_are_in_time() -> None:
-    """A prompt of a second goes before all at ``a``, which costs 1 + 7; at ``b`` it costs 6 + 1, and is late at 5 s."""
+    """A prompt of a second goes first at ``a``, which costs 1 + 7; at ``b`` it costs 6 + 1, and is late at 5 s."""
     assert placed(queues(), LabPinyon(BY_COST), 0.0).prefill.info.instance_id == "b"
     assert placed(queues(), LabPinyon(BY_COST), 7.5).prefill.info.instance_id == "b"
     for named in (True, False):
@@ -56,7 +59,7 @@ def test_others_time_decides_among_those_that_are_in_time() -> None:
 
 
 def test_a_pair_has_nothing_that_would_be_late_there() -> None:
-    """To be fetched later what is computed here would take 10 s, so the pair may cost as much more."""
+    """A later fetch of blocks computed here would take 10 s, so the pair may cost as much more."""
     fleet = queues()
     fleet.join(info("c", MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)
     fleet.loads.ends_s[member(fleet, "c").row] = NOW_S + 60.0
@@ -73,7 +76,7 @@ def test_a_pair_has_nothing_that_would_be_late_there() -> None:
 
 
 def hosts(network: float, host: float) -> Fleet:
-    """Three idle instances on three hosts, at the last one a store node with a thousand blocks; GiB/s."""
+    """Returns three idle instances on three hosts, the last with a store node of a thousand blocks; speeds in GiB/s."""
     fleet = make_fleet()
     layout = KvLayout(28, 4, 128, 16, "float16")
     for name in "abc":
@@ -92,7 +95,7 @@ def hosts(network: float, host: float) -> Fleet:
 @pytest.mark.parametrize("policy", [LabPinyon(BY_COST), LabPinyon()], ids=["cost", "pair"])
 @pytest.mark.parametrize(("network", "host"), [(12.5, 100.0), (1.0, 20.0), (0.4, 20.0)])
 def test_who_is_on_the_host_of_the_source_fetches_fastest(policy: LabPinyon, network: float, host: float) -> None:
-    """16,000 tokens of 57,344 bytes; computed, they take 2 s, over the slowest network 2.1 s."""
+    """The 16,000 tokens of 57,344 bytes take 2 s to compute, and 2.1 s over the slowest network."""
     fleet = hosts(network, host)
     request = PlacementRequest("r", "m", 16_010, keys(*range(1, 1001)), 8)
     decision = Scheduler(fleet, policy).schedule(request, 1.0)
@@ -102,7 +105,7 @@ def test_who_is_on_the_host_of_the_source_fetches_fastest(policy: LabPinyon, net
 
 
 def test_a_neighbour_that_computes_for_another_model_is_none() -> None:
-    """Nor is the source its own one: it holds what it would fetch."""
+    """The source is no neighbour of itself either: it holds what it would fetch."""
     fleet = hosts(1.0, 20.0)
     fleet.leave("c")
     fleet.join(info("other", MIXED, model="n", address="c:2"), 0.0)

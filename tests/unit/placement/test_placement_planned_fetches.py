@@ -1,4 +1,4 @@
-"""Which reported fetches are believed, and that what is remembered for it has bounds."""
+"""The reported fetches that are believed, and the bounds of what is remembered for it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_large_fetch_leaves_the_plan_of_a_small_one(fleet, planned_blocks):
 
 
 def test_a_small_fetch_leaves_the_plan_of_a_large_one(fleet):
-    """Prompts overtake each other, and large reads tell most."""
+    """Prompts overtake each other, and large reads tell most about speed."""
     planned, p0, s0 = PlannedFetches(100, 10.0), member(fleet, "p0"), member(fleet, "s0")
     for blocks in (1000, 1):
         planned.plan(placed(fleet, "p0", s0=blocks), 0.0)

@@ -1,4 +1,4 @@
-"""Each placement policy against what its paper says, looked up by hand in the same fleet."""
+"""Each placement policy against its paper, worked by hand in the same fleet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ["i0", "i1", "i2", "i3", "i4"]
 
 
 def fleet_of(queues: dict[str, int], held: dict[str, int]):
-    """Instances of equal speed. ``queues``: tokens of work each; ``held``: leading blocks of the prompt each."""
+    """Returns equally fast instances, each with ``queues`` tokens of work and ``held`` leading blocks of the prompt."""
     fleet = make_fleet(*((name, Role.MIXED) for name in queues))
     fleet.together = True
     for name, tokens in queues.items():
@@ -157,7 +157,7 @@ def pair_of(settings_: DualMapSettings, fleet, request: PlacementRequest) -> tup
     slo_s=st.sampled_from((0.5, 1.0, 2.0, 3.0)),
 )
 def test_the_better_one_of_two(queues, held, seed, choice, reading, slo_s):
-    """§3.2: the one that reuses more until it is overloaded, then the less loaded one; of equals the less loaded."""
+    """The instance that reuses more wins until it is overloaded (§3.2), then the less loaded one, as among equals."""
     settings_ = LabDualMapSettings(slo_s=slo_s, reading=reading, share=0.5, choice=choice, seed=seed)
     fleet = fleet_of(queues, held)
     one, two = pair_of(settings_, fleet, ask())
@@ -206,7 +206,7 @@ def test_what_one_of_a_pair_would_be_refused_at_the_other_takes():
 
 
 def test_prefixes_grow_by_tokens_whatever_the_blocks():
-    """A system prompt of 640 blocks of 16 tokens, which is 20 of 512: by single blocks, all go to one pair."""
+    """A system prompt has 640 blocks of 16 tokens, or 20 of 512: by single blocks, all requests go to one pair."""
     fleet = fleet_of(dict.fromkeys(NAMES, 0), {})
     shared = range(640)
     asked = [ask(f"r{n}", block_keys=keys(*shared, *range(10_000 + 64 * n, 10_064 + 64 * n))) for n in range(1200)]
@@ -223,7 +223,7 @@ def test_prefixes_grow_by_tokens_whatever_the_blocks():
 
 
 def test_what_is_hot_is_asked_of_the_own_model_alone():
-    """One request in forty is of the rare model, and all of those begin alike."""
+    """One request in forty is of the rare model, and all of its requests begin alike."""
     fleet = make_fleet(instances_max=64)
     for model in "ab":
         for number in range(8):
@@ -253,7 +253,7 @@ def test_by_the_texts_bounds_exclusion_changes_no_pairs():
     for number in range(100):
         pair(number)
     spread = {pair(number) for number in range(100, 140)}
-    pair(141, frozenset(NAMES[1:]))  # 2 / n of one instance: nothing is that hot
+    pair(141, frozenset(NAMES[1:]))  # 2 / n of one instance: no prefix is that hot
     assert {pair(number) for number in range(100, 140)} == spread
     assert len(spread) > 1
 
@@ -289,7 +289,10 @@ def queue_up(fleet, scheduler: Scheduler, source: str, other: str, count: int, p
 def moved(
     settings_: DualMapSettings, others_tokens: int, count: int, now_s: float = 0.0, placed_s: float = 0.0
 ) -> list[str]:
-    """Requests of 1.29 s each wait at one of a pair; the other one has other work. Who moves there."""
+    """Returns the requests that move from one instance of a pair to the other.
+
+    The requests that wait take 1.29 s each; the other instance has ``others_tokens`` of other work.
+    """
     one, two = pair_of(settings_, fleet_of(dict.fromkeys(NAMES, 0), {}), ask())
     fleet = fleet_of({**dict.fromkeys(NAMES, 0), two: others_tokens}, {})
     scheduler = Scheduler(fleet, DualMap(settings_))
@@ -305,7 +308,7 @@ def moved(
 @settings(max_examples=usually(80, long=200), deadline=None)
 @given(**CASES, reading=st.sampled_from(list(Reading)), slo_s=st.sampled_from((0.5, 1.0, 1.5, 2.0, 3.0)))
 def test_what_may_move_is_looked_for_where_both_are_overloaded(queues, held, reading, slo_s):
-    """A.2.2: what is expected of this request at both, or what both have to compute."""
+    """A.2.2 compares the expected times of this request at both, or the work of both."""
     policy = DualMap(DualMapSettings(slo_s=slo_s, reading=reading))
     looked: list[str] = []
     policy._relieve = lambda state, *_: looked.append(state.info.instance_id) or []  # type: ignore[method-assign,func-returns-value]
@@ -330,7 +333,7 @@ def test_nothing_moves_unless_both_are_overloaded():
 
 
 def test_who_gains_most_goes_first_until_the_rest_is_in_time():
-    """Of eight the last two would wait 9.0 and 10.3 s. The other one, with 4.5 s of work, has them in 5.8 and 7.1 s."""
+    """The last two of eight would wait 9.0 and 10.3 s; on the other instance, with 4.5 s of work, 5.8 and 7.1 s."""
     assert moved(DualMapSettings(slo_s=8.0), others_tokens=450, count=8) == ["w7", "w6"]
     assert moved(DualMapSettings(slo_s=8.0), others_tokens=450, count=6) == [], "all six are in time where they are"
 
@@ -341,12 +344,12 @@ def test_nobody_goes_where_it_would_be_late():
 
 
 def test_what_waited_already_counts():
-    """Two seconds later and with nothing done, two more are late; of those who gain, two have room."""
+    """Two seconds later and with nothing done, two more requests are late; two of those that gain have room."""
     assert moved(DualMapSettings(slo_s=8.0, stuck_s=100.0), others_tokens=450, count=8, now_s=1.5) == ["w7"]
 
 
 def test_an_instance_that_completes_nothing_becomes_overloaded():
-    """A.8: three seconds without a prefill completed while somebody waits. Five of 1.29 s each would be in time."""
+    """Three seconds pass without a completed prefill (A.8), while five requests of 1.29 s would be in time."""
     busy = DualMapSettings(slo_s=11.0)
     assert moved(busy, others_tokens=560, count=5, now_s=2.9) == []
     assert moved(busy, others_tokens=560, count=5, now_s=3.1) == ["w4"]
@@ -376,7 +379,7 @@ def test_an_instance_that_completes_nothing_becomes_overloaded():
     ages_s=st.lists(st.sampled_from((0.0, 0.5, 1.0, 2.5)), min_size=8, max_size=8),
 )
 def test_moves_are_those_of_a_search_that_counts_anew_each_time(sizes, held, others_tokens, ages_s):
-    """A.2.2: of those that gain and are in time there the one that gains most, again and again, until the rest is."""
+    """A.2.2 moves the request that gains most and is in time there, again and again, until the rest is in time."""
     settings_ = DualMapSettings(slo_s=6.0, share=0.1, stuck_s=1e6)
     one, two = pair_of(settings_, fleet_of(dict.fromkeys(NAMES, 0), {}), ask())
     fleet = fleet_of({**dict.fromkeys(NAMES, 0), two: others_tokens}, {two: held})
@@ -474,7 +477,7 @@ def test_nothing_known_of_a_prompt():
 
 
 def test_a_long_queue_is_looked_at_once_for_each_instance():
-    """Whoever answers what waits somewhere may have to list it."""
+    """The caller that answers which requests wait somewhere may have to list them."""
     settings_ = DualMapSettings(slo_s=8.0)
     one, two = pair_of(settings_, fleet_of(dict.fromkeys(NAMES, 0), {}), ask())
     fleet = fleet_of({**dict.fromkeys(NAMES, 0), two: 450}, {})
@@ -499,7 +502,7 @@ def report(fleet, name: str, **load: float) -> None:
 
 @pytest.mark.parametrize("policy", CHOOSERS)
 def test_who_waits_for_memory_waits(policy):
-    """Algorithm 1 chooses and refuses by one and the same TTFT (lines 12 to 18)."""
+    """Algorithm 1 chooses and refuses by the same TTFT (lines 12 to 18)."""
     fleet = fleet_of({"i0": 0, "i1": 100}, {})
     report(fleet, "i0", room_wait_ms=30_000)
     assert placed(policy, fleet, ask(ttft_slo_s=10.0)) == "i1"
@@ -509,7 +512,7 @@ def test_who_waits_for_memory_waits(policy):
 
 @pytest.mark.parametrize("policy", ["least_loaded", "min_ttft", "preble", "dynamo"])
 def test_of_equal_waits_the_one_that_decodes_least(policy):
-    """Where nobody waits and nothing is kept, all would go to the first one else, and what is decoded pile up there."""
+    """The first instance would else get all requests while none waits and nothing is kept, and decodes pile up."""
     fleet = fleet_of({"i0": 0, "i1": 0, "i2": 0}, {})
     report(fleet, "i0", running_requests=3)
     report(fleet, "i1", running_requests=1, pending_requests=1)
@@ -533,7 +536,7 @@ def test_what_is_reported_of_many_instances_is_kept():
 
 
 def test_a_fetch_that_would_make_a_request_late_is_not_doubted():
-    """What it waits for KV memory there counts as well."""
+    """The request's wait for KV memory there counts as well."""
     fleet = make_fleet(("p0", Role.PREFILL), ("d0", Role.DECODE), ("s0", Role.STORE))
     state = member(fleet, "p0")
     state.prefill_model = KnownPrefillCost((0.0, TOKEN_S, 0.0))

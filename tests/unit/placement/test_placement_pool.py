@@ -1,4 +1,4 @@
-"""What a pool knows of its instances' rows and places."""
+"""The pool's knowledge of its instances' rows and places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_rows_and_places_are_those_of_its_instances() -> None:
 
 
 def test_they_are_worked_out_once() -> None:
-    """Compiled, too."""
+    """The values are computed once in the compiled module too."""
     pool = pool_of_four()
     assert pool.place_of is pool.place_of
 

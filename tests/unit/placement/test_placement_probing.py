@@ -1,4 +1,4 @@
-"""Estimates that keep work away are tried again; cases worked by hand."""
+"""Trials of estimates that keep work away; cases worked by hand."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def slow_prefills(fleet, now_s: float = 0.0) -> None:
 
 
 def slow_fetches(fleet) -> None:
-    """Of what a store node holds."""
+    """Makes fetches of the blocks that a store node holds slow."""
     fleet.join(info("s0", STORE), 0.0)
     hold(fleet, "s0", range(60))
     for name in ("p0", "p1"):
@@ -135,7 +135,7 @@ def test_a_fetch_believed_slow_is_tried_again(fleet, scheduler):
 
 
 def test_an_instance_in_doubt_is_no_slower_than_by_computing(fleet, scheduler):
-    """What is tried there now and then does not keep requests away."""
+    """The fetches that are tried there now and then do not keep requests away."""
     slow_fetches(fleet)
     first = scheduler.schedule(ask("first", block_keys=keys(*range(60))), 1e4)
     assert first.doubts_transfer

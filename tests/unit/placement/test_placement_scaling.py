@@ -1,4 +1,4 @@
-"""When instances are added, and when one goes."""
+"""Tests of when instances are added, and when an instance goes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_slo_of_a_request_counts() -> None:
 
 @pytest.mark.parametrize("slo_s", [0.0, 5.0])
 def test_what_no_idle_instance_answers_in_time_asks_for_none(slo_s: float) -> None:
-    """And it is work nonetheless: those who do it are not idle."""
+    """The requests are work nonetheless: the instances that serve them are not idle."""
     long = scaler()
     for number in range(400):
         long.placed(6.1, 6.0, number * 0.5, slo_s, own_s=6.1)

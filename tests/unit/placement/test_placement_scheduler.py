@@ -79,7 +79,7 @@ def test_nothing_is_fetched_from_a_source_that_failed_its_reader(fleet, schedule
 
 
 def test_a_source_that_failed_all_is_skipped_without_a_full_scan(monkeypatch):
-    """With hundreds of instances a placement would else take a third of a second, which stalls the conductor."""
+    """A full scan of hundreds of instances would take a third of a second, which stalls the conductor."""
     fleet = make_fleet(*((f"p{number:02}", MIXED) for number in range(40)), *((f"s{n}", STORE) for n in range(4)))
     for number in range(4):
         hold(fleet, f"s{number}", range(300))
@@ -506,7 +506,7 @@ def test_what_no_decode_instance_claims_is_forgotten_soon(fleet, scheduler):
 
 
 def test_a_placement_unclaimed_after_a_new_session_is_forgotten(fleet, scheduler):
-    """The reports of some ends were lost with the session before: nothing else would tell for minutes."""
+    """The reports of some ends were lost with the previous session: nothing else would tell for minutes."""
     fleet.leave("d1")
     d0 = member(fleet, "d0")
     for name in ("runs", "ended", "to come"):
@@ -547,7 +547,7 @@ def test_an_instance_that_leaves_takes_its_share_along(fleet, scheduler):
 
 @pytest.mark.parametrize("lost", ["before", "after", "never begun"])
 def test_a_prompt_does_not_outlive_its_lost_decode_instance(fleet, scheduler, lost):
-    """The report of the prompt's end went with a session of its instance, and nobody else could tell of it."""
+    """The report of the prompt's end was lost with a session of its instance, and no other peer could report it."""
     decision = scheduler.schedule(ask(), 0.0)
     prefill, decode = decision.prefill, decision.decode
     assert prefill is not decode
@@ -563,7 +563,7 @@ def test_a_prompt_does_not_outlive_its_lost_decode_instance(fleet, scheduler, lo
     assert fleet.inflight.expire(20.0) == 0, "nothing is left to be forgotten"
     assert (fleet.inflight.prefills, fleet.inflight.decodes) == (0, 0)
     assert (prefill.queued_prefill_us, prefill.computing, prefill.inflight_reads) == (0, 0, 0)
-    fleet.inflight.end_prefill("r", prefill, 3.0)  # it may still come, and nothing comes of it
+    fleet.inflight.end_prefill("r", prefill, 3.0)  # the report may still come, without effect
 
 
 def test_a_prompt_does_not_outlive_a_decode_that_got_too_old():
@@ -608,7 +608,7 @@ def test_a_newcomer_inherits_its_siblings_cost_models(fleet):
 
 
 def test_a_request_only_an_excluded_one_can_take_is_unavailable():
-    """That one was full, or failed: trying again helps."""
+    """The excluded instance was full, or failed: a retry helps."""
     fleet = make_fleet()
     fleet.join(info("big", MIXED, max_context_tokens=8192), 0.0)
     fleet.join(info("small", MIXED, max_context_tokens=1024), 0.0)

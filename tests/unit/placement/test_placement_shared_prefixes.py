@@ -1,4 +1,4 @@
-"""Who decodes which prefix, by reports and placements, and where the next request of it goes."""
+"""The instances that decode each prefix, by reports and placements, and the place of the prefix's next request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.placement.conftest import DECODE, LAYOUT, PREFILL, info, key, ke
 
 BLOCK = LAYOUT.block_tokens
 COMMON = 256
-"""Blocks of the prefix: 4,096 tokens."""
+"""The blocks of the prefix, 4,096 tokens."""
 BATCHED = InstanceLoad(running_requests=8, kv_tokens=8 * 4_500, level_blocks=4)
 
 
@@ -173,7 +173,7 @@ def test_a_report_that_had_no_place_has_one_later() -> None:
 def test_placements_take_no_room_of_reports() -> None:
     prefixes = SharedPrefixes()
     marks = []
-    for level in range(3, 3 + 2 * DEPTHS_MAX, 2):  # a liar says another level with each report
+    for level in range(3, 3 + 2 * DEPTHS_MAX, 2):  # a liar reports another level each time
         prefixes.reported(1, level, ())
         marks += prefixes.placed(1, keys(*range(level)))
     prefixes.reported(2, 1, (SharedPrefix(key(399), 400, 8),))

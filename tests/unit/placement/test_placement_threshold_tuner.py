@@ -1,5 +1,3 @@
-"""The balancing threshold that follows what is measured."""
-
 from __future__ import annotations
 
 import math
@@ -20,7 +18,7 @@ from tests.unit.placement.conftest import keys, make_fleet, member
 
 
 def tuned(best: float, start: float, seed: int, rounds: int = 6000, noise: float = 0.5) -> ThresholdTuner:
-    """After requests that take the longer, the farther their threshold is from the best one."""
+    """Returns a tuner after requests that take the longer, the farther their threshold is from the best."""
     rng, tuner = Random(seed), ThresholdTuner(start)
     for _ in range(rounds):
         threshold = tuner.draw(rng)
@@ -61,7 +59,7 @@ def test_chance_moves_it_seldom(kind: str) -> None:
 @pytest.mark.parametrize("better", [1.5, 3.0])
 @pytest.mark.parametrize(("kind", "share", "most"), [("alike", 0.7, 500), ("seldom long", 0.5, 1500)])
 def test_what_is_clearly_better_is_soon_in_force(kind: str, share: float, most: int, better: float) -> None:
-    """Of so many requests, each neighbour has a tenth."""
+    """Each neighbour gets a tenth of the requests."""
     for seed in range(10):
         rng, tuner, count = Random(seed), ThresholdTuner(2.0), 0
         while tuner.threshold == 2.0 and count < most:
@@ -72,7 +70,7 @@ def test_what_is_clearly_better_is_soon_in_force(kind: str, share: float, most: 
 
 
 class PlainTuner:
-    """Keeps everything, and works out anew what it is judged by."""
+    """A tuner that keeps everything, and recomputes what it judges by."""
 
     def __init__(self) -> None:
         self.at = 3
@@ -92,7 +90,7 @@ class PlainTuner:
 
 
 def test_it_is_a_plain_one_that_keeps_everything() -> None:
-    """Also of what comes late, of thresholds that are not even neighbours any more."""
+    """The tuners agree even on late results for thresholds that are no longer neighbours."""
     moves = 0
     for seed in range(8):
         rng, tuner, plain = Random(seed), ThresholdTuner(2.0), PlainTuner()
@@ -114,7 +112,7 @@ def test_it_starts_at_the_nearest_and_stays_in_range() -> None:
     assert ThresholdTuner(1e9).threshold == 16.0
     rng, lowest = Random(3), ThresholdTuner(1.0)
     assert {lowest.draw(rng) for _ in range(200)} == {1.0, 1.25}
-    lowest.learn(1.0, 5.0, 0.0)  # nothing to compare with: not counted
+    lowest.learn(1.0, 5.0, 0.0)  # nothing to compare with, so not counted
 
 
 @REPLACES_METHODS

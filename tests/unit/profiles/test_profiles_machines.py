@@ -1,4 +1,4 @@
-"""Machine profiles: where they come from, and what is wrong with bad ones."""
+"""Machine profiles: their sources, and the errors of bad ones."""
 
 from __future__ import annotations
 

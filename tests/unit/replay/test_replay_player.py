@@ -1,4 +1,4 @@
-"""What is told of a replay whose requests fail."""
+"""The report on a replay whose requests fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pinyon_lab.simulator.workload import Arrival
 
 
 class Balancer(lb_pb2_grpc.LbServiceServicer):
-    """Answers one token, and ends as its settings say."""
+    """A load balancer that answers one token, and ends as its settings say."""
 
     def __init__(self, how: str) -> None:
         self.how, self.asked = how, 0

@@ -1,4 +1,4 @@
-"""Prompts of a trace that has ids only."""
+"""Prompts for a trace that has ids only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prompts(*arrivals: Arrival, seed: int = 7, tokens: TokenRange = PRINTABLE) -
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=2, max_size=6), st.integers(0, 3))
 def test_prompts_share_what_their_ids_share(paths: list[list[int]], short: int) -> None:
-    """An id stands for a block and all before it: made of the path to it."""
+    """An id stands for a block and all before it, so its text is made of the path to it."""
     ids: dict[tuple[int, ...], int] = {}
     arrivals = []
     for path in paths:

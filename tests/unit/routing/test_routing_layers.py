@@ -35,12 +35,12 @@ def names(targets: list[Target]) -> str:
 
 def test_a_target_is_available_while_nobody_waits_there() -> None:
     local = layer(pushing="pending:credits=false", names="ab")
-    assert names(local.available(0.0)) == ""  # nothing was heard of them
+    assert names(local.available(0.0)) == ""  # no report of them came
     local.report("a", Report(pending=0), 0.0)
     local.report("b", Report(pending=1), 0.0)
     assert names(local.available(0.5)) == "a"
     assert local.spare(0.5) == UNLIMITED
-    assert names(local.available(1.1)) == ""  # that was too long ago: it may be frozen
+    assert names(local.available(1.1)) == ""  # the report is too old: the instance may be frozen
     local.report("a", Report(pending=0), 2.0)
     local.set_draining("a", True)
     assert names(local.available(2.0)) == ""
@@ -55,11 +55,11 @@ def test_no_more_are_pushed_between_reports_than_there_is_room() -> None:
     sent = [local.sent(ASK, "a") for _ in range(3) if local.spare(0.0)]
     assert len(sent) == 3
     assert local.choose(Routed(), 0.0) is None
-    local.ended(sent[0])  # it has left, so there is room for another one
+    local.ended(sent[0])  # it has left, so there is room for another request
     assert local.spare(0.0) == 1
-    local.report("a", Report(pending=0, room=2, received=1), 0.1)  # two were under way when it said so
+    local.report("a", Report(pending=0, room=2, received=1), 0.1)  # two were under way at the report
     assert local.spare(0.1) == 0
-    local.report("a", Report(pending=0, room=0, received=3), 0.2)  # one may wait at its door
+    local.report("a", Report(pending=0, room=0, received=3), 0.2)  # one request may wait at its door
     assert local.spare(0.2) == 1
     local.report("a", Report(pending=0, room=2, received=3), 0.2)
     assert local.spare(0.2) == 2
@@ -137,7 +137,7 @@ def test_a_target_of_a_new_life_is_not_told_of_earlier_ends() -> None:
 def test_the_longest_prefix_wins_or_below_half_the_least_busy() -> None:
     local = layer(pushing="blind", names="ab")
     local.sent(Routed(ASK.keys[: 8 * 4]), "a")
-    assert local.choose(ASK, 0.0) is local.get("a")  # half of it is there
+    assert local.choose(ASK, 0.0) is local.get("a")  # half of the prompt is there
     assert local.choose(Routed(ASK.keys + ASK.keys), 0.0) is local.get("b")
     assert local.choose(ASK, 0.0, exclude="a") is local.get("b")
 
@@ -231,14 +231,14 @@ def test_of_equally_busy_targets_the_nearest_gets_new_prompts() -> None:
     key=st.text(min_size=1, max_size=5),
 )
 def test_the_ring_goes_on_to_the_next_available_node(members: set[str], share: st.DataObject, key: str) -> None:
-    """As a walk over all points that are sorted here."""
+    """The choice agrees with a walk over all points that are sorted here."""
     available = share.draw(st.sets(st.sampled_from(sorted(members)), min_size=1))
     ring = layer("consistent_hash:virtual_nodes=8", "blind")
     for name in sorted(members):
         ring.join(name)
     chosen = ring.choose(Routed(b"", key), 0.0, allowed=available)
     assert chosen is not None
-    alone = HashRing(available, 8, SEED)  # those that are skipped might as well not be there
+    alone = HashRing(available, 8, SEED)  # skipped members might as well be absent
     assert chosen.name == alone.owner(key.encode())
 
 
@@ -305,14 +305,14 @@ def test_load_never_overrides_geography() -> None:
     us = TwoLayers("us", full(), regions("eu"), POLICY)
     assert us.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
     us.local.report("a", Report(pending=0), 0.0)
-    assert us.choose(Route(ASK, ("gdpr",)), 0.0) == Choice(Where.REMOTE, "eu")  # although there is room here
+    assert us.choose(Route(ASK, ("gdpr",)), 0.0) == Choice(Where.REMOTE, "eu")  # although this region has room
     assert us.choose(Route(ASK, ("mars",)), 0.0) == Choice(Where.NOWHERE)
 
 
 @pytest.mark.parametrize("conducted", [False, True])
 @pytest.mark.parametrize(("routing", "keeps"), [("skywalker", True), ("cache_aware", True), ("least_loaded", False)])
 def test_adopted_instances_count_as_local_ones(routing: str, keeps: bool, conducted: bool) -> None:
-    """§4.2: what they hold is looked at, not only whether the own ones are full."""
+    """The contents of adopted instances count, not only whether the region's own are full (§4.2)."""
     us = TwoLayers("us", layer(names="a", policy=routing), layer())
     adopted = layer(names="x", policy=routing)
     for each in (us.local, adopted):
@@ -352,7 +352,7 @@ def test_a_region_is_as_busy_as_its_instances() -> None:
 
 
 def test_adopted_instances_are_where_they_are() -> None:
-    """Who serves them does not change the law: neither for its own requests, nor for those that others send."""
+    """The adopting region does not change the law, neither for its own requests nor for requests that others send."""
     law = parse_geography({"regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["eu"], "to": ["us"]}]})
     us = TwoLayers("us", full(), regions(), law)
     adopted = layer(names="x")

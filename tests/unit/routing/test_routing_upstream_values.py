@@ -1,4 +1,4 @@
-"""What an lb in front of foreign servers reads and remembers: prompt texts, metrics pages, breakers, capacities."""
+"""The state of a load balancer before foreign servers: prompt texts, metrics pages, breakers, capacities."""
 
 from __future__ import annotations
 
@@ -162,9 +162,9 @@ def test_failures_open_it_when_they_are_many_and_half_of_all() -> None:
         assert breaker.allows("a", 0.0)
     breaker.failed("a", 0.0)
     assert not breaker.allows("a", 0.5)
-    breaker.found("a")  # that it answers is not news
+    breaker.found("a")  # a peer that answers is no news
     assert not breaker.allows("a", 0.5)
-    # Its pause is over: one request finds out.
+    # The pause is over: one request tries the server.
     assert breaker.allows("a", 1.1)
     breaker.tried("a", 1.1)
     assert not breaker.allows("a", 1.1)
@@ -194,7 +194,7 @@ def test_never_more_than_half_are_left_out_for_failing() -> None:
         for _ in range(20):
             breaker.failed(name, 0.0)
     assert [name for name in "abc" if not breaker.allows(name, 0.0)] == ["a"]
-    breaker.failed("b", 0.0, absent=True)  # but who is not there gets nothing
+    breaker.failed("b", 0.0, absent=True)  # an absent server gets nothing
     assert not breaker.allows("b", 0.0)
 
 
@@ -242,7 +242,7 @@ def test_a_breaker_keeps_its_promises(steps: list) -> None:
                 absent.add(name)
                 assert not breaker.allows(name, now_s)
         for each in "abcd":
-            assert breaker.allows(each, now_s + 60.1)  # nobody is left out for ever
+            assert breaker.allows(each, now_s + 60.1)  # no server is left out for ever
             assert each in there or not breaker.is_open(each)
 
 
@@ -257,7 +257,7 @@ def test_settings_are_checked() -> None:
 
 def test_a_capacity_is_learned_from_refusals_and_grows_slowly() -> None:
     learned = LearnedCapacity(8)
-    assert not learned.served(7)  # nobody knows whether more would have been too many
+    assert not learned.served(7)  # whether more would have been too many is unknown
     assert [learned.served(8) for _ in range(8)] == [False] * 7 + [True]
     assert learned.value == 9
     assert learned.refused(5)

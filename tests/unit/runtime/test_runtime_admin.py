@@ -1,4 +1,4 @@
-"""The call that changes a running process: all or nothing, for who may, and logged."""
+"""The call that changes a running process: all or nothing, for permitted callers, and logged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Context:
 
 
 class Process:
-    """Something with a flag and a policy."""
+    """A process with a flag and a policy."""
 
     def __init__(self) -> None:
         self.draining = False

@@ -1,4 +1,4 @@
-"""Command lines: hyphens, and near words for unknown ones."""
+"""Command lines: hyphens, and similar words for unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places for messages: nobody takes all, nobody waits for who left, and nothing is kept."""
+"""Places for messages: no sender takes all, none waits for a sender that left, and nothing is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.runtime.arrivals import Arrivals
 
 
 class Sender:
-    """Asks for places and keeps what it gets."""
+    """A sender that asks for places and keeps those it gets."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self.arrivals = arrivals
@@ -19,7 +19,7 @@ class Sender:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def ask(self, name: str, count: int) -> int:
-        """How many it has when nothing changes any more."""
+        """Returns the number of held places once nothing changes any more."""
         self.tasks += [asyncio.create_task(self._keep(name)) for _ in range(count)]
         for _ in range(5):
             await asyncio.sleep(0)

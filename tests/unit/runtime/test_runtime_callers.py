@@ -1,4 +1,4 @@
-"""Who gets into a gRPC server with TLS, and who may call what there."""
+"""The clients that a gRPC server with TLS admits, and the methods that each may call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 STORE = peer_name("kvstore", "kv-0")
 REFUSED = {grpc.StatusCode.UNAVAILABLE}
-"""What a client sees that does not get through the handshake."""
+"""The status that a client sees when its handshake fails."""
 
 
 class Node(kvstore_pb2_grpc.KvStoreServiceServicer):
@@ -48,7 +48,7 @@ class Node(kvstore_pb2_grpc.KvStoreServiceServicer):
 
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
-    """All kinds of streams."""
+    """A servicer with all kinds of streams."""
 
     async def Generate(self, request: Any, context: Any) -> Any:
         yield worker_pb2.GenerateResponse()
@@ -91,7 +91,7 @@ async def server(authority: TestAuthority, request: pytest.FixtureRequest) -> As
 
 
 async def exists(channel: grpc.aio.Channel) -> grpc.StatusCode:
-    """The status of a call that workers may make."""
+    """Returns the status of a call that workers may make."""
     async with channel:
         try:
             await kvstore_pb2_grpc.KvStoreServiceStub(channel).Exists(kvstore_pb2.ExistsRequest(), timeout=30)
@@ -153,7 +153,7 @@ async def test_another_role_is_refused_by_name(
 
 
 async def test_all_kinds_of_methods_are_guarded(server: Server, authority: TestAuthority) -> None:
-    """Neither a unary nor a streaming call of another role reaches the servicer; the right one's does."""
+    """Calls of another role, unary or streaming, never reach the servicer; the right role's calls do."""
     for role, code in (("worker", grpc.StatusCode.PERMISSION_DENIED), ("lb", grpc.StatusCode.OK)):
         async with channel(server.address, authority.tls(role, "a")) as opened:
             stub = worker_pb2_grpc.WorkerServiceStub(opened)
@@ -180,7 +180,7 @@ async def test_health_and_reflection_are_for_every_member(role: str, server: Ser
 async def test_a_certificate_that_names_nobody_has_no_identity(
     server: Server, authority: TestAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as one that somebody made by hand for the same authority."""
+    """The certificate is like one made by hand for the same authority."""
     monkeypatch.setattr("pinyon.runtime.identity.Identity.names", ("a.worker.pinyon", "b.worker.pinyon"))
     folder = authority.folder("worker", "a")
     monkeypatch.undo()
@@ -189,7 +189,7 @@ async def test_a_certificate_that_names_nobody_has_no_identity(
 
 
 async def test_renewed_files_take_effect_without_a_restart(authority: TestAuthority, tmp_path: Path) -> None:
-    """The authority changes hands: both are trusted for a while, then only the new one."""
+    """The authority changes: both authorities are trusted for a while, then only the new one."""
     tls, worker = authority.tls("kvstore", "kv-0"), authority.tls("worker", "a")
     newer = TestAuthority(tmp_path / "newer")
     newer_worker = newer.tls("worker", "a")
@@ -204,7 +204,7 @@ async def test_renewed_files_take_effect_without_a_restart(authority: TestAuthor
         tls.renew()
         assert await exists(channel(server.address, newer_worker)) is grpc.StatusCode.OK
         assert await exists(channel(server.address, worker)) in REFUSED
-        await stub.Exists(kvstore_pb2.ExistsRequest())  # what stands is not cut
+        await stub.Exists(kvstore_pb2.ExistsRequest())  # an open connection is not cut
         await standing.close()
 
         channels = Channels(worker)

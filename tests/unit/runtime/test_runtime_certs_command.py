@@ -1,4 +1,4 @@
-"""``pinyon certs``: what is made, kept and renewed."""
+"""The files that ``pinyon certs`` makes, keeps and renews."""
 
 from __future__ import annotations
 

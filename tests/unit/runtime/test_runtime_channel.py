@@ -1,4 +1,4 @@
-"""A frozen peer ends a stream within seconds: nobody waits for a minute, or for ever."""
+"""A frozen peer ends a stream within seconds: no caller waits for a minute, or for ever."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_call_to_a_frozen_peer_ends():
             process.send_signal(signal.SIGSTOP)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
-            # Not the call's own deadline, which would be DEADLINE_EXCEEDED.
+            # The call's own deadline would be DEADLINE_EXCEEDED.
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     finally:
         process.kill()

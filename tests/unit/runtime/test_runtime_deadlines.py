@@ -1,4 +1,4 @@
-"""Deadlines of one event loop; time limits beside ``asyncio.timeout``: the same ends of the same tasks."""
+"""Deadlines of one event loop, and time limits that end the same tasks in the same way as ``asyncio.timeout``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_who_is_cancelled_by_others_is_not_told_that_it_was_late(limit) ->
 
 
 async def test_late_and_cancelled_at_once_is_cancelled(limit) -> None:
-    """Who cancelled the task waits for it to be that."""
+    """The task that cancelled this task waits for the cancellation."""
 
     async def run() -> None:
         async with limit(0.01):
@@ -105,14 +105,14 @@ async def test_the_timer_runs_while_there_is_a_limit_only() -> None:
         far = deadlines._timer
         assert far is not None
     with suppress(TimeoutError), TimeLimit(0):
-        assert deadlines._timer is not far  # that one is sooner
+        assert deadlines._timer is not far  # the new deadline is sooner
         await asyncio.sleep(FOREVER_S)
     assert deadlines._timer is None
     assert not deadlines
 
 
 class Told:
-    """Who is told when its time is up."""
+    """An object that is told when its time is up."""
 
     def __init__(self) -> None:
         self.deadline = Deadline(asyncio.get_running_loop(), self.late)
@@ -123,7 +123,7 @@ class Told:
 
 
 async def passed(seconds: float) -> None:
-    """By deadlines of the same loop, which come in their order."""
+    """Waits by deadlines of the same loop, which expire in order."""
     with suppress(TimeoutError), TimeLimit(seconds):
         await asyncio.sleep(FOREVER_S)
 

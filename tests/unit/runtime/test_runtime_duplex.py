@@ -1,4 +1,4 @@
-"""Both ends of a stream: how it begins, how it ends, and who learns why. Servers of grpcio accept it, too."""
+"""Both ends of a stream: its beginning, its end, and the reason that each side learns; with grpcio's servers too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Handler = Callable[[Accepted[Answer, Ask]], Awaitable[None]]
 
 
 class Accepting:
-    """The server of the test that runs."""
+    """The server of the running test."""
 
     within_the_loop = True
 
@@ -46,7 +46,7 @@ class Accepting:
 @pytest.fixture(autouse=True, params=[True, False], ids=["http2-http2", "http2-grpcio"])
 def server_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Accepting, "within_the_loop", request.param)
-    monkeypatch.setattr(client, "CONNECT_S", WAIT_S)  # no test waits for it
+    monkeypatch.setattr(client, "CONNECT_S", WAIT_S)  # no test waits for this limit
 
 
 class Servicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -78,11 +78,11 @@ class Server:
         self.address = ""
 
     async def begun(self) -> None:
-        """One call of the handler has begun. For a peer that has left before that, there is none."""
+        """Waits until a call of the handler has begun. A peer that left before that has no call."""
         await asyncio.wait_for(self._servicer.begun.get(), WAIT_S)
 
     async def ended(self) -> BaseException | None:
-        """What one call of the handler ended with."""
+        """Returns the exception with which a call of the handler ended, or None."""
         return await asyncio.wait_for(self._servicer.ended.get(), WAIT_S)
 
     async def __aenter__(self) -> Server:
@@ -109,7 +109,7 @@ def never() -> asyncio.Future[None]:
 
 
 async def ends(run: Awaitable[None]) -> PinyonError | None:
-    """Why a stream ended."""
+    """Returns the error with which a stream ended, or None."""
     try:
         async with asyncio.timeout(WAIT_S):
             await run
@@ -120,7 +120,7 @@ async def ends(run: Awaitable[None]) -> PinyonError | None:
 
 @asynccontextmanager
 async def deaf_address() -> AsyncIterator[str]:
-    """Somebody who accepts connections and says nothing."""
+    """Yields the address of a peer that accepts connections and says nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -128,7 +128,7 @@ async def deaf_address() -> AsyncIterator[str]:
 
 
 async def echo(stream: Accepted[Answer, Ask]) -> None:
-    """Answers each message with its number; what is left after the last one too."""
+    """Answers each message with its number, and sends what is left after the last one."""
     numbers: asyncio.Queue[int | None] = asyncio.Queue()
 
     async def answers() -> AsyncGenerator[Answer, None]:
@@ -246,8 +246,11 @@ def all_calls() -> list[object]:
 
 @pytest.fixture
 def calls() -> Iterator[Callable[[], int]]:
-    """How many there are that were not there before (an error in another test's parameters keeps what it passed
-    through). Without the collector of cycles: what is let go of must go by itself."""
+    """Yields a function that counts the new calls, without Python's cyclic garbage collector.
+
+    Calls that existed before do not count: an error in another test's parameters keeps its calls alive. Released calls
+    must be freed without the collector.
+    """
     gc.collect()
     before = all_calls()
     known = set(map(id, before))
@@ -259,7 +262,7 @@ def calls() -> Iterator[Callable[[], int]]:
 
 
 async def test_one_that_comes_back_is_there_at_once(calls: Callable[[], int]) -> None:
-    """Nothing of the attempt that failed is left."""
+    """The failed attempt leaves nothing behind."""
     with kept_port() as port:
         await _comes_back(f"127.0.0.1:{port}", calls)
 
@@ -360,17 +363,17 @@ async def test_a_caller_that_takes_nothing_is_frozen() -> None:
         run = asyncio.ensure_future(dial(server.address).run(take, says(then=never())))
         assert isinstance(await server.ended(), ResourceExhausted)
         reads.set_result(None)
-        assert isinstance(await ends(run), ResourceExhausted)  # told with the status
+        assert isinstance(await ends(run), ResourceExhausted)  # the error comes with the status
 
 
 async def test_the_last_message_that_was_pushed_has_a_deadline_too() -> None:
-    """There is no other one behind it that would wait for its turn."""
+    """The last message has no other message behind it that waits for its turn."""
     async with Server(deaf) as server:
         dialed = dial(server.address, 0.5)
 
         async def some() -> AsyncGenerator[Ask, None]:
             message = Ask(submissions=[worker_pb2.Submission(prompt_tokens_le32=bytes(600 << 10))])
-            while True:  # until that ends it
+            while True:  # until the error ends the loop
                 dialed.push(message)
                 await asyncio.sleep(0)
             yield message
@@ -385,20 +388,20 @@ async def test_the_peer_s_error_is_the_reason() -> None:
         raise FailedPrecondition("not here", field="hello")
 
     async def many() -> AsyncGenerator[Ask, None]:
-        while True:  # it is writing when the stream ends
+        while True:  # the task is writing when the stream ends
             yield Ask()
 
     async def refuse_at_the_end(stream: Accepted[Answer, Ask]) -> None:
         await stream.run(lambda _: None)
         await refuse(stream)
 
-    # Nothing is being written when the status comes: the peer refuses a silent one, or has read to the end.
+    # Nothing is being written when the status comes: the peer refuses a silent client, or has read to the end.
     for handler, messages in ((refuse, says(then=never())), (refuse_at_the_end, says(1)), (refuse_at_the_end, says())):
         async with Server(handler) as server:
             error = await ends(dial(server.address).run(lambda _: None, messages))
             assert isinstance(error, FailedPrecondition)
             assert (error.message, error.field) == ("not here", "hello")
-    # It may be lost to a write, or to the word that no more come, that fails at the same moment.
+    # The status may be lost to a write, or to the end of messages, that fails at the same moment.
     async with Server(refuse) as server:
         for messages in (says(1), says(), many()):
             error = await ends(dial(server.address).run(lambda _: None, messages))
@@ -426,7 +429,7 @@ async def test_what_fails_on_this_side_ends_both_ways(raised: Exception) -> None
 
 @pytest.mark.parametrize("raised", [Unavailable("it is enough"), ValueError("a defect")])
 async def test_what_fails_where_it_was_accepted_is_told(raised: Exception) -> None:
-    """Where no write meets the end of the call: gRPC loses the status there."""
+    """The failure is told although no write meets the end of the call, where gRPC loses the status."""
     written = asyncio.Event()
 
     async def after() -> None:
@@ -513,7 +516,7 @@ async def test_a_hello_comes_first_or_not_at_all() -> None:
 
 
 class Naps:
-    """Pauses that pass at once; ``enough`` ends the matter."""
+    """Pauses that pass at once; after ``enough`` pauses the test ends."""
 
     def __init__(self, enough: int) -> None:
         self.pauses: list[float] = []

@@ -1,4 +1,4 @@
-"""A choice that names a file has what is in it before any policy sees it."""
+"""A policy choice that names a file gets the file's content before any policy sees the choice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_fits_take_the_place_of_the_file(file: Path) -> None:
 
 
 def test_a_clock_knows_the_hour(file: Path) -> None:
-    """Whatever its zero is; unless the midnight is told."""
+    """The clock's zero does not matter, unless the midnight is given."""
     made = EVICTION_POLICIES.make(whole_choice(f"workload_aware:fits={file}", lambda: time.time() - 1e6))
     told = EVICTION_POLICIES.make(whole_choice(f"workload_aware:fits={file},midnight_s=50", lambda: 1e6))
     assert isinstance(made, WorkloadAware)

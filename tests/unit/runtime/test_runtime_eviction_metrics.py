@@ -1,5 +1,3 @@
-"""What a scrape tells of eviction."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

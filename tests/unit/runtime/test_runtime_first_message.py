@@ -1,4 +1,4 @@
-"""What a call may hold before its method is asked: it is looked at first, and its message is not waited for long."""
+"""Calls before their method runs: the caller is checked first, and the wait for its message is short."""
 
 import asyncio
 
@@ -56,13 +56,13 @@ class Served:
         await self.server.drain(0)
 
     def call(self, method, messages, metadata=()):
-        """With as many messages as wanted, whatever the method takes."""
+        """Opens a call with any number of messages, whatever the method takes."""
         return self.channel.stream_stream(method if method.startswith("/") else f"/{SERVICE.full_name}/{method}")(
             messages, metadata=metadata
         )
 
     async def outcome(self, *arguments):
-        """Status and number of answers."""
+        """Returns the call's status and number of answers."""
         call = self.call(*arguments)
         answers = 0
         try:
@@ -93,7 +93,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for(method):
 async def test_sessions_see_to_their_messages_themselves():
     async with Served(MESSAGE_S, {}) as served:
         call = served.call("PrefillSession", never())
-        for _ in range(4):  # each begins later and ends by the time that the session does not have
+        for _ in range(4):  # each call begins later, and ends at the limit that the session does not have
             assert await served.outcome("GetStatus", never()) == (CODE.DEADLINE_EXCEEDED, 0)
         assert not call.done()
         call.cancel()
@@ -137,7 +137,7 @@ async def test_streams_for_anybody_are_few():
         watching = [served.call("/grpc.health.v1.Health/Watch", some(1)) for _ in range(EACH_MAX)]
         for call in watching:
             assert await call.read()
-        # without a message: grpcio's client says INTERNAL now and then where one is refused that it is still sending
+        # Without a message: grpcio's client sometimes says INTERNAL when a call is refused while it is still sending.
         assert await served.outcome("/grpc.health.v1.Health/Watch", never()) == (CODE.RESOURCE_EXHAUSTED, 0)
         assert await served.outcome("/grpc.health.v1.Health/Check", some(1)) == (CODE.OK, 1)
         for call in watching:

@@ -1,5 +1,3 @@
-"""What the health service says, whoever listens how."""
-
 from __future__ import annotations
 
 import asyncio
@@ -42,7 +40,7 @@ async def test_a_watcher_that_reads_late_hears_the_last_word() -> None:
 
 @pytest.mark.parametrize("sessions", [False, True], ids=["by grpcio", "within the loop"])
 async def test_a_watcher_that_reads_nothing_holds_nobody_up(sessions: bool) -> None:
-    """Its window is 0: nothing can be written to it."""
+    """The watcher's window is 0: nothing can be written to it."""
     server = GrpcServer("127.0.0.1:0", sessions=sessions)
     host, _, port = (await server.start()).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -50,7 +48,7 @@ async def test_a_watcher_that_reads_nothing_holds_nobody_up(sessions: bool) -> N
     writer.write(PREFACE + settings({INITIAL_WINDOW_SIZE: 0}) + frame(HEADERS, END_HEADERS, 1, fields))
     writer.write(frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, 0)))
     head = await reader.readexactly(9)
-    while head[3] != HEADERS:  # the watch has begun: its answer has
+    while head[3] != HEADERS:  # the answer shows that the watch has begun
         await reader.readexactly(int.from_bytes(head[:3], "big"))
         if head[3] == SETTINGS and not head[4] & ACK:
             writer.write(frame(SETTINGS, ACK, 0, b""))

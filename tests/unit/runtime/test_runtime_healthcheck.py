@@ -1,4 +1,4 @@
-"""The probe that containers are asked with: healthy, not serving, nobody there, and each kind of address."""
+"""The health probe of containers: healthy, not serving, nobody there, and each kind of address."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ KV_SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
 
 @pytest.fixture
 def free_address():
-    """Where nobody listens, as long as the socket is held."""
+    """An address at which nothing listens, as long as the socket is held."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{holder.getsockname()[1]}"
@@ -76,7 +76,7 @@ def test_nobody_there_is_a_problem_in_bounded_time(form, free_address, capsys):
 
 
 def test_silence_is_a_problem():
-    """A peer that accepts and never answers: the probe has a limit of its own."""
+    """The peer accepts and never answers: the probe has a limit of its own."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
         for form in ("{}:{}", "http://{}:{}/", "redis://{}:{}"):
@@ -174,7 +174,7 @@ async def test_https_is_verified(authority, tmp_path):
 
 
 def test_redis_on_a_unix_socket(authority, monkeypatch):
-    monkeypatch.setenv("PATH", "")  # the embedded one has no TLS, and listens on a socket where TLS is wanted
+    monkeypatch.setenv("PATH", "")  # the embedded server has no TLS, and listens where TLS is wanted
     try:
         server = find_redis(tls_dir=authority.folder("redis", "redis"))
     except Unavailable as error:

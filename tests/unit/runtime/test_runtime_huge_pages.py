@@ -1,4 +1,4 @@
-"""What the kernel says of memory that huge pages were asked for."""
+"""The kernel's account of memory for which huge pages were requested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMAPS = Path("/proc/self/smaps")
 
 
 def flags_at(address: int) -> list[str]:
-    """Of the mapping that this address lies in (proc(5), VmFlags)."""
+    """Returns the flags of the mapping that contains this address (proc(5), VmFlags)."""
     inside = False
     for line in SMAPS.read_text().splitlines():
         first = line.split(maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Names in certificates: what they say, and that nothing says two things."""
+"""Names in certificates and their meaning, which is never ambiguous."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
 
 
 class Context:
-    """What a servicer is given, as far as it is asked here."""
+    """The parts of a servicer's context that these tests need."""
 
     def __init__(self, *names: str) -> None:
         self._names = [name.encode() for name in names]
@@ -80,7 +80,7 @@ def test_a_claim_must_be_the_certificates() -> None:
         with pytest.raises(PermissionDenied, match="worker prefill-0"):
             check_claim(context, role, instance_id)
     check_claim(Context(*Identity("worker").names), "worker", "prefill-7")
-    check_claim(Context(), "worker", "anybody")  # no TLS: nobody has an identity
+    check_claim(Context(), "worker", "anybody")  # without TLS, no caller has an identity
 
 
 def test_a_region_must_be_one_that_the_certificate_names() -> None:

@@ -1,4 +1,4 @@
-"""A journal's file is bounded and never in the way of what it records."""
+"""A journal's file is bounded, and never delays what it records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_written_replays(tmp_path: Path) -> None:
 
 
 def within(seconds: float, said: Callable[[], bool]) -> bool:
-    """Whether it comes true; a file has no event for who reads it."""
+    """Returns whether the condition becomes true in time; a file sends its reader no event."""
     deadline = time.monotonic() + seconds
     while not (true := said()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -132,7 +132,7 @@ def calls_of(path: Path) -> int:
 
 
 def write_calls(path: Path, calls: int) -> None:
-    """One start of a service that decides so often."""
+    """Writes one start of a service that makes this many decisions."""
     file = JournalFile(str(path), 1 << 20, (), {"service": "test"})
     counter = file.record("counter", Counter(), ("add",))
     for _ in range(calls):
@@ -142,7 +142,7 @@ def write_calls(path: Path, calls: int) -> None:
 
 def test_a_start_keeps_the_journal_of_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.jsonl"
-    path.touch()  # nothing is in it: it is not kept
+    path.touch()  # an empty file is not kept
     for calls in (1, 2, 3):
         write_calls(path, calls)
     names = ("decode-0.jsonl", "decode-0.1.jsonl", "decode-0.2.jsonl")
@@ -175,7 +175,7 @@ def writers() -> int:
 
 
 def is_open(path: Path) -> bool:
-    """In this process. What is closed meanwhile is not."""
+    """Returns whether this process has the file open; a descriptor that closes meanwhile does not count."""
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             if descriptor.readlink() == path:
@@ -186,7 +186,7 @@ def is_open(path: Path) -> bool:
 def test_a_disk_that_hangs_holds_up_nobody_and_ends_the_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # and reads nothing: whoever writes waits
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a reader that reads nothing makes the writer wait
     file = JournalFile(str(path), 1 << 30, (), {"text": "x" * (1 << 20)})
     try:
         counter = file.record("counter", Counter(), ("add",))

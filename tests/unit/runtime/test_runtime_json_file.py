@@ -1,4 +1,4 @@
-"""Files of JSON that settings name: what is wrong with one is said of the setting."""
+"""JSON files that settings name: errors in a file are reported for the setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only researchers compare with is no choice of a service; where the laboratory is imported it has its names."""
+"""The laboratory's policies are no choice of a service; they have their names where the laboratory is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line that is written past ``logging`` is the one that it would have written."""
+"""A line written without ``logging`` is the line that ``logging`` would have written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_is_the_same_line(stderr, monkeypatch, form, level):
 
 
 def test_who_else_listens_hears_it_too(stderr, caplog):
-    """Another handler, of a test or an embedding program: then it is an ordinary record."""
+    """The line is an ordinary record if there is another handler, of a test or an embedding program."""
     configure(stderr)
     logging.getLogger().addHandler(caplog.handler)
     log_line(get_logger("lb.access"), logging.INFO, "access", {"status": 404})

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint: plain on loopback; elsewhere, with TLS, for who has a certificate of the cluster."""
+"""The Prometheus endpoint: plain on loopback; elsewhere with TLS, for holders of a certificate of the cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def port(server: MetricsServer) -> int:
 
 
 def scrape(server: MetricsServer, folder: Path | None, ca: Path) -> tuple[int, int]:
-    """HTTP status, and the serial number of the certificate that was shown."""
+    """Returns the HTTP status, and the serial number of the certificate that the server showed."""
     context = ssl.create_default_context(cafile=str(ca))
     if folder is not None:
         context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
@@ -94,7 +94,7 @@ def test_elsewhere_it_wants_a_certificate_and_shows_the_newest(
 def test_connections_that_say_nothing_are_few(
     secured: tuple[MetricsServer, Security], authority: TestAuthority
 ) -> None:
-    """One more than there may be is closed at once; when the others have gone, there is room again."""
+    """The server closes a connection beyond the limit at once; when the others have gone, there is room again."""
     server, security = secured
     assert security.tls is not None
     silent = [socket.create_connection(("127.0.0.1", port(server)), timeout=30) for _ in range(CONNECTIONS_MAX)]
@@ -110,14 +110,14 @@ def test_connections_that_say_nothing_are_few(
         try:
             assert scrape(server, admin, security.tls.ca)[0] == 200
             return
-        except OSError:  # the threads of those who left have not ended yet, and have no event for us
+        except OSError:  # the threads of closed connections have not ended yet, and have no event
             assert time.monotonic() < deadline, "nobody is let in any more"
 
 
 def test_another_authority_takes_over_and_the_old_is_locked_out(
     secured: tuple[MetricsServer, Security], authority: TestAuthority, tmp_path: Path
 ) -> None:
-    """As docs/security.md has it: both for a while, new certificates, and then the new one only."""
+    """The server trusts both authorities for a while, then only the new one, as docs/security.md describes."""
     server, security = secured
     assert security.tls is not None
     newer = TestAuthority(tmp_path / "newer")
@@ -144,7 +144,7 @@ def test_another_authority_takes_over_and_the_old_is_locked_out(
 
 
 def test_who_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then buys no time."""
+    """The client gains no time by a byte now and then."""
     monkeypatch.setattr(pages, "TIMEOUT_S", 0.3)
     server = MetricsServer("127.0.0.1:0", new_registry())
     deadline = time.monotonic() + 60

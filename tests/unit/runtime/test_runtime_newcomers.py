@@ -1,4 +1,4 @@
-"""Who makes room when there are too many that nobody knows yet."""
+"""The newcomers that make room when too many have not identified themselves yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Door:
         self.ended: list[str] = []
 
     def enter(self, *names: str) -> None:
-        """The address is a name's first letter."""
+        """Enters the names, whose first letters are their addresses."""
         for name in names:
             self.newcomers.enter(name, name[0], partial(self.ended.append, name))
 

@@ -18,7 +18,7 @@ async def test_a_batch_is_what_is_there():
 async def test_the_reader_wakes_for_the_first_item():
     outbox: Outbox[int] = Outbox(10)
     reader = asyncio.create_task(outbox.take_all())
-    await asyncio.sleep(0)  # let it wait
+    await asyncio.sleep(0)  # lets the reader wait
     assert not reader.done()
     outbox.put(1)
     outbox.put(2)

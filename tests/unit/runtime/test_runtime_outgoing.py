@@ -1,4 +1,4 @@
-"""What goes by a stream: all of it, once, in order, whether the peer has room or not."""
+"""Outgoing messages: all are sent once, in order, whether the peer has room or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 
 class Stream:
-    """As a :class:`pinyon.runtime.duplex.Duplex`: ``room`` messages are taken at once, then the writer waits."""
+    """A stand-in for :class:`pinyon.runtime.duplex.Duplex` that takes ``room`` messages before the writer waits."""
 
     def __init__(self, room: int = 0) -> None:
         self.room = room
@@ -67,7 +67,7 @@ def outgoing(stream: Stream, in_flight: int = 1, **limits: int) -> Outgoing[Ask]
 
 @given(st.lists(st.one_of(st.integers(1, 3), st.integers(-4, 0), st.none()), max_size=40), st.integers(1, 3))
 def test_all_of_it_goes_once_and_in_order(steps: list[int | None], parts: int) -> None:
-    """So many are put, the peer gets room, or the loop turns."""
+    """Each step puts some messages, gives the peer room, or turns the loop."""
 
     async def run() -> None:
         stream = Stream()
@@ -127,7 +127,7 @@ async def test_a_message_is_no_larger_than_it_may_be() -> None:
     first = out.message(MESSAGE_BYTES - 10)
     assert out.message(10) is first
     assert out.message(1) is not first
-    assert out.message(2 * MESSAGE_BYTES) is not first  # by itself
+    assert out.message(2 * MESSAGE_BYTES) is not first  # this part is a message of its own
     assert len(out) == 3
 
 

@@ -1,4 +1,4 @@
-"""Every policy that a seam has can be chosen by name on its service's command line, and nonsense ends with status 2."""
+"""Every policy can be chosen by name on its service's command line, and nonsense ends with status 2."""
 
 from __future__ import annotations
 

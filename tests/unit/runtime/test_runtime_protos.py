@@ -1,4 +1,4 @@
-"""The committed generated code is what the protos generate, and the protos keep their own rules."""
+"""The committed generated code matches the protos, and the protos keep their own rules."""
 
 import re
 import sys

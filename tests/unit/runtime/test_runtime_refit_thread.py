@@ -1,4 +1,4 @@
-"""Learning beside the event loop: one work at a time, adopted on the loop or not at all."""
+"""Learning beside the event loop: one fit at a time, adopted on the loop or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instance's side of a report session against a conductor that writes down what it is told."""
+"""The instance's side of a report session, against a conductor that records what it is told."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Source:
 
 
 class Conductor(conductor_pb2_grpc.ConductorServiceServicer):
-    """Believes what it is told, as the real one must."""
+    """A conductor that believes its reports, as the real one must."""
 
     def __init__(self) -> None:
         self.told = asyncio.Condition()
@@ -178,12 +178,12 @@ async def test_a_resync_is_answered_with_a_snapshot(conductor: Conductor) -> Non
 
 
 def in_sample(every: int, *numbers: int) -> set[bytes]:
-    """By the field's words: the last byte is a multiple."""
+    """Returns the sampled keys by the field's words: their last byte is a multiple of ``every``."""
     return {key for key in map(placed, numbers) if key[-1] % every == 0}
 
 
 def placed(number: int) -> bytes:
-    """A key as they are: the last byte is its place."""
+    """Returns a key like real ones: the last byte is its place."""
     return number.to_bytes(15, "little") + bytes((number % 256,))
 
 
@@ -211,7 +211,7 @@ async def test_only_sampled_keys_are_told_and_a_finer_sample_is_whole(conductor:
     assert conductor.keys == in_sample(2, *range(8, 300))
     conductor.every, parts = 8, conductor.parts
     conductor.parts = -1
-    for name in ("third", "fourth"):  # the answer to the one is known to the other
+    for name in ("third", "fourth"):  # the second report follows the answer to the first
         source.store(*map(placed, range(300, 320)) if name == "fourth" else ())
         source.ended.append(name)
         session.wake()
@@ -252,7 +252,7 @@ async def test_a_conductor_of_before_there_were_samples_is_told_all(conductor: C
     session.start()
     await conductor.until("len(c.keys) == 32")
     await conductor.stop()
-    conductor.keys, conductor.seq, conductor.every = set(), 0, None  # rolled back: it looks for all keys
+    conductor.keys, conductor.seq, conductor.every = set(), 0, None  # rolled back, so it asks for all keys
     await conductor.start()
     await conductor.until("len(c.keys) == 32")
     await session.close()
@@ -261,7 +261,7 @@ async def test_a_conductor_of_before_there_were_samples_is_told_all(conductor: C
 async def test_the_lease_sets_the_heartbeat(conductor: Conductor) -> None:
     session = session_with(conductor, Source())
     session.start()
-    # nobody wakes it, and the period is 10 s: only the lease of 400 ms makes it report this often
+    # The session is not woken, and the period is 10 s: only the lease of 400 ms makes it report this often.
     await conductor.until("c.reports == 8")
     assert session._period_s == pytest.approx(0.1)
     await session.close()

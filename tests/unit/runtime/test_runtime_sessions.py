@@ -1,4 +1,4 @@
-"""Servers within the event loop: whom they serve, and what strangers can do."""
+"""Servers within the event loop: the clients they serve, and the limits for strangers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 
 @pytest.fixture(autouse=True)
 def connecting_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test waits for that limit."""
+    """Lifts the limit of connecting, for which no test waits."""
     monkeypatch.setattr("pinyon.runtime.http2.client.CONNECT_S", WAIT_S)
 
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
-    """Answers each message with one, and keeps what it saw of its callers."""
+    """A servicer that answers each message with one, and keeps what it saw of its callers."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, str]] = []
@@ -95,7 +95,7 @@ class Running:
 
 
 async def once(dialed: Dialed[Ask, Answer]) -> int:
-    """Answers to one message. Raises what the stream ended with."""
+    """Returns the number of answers to one message; raises the stream's error."""
     got: list[Answer] = []
 
     async def says() -> AsyncIterator[Ask]:
@@ -107,13 +107,13 @@ async def once(dialed: Dialed[Ask, Answer]) -> int:
 
 
 async def status(address: str) -> None:
-    """Asks a method of one message, by grpcio."""
+    """Calls a method of one message, by grpcio."""
     async with open_channel(address) as channel:
         await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=WAIT_S)
 
 
 async def answered_by_grpcio(address: str) -> None:
-    """Has one message answered, by grpcio."""
+    """Sends one message and awaits its answer, by grpcio."""
     async with open_channel(address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Session(timeout=WAIT_S)
         await call.write(Ask())
@@ -141,7 +141,7 @@ async def connected(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, a
 
 
 async def read_all(reader: asyncio.StreamReader) -> bytes:
-    """Until it is closed, which may be a reset where not all was read."""
+    """Reads until the connection is closed, possibly by a reset when not all was read."""
     async with asyncio.timeout(WAIT_S):
         try:
             return await reader.read()
@@ -183,7 +183,7 @@ async def test_a_connection_stays_between_its_calls(monkeypatch: pytest.MonkeyPa
                     connection.receive(await reader.read(1 << 16))
                 assert parse_trailers(kept.heads[-1][0]).code == "OK"
                 pings = 0
-                while pings < 3:  # which are answered
+                while pings < 3:  # these pings are answered
                     data = await reader.read(1 << 16)
                     assert data
                     pings += data.count(frame(6, 0, 0, bytes(8)))
@@ -192,7 +192,7 @@ async def test_a_connection_stays_between_its_calls(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("sessions", [False, True])
 async def test_with_tls_both_prove_who_they_are(tmp_path: Path, sessions: bool) -> None:
-    """Also against a server of grpcio."""
+    """The server may also be grpcio's."""
     authority = TestAuthority(tmp_path)
     channels = Channels(authority.tls("lb", "lb-7"))
     async with Running(authority.tls("worker", "decode-1"), sessions) as running:
@@ -232,7 +232,7 @@ async def test_who_may_not_call_is_logged_with_its_own_address(
 
 
 def _ports_to(port: int) -> set[int]:
-    """Where connections of this machine to that port come from."""
+    """Returns the local ports of this machine's connections to that port."""
     found = set()
     tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     for fields in [line.split() for table in tables for line in table]:
@@ -248,7 +248,7 @@ async def test_a_method_that_is_not_there_is_unimplemented() -> None:
 
 
 class Kept:
-    """What a raw call is told."""
+    """The events that a raw call is told."""
 
     def __init__(self) -> None:
         self.heads: list[tuple[Any, bool]] = []
@@ -268,7 +268,7 @@ class Kept:
 
 
 async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However fast they come: no tick passes here. Those that their client breaks off are bounded."""
+    """The speed of the calls does not matter: no tick passes here. Calls that their client breaks off are bounded."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     async with Running() as running, connected(running.address) as (reader, writer):
         connection = Connection(writer.write)
@@ -284,7 +284,7 @@ async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytes
                 assert parse_trailers(kept.heads[-1][0]).code == "OK"
             for _ in range(500):
                 connection.open(request_head(METHOD.path, "x", "http"), Kept()).reset(Code.CANCEL)
-            await read_all(reader)  # it ends
+            await read_all(reader)  # the connection ends
 
 
 class Refusing(Worker):
@@ -294,7 +294,7 @@ class Refusing(Worker):
 
 @pytest.mark.parametrize(("path", "code"), [("/x/Y", "UNIMPLEMENTED"), (METHOD.path, "PERMISSION_DENIED")])
 async def test_refused_calls_are_paid_by_their_client(monkeypatch: pytest.MonkeyPatch, path: str, code: str) -> None:
-    """No tick passes here, so the connection ends; what was served would have been given back."""
+    """The connection ends because no tick passes here; served calls would have been given back."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     async with Running(worker=Refusing()) as running, connected(running.address) as (reader, writer):
         connection = Connection(writer.write)
@@ -357,7 +357,7 @@ async def test_what_is_no_call_is_told_in_http_s_words(head: Any, status: bytes)
 
 
 def _client_hello() -> bytes:
-    """What the ssl library says first."""
+    """Returns the first bytes that the ssl library sends."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     outgoing = ssl.MemoryBIO()
@@ -368,7 +368,7 @@ def _client_hello() -> bytes:
 
 
 async def test_who_does_not_say_who_it_is_is_closed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins no call, or does not end its handshake."""
+    """The client begins no call, or does not end its handshake."""
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 0.2)
     monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.2)
     plain = (b"", PREFACE[:5], PREFACE + b"\0\0\xf0\x04\0\0\0\0\0")
@@ -385,7 +385,7 @@ async def test_who_does_not_say_who_it_is_is_closed_in_time(tmp_path: Path, monk
 async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> None:
     authority = TestAuthority(tmp_path)
     server_tls = authority.tls("worker", "decode-1")
-    context = server_context(server_tls.certificate, server_tls.key)  # it knows HTTP/1.1 alone
+    context = server_context(server_tls.certificate, server_tls.key)  # this context knows HTTP/1.1 alone
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
     async with server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -397,7 +397,7 @@ async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> N
 
 
 async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those with a call are displaced by nobody."""
+    """Connections with a call are not displaced."""
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 2)
     async with Running() as running, calling(running.address), calling(running.address):
         await until(lambda: len(running.worker.seen) == 2)
@@ -409,7 +409,7 @@ async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -
 
 @asynccontextmanager
 async def calling(address: str, opened: OpenSession = open_session) -> AsyncIterator[Any]:
-    """A call that nobody ends."""
+    """Yields an open call that no peer ends."""
     call = opened(address, METHOD.path, Ask.SerializeToString, Answer.FromString)
     try:
         await call.wait_for_connection()
@@ -423,7 +423,7 @@ async def calling(address: str, opened: OpenSession = open_session) -> AsyncIter
 async def test_silent_sockets_lock_nobody_out(
     tls: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor do they end the calls that there are. No time passes that would end them."""
+    """The silent sockets do not end existing calls either. No time passes that would end the sockets."""
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
@@ -450,12 +450,12 @@ async def test_silent_sockets_lock_nobody_out(
         assert await once(Dialed(running.address, METHOD, WAIT_S, opened)) == 1
         await call.write(Ask())
         assert await call.read() == Answer()
-        await asyncio.gather(*map(read_all, silent[:18]))  # their address has a share of two
+        await asyncio.gather(*map(read_all, silent[:18]))  # the share of their address is two
         await until(lambda: running.listener.connections <= 4)
 
 
 async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of these has more than its share, and together they have all places."""
+    """Each address keeps within its share, and together the addresses have all places."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
@@ -478,7 +478,7 @@ async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.Mo
 def test_silent_sockets_give_their_places_back_in_uvloop(
     tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop of the services, which tells less about connections whose tasks are cancelled."""
+    """The services run on uvloop, which tells less about connections whose tasks are cancelled."""
     uvloop.run(asyncio.wait_for(test_silent_sockets_lock_nobody_out(tls, "no call", tmp_path, monkeypatch), 2 * WAIT_S))
 
 
@@ -488,7 +488,7 @@ async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch)
         writer.write(Connection(lambda _: None).opening)
         answers = asyncio.ensure_future(reader.read())
         async with asyncio.timeout(WAIT_S):
-            while not answers.done():  # it is there, and says so
+            while not answers.done():  # the client is there, and says so
                 writer.write(frame(6, 1, 0, b"\0" * 8))
                 await asyncio.wait({answers}, timeout=0.1)
         await until(lambda: running.listener.connections == 0)
@@ -517,7 +517,7 @@ async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
 
 @pytest.mark.parametrize("said", [b"P", PREFACE, PREFACE + bytes(8), b"\x16\x03\x01"])
 async def test_a_client_that_leaves_mid_handshake_holds_no_place(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)  # it is not that which ends it
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)  # this limit does not end it
     async with Running() as running:
         async with connected(running.address) as (_, writer):
             writer.write(said)
@@ -542,7 +542,7 @@ async def test_handshakes_that_fail_leave_no_place_taken(tmp_path: Path) -> None
 
 
 def test_settings_without_end_cost_no_more_than_some() -> None:
-    """hpack says every change of the table's size in the next block of headers."""
+    """The library hpack announces every change of the table's size in the next block of headers."""
     server = Connection(lambda _: None, lambda stream, fields, end: Kept())
     server.receive(PREFACE + settings({}))
     for size in range(1000):
@@ -567,7 +567,7 @@ async def test_a_name_that_cannot_be_one_is_nobody(name: str) -> None:
 
 
 async def test_whoever_has_just_come_is_let_go_when_the_server_ends() -> None:
-    """Before the task that is to serve it has taken its first step."""
+    """The server ends before the task that is to serve the connection has taken its first step."""
     async with Running() as running:
         for hello in (Connection(lambda _: None).opening, b"nonsense"):
             client, theirs = socket.socketpair()
@@ -583,7 +583,7 @@ async def test_whoever_has_just_come_is_let_go_when_the_server_ends() -> None:
 
 
 async def test_a_peer_that_falls_silent_is_gone_soon() -> None:
-    """Connected, and then it says nothing, not even to a ping."""
+    """The peer is connected, and then says nothing, not even to a ping."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -633,7 +633,7 @@ class FakeTransport:
         return False
 
     def close(self) -> None:
-        """What was written waits for a peer that reads nothing."""
+        """Leaves what was written waiting for a peer that reads nothing."""
 
     def abort(self) -> None:
         self.aborted = True
@@ -658,7 +658,7 @@ async def test_who_reads_nothing_does_not_keep_a_closed_connection() -> None:
 async def test_silence_is_told_from_having_been_away(
     late_s: float, answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop that is late at every tick notices who is gone, too; and nobody is thought gone who was not asked."""
+    """A loop that is late at every tick notices dead peers too, and a peer that was not pinged is not thought dead."""
     protocol, transport, loop = Http2Protocol(Connection), FakeTransport(), asyncio.get_running_loop()
     now_s = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now_s)
@@ -727,7 +727,7 @@ async def test_a_caller_that_falls_silent_is_gone_soon() -> None:
 
 
 async def test_a_loop_that_is_held_up_loses_nobody() -> None:
-    """What grpcio answered to a ping meanwhile is read late; that is no reason to cut it off."""
+    """The loop reads grpcio's answer to a ping late; that is no reason to end the connection."""
     async with Running() as running, grpc.aio.insecure_channel(running.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
         await call.write(Ask())
@@ -764,7 +764,7 @@ async def test_calls_in_flight_end_with_the_server_and_not_earlier() -> None:
 
 
 async def test_what_was_said_last_arrives_though_the_server_ends() -> None:
-    """It is larger than a window, so it is under way when its handler has ended."""
+    """The message is larger than a window, so it is under way when its handler has ended."""
     text = "x" * (2 << 20)
 
     class Last(Worker):

@@ -1,4 +1,4 @@
-"""Settings: command line over environment, unknown keys refused, addresses checked."""
+"""Settings: the command line overrides the environment, unknown keys are refused, addresses are checked."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""What :class:`Tally` and :class:`Count` show is what prometheus_client's own histograms and counters show."""
+""":class:`Tally` and :class:`Count` show what prometheus_client's own histograms and counters show."""
 
 import pytest
 from hypothesis import example, given

@@ -1,4 +1,4 @@
-"""Tasks that are ended are over, and what one of them died of before is said."""
+"""Ended tasks are over, and the error of a task that died before is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans nest across hops by traceparent; switched off, nothing of OpenTelemetry is even imported."""
+"""Spans nest across hops by traceparent; when switched off, no part of OpenTelemetry is imported."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The TLS files of a process: what is taken, what is refused, and what a renewal changes."""
+"""The TLS files of a process: accepted files, refused files, and the effect of a renewal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_authority_is_made_once_and_signs_with_the_same_key(authority: TestAu
 
 
 def broken(case: str, authority: TestAuthority, tmp_path: Path) -> Path:
-    """A folder that must not be taken."""
+    """Returns a folder that must not be accepted."""
     folder = authority.folder("worker", "a")
     other = authority.folder("worker", "b")
     if case == "missing":
@@ -151,7 +151,7 @@ def test_a_process_is_who_its_certificate_says(authority: TestAuthority) -> None
     security = load_security(settings(folder, instance_id="a"), "worker")
     assert security.tls is not None
     assert security.secret == authority.authority.secret.strip()
-    load_security(settings(folder), "worker")  # named by the certificate
+    load_security(settings(folder), "worker")  # the certificate names the instance
     load_security(settings(authority.folder("worker"), instance_id="a-1"), "worker")
     for role, instance_id in (("worker", "b"), ("lb", "a"), ("lb", "")):
         with pytest.raises(InvalidArgument, match="is that of worker a") as caught:
@@ -176,7 +176,7 @@ def test_the_secret_alone_needs_no_tls(authority: TestAuthority, tmp_path: Path)
 
 
 def test_a_replaced_file_is_never_half_there(authority: TestAuthority) -> None:
-    """It is renamed into place: an open handle goes on with the old content, and no temporary file stays."""
+    """The file is renamed into place: an open handle keeps the old content, and no temporary file stays."""
     folder = authority.folder("worker", "a")
     with (folder / "tls.crt").open("rb") as old:
         before = os.fstat(old.fileno()).st_ino
@@ -198,13 +198,13 @@ server.start()
 sys.stdin.read()
 server.stop(None).wait(60)
 """
-"""In a process of its own: what is looked for ends it."""
+"""A server in a process of its own, because the error that the test looks for ends the process."""
 DIALS = 8_000
-"""Some hundred were enough on two processors."""
+"""The number of dials; some hundred were enough on two processors."""
 
 
 def test_a_server_outlives_strangers_that_dial_on_and_on(authority: TestAuthority) -> None:
-    """Its credentials were made anew for each connection; others read freed memory when two came at a time."""
+    """The server's credentials were made anew for each connection; two at a time then read freed memory."""
     folder = str(authority.folder("worker", "a"))
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
@@ -215,7 +215,7 @@ def test_a_server_outlives_strangers_that_dial_on_and_on(authority: TestAuthorit
 
         def dial(_: int) -> None:
             with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
-                # gone without a trace, so that ports do not run out
+                # The client closes without a trace, so that ports do not run out.
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
         with ThreadPoolExecutor(8) as threads:

@@ -1,4 +1,4 @@
-"""A service's transfer engine: what its settings become, and what Prometheus sees of it."""
+"""A service's transfer engine: the effect of its settings, and its metrics."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_with_tls_only_workers_and_stores_move_bytes_without_shm(tmp_path) -> No
 
 
 def test_links_made_after_a_renewal_show_the_new_certificate(tmp_path) -> None:
-    """Both sides change authority: what is made afterwards needs the new one."""
+    """Both sides change authority: later links need the new one."""
     old, new = TestAuthority(tmp_path / "old"), TestAuthority(tmp_path / "new")
     folders = {role: old.folder(role, "a") for role in ("worker", "kvstore")}
     given = {role: settings(tls_dir=str(folder)) for role, folder in folders.items()}
@@ -112,7 +112,7 @@ def test_links_made_after_a_renewal_show_the_new_certificate(tmp_path) -> None:
                 if path.name != "cluster.secret":
                     (folder / path.name).write_bytes(path.read_bytes())
             security[role].renew()
-        assert moved(worker, store).ok  # over the link that stands
+        assert moved(worker, store).ok  # the existing link is used
         late = settings(tls_dir=str(old.folder("worker", "b")))
         stranger = start_transfer_engine(late, load_security(late))
         newcomer = settings(tls_dir=str(folders["worker"]))

@@ -1,4 +1,4 @@
-"""Who sends what waits: the end of the turn, or the writer, never both."""
+"""Waiting messages are sent by the end of the turn or by the writer, never by both."""
 
 import asyncio
 

@@ -1,5 +1,3 @@
-"""Options of ``./dev up``."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Files that are read again: once per change, and a bad one leaves what was there."""
+"""Watched files are read once per change, and a bad file leaves the old content in use."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_bad_file_is_told_once_and_changes_nothing(words: Words, caplog:
 async def test_what_could_not_be_used_for_a_moment_is_tried_again(
     words: Words, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A certificate that came while no descriptor was left would be used at the next renewal, after its end."""
+    """A certificate that came while no descriptor was free would else be used at the next renewal, after its end."""
     failures = [OSError("too many open files")] * 2
 
     def load() -> str:

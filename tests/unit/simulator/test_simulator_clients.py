@@ -1,4 +1,4 @@
-"""When simulated clients send: every request once, in order, and never before what it follows."""
+"""The sends of simulated clients: each request once, in order, and never before the request that it follows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The load of regions over a day, and what it costs."""
-
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""What a simulated engine's steps have decoded, by hand."""
+"""The decoded tokens of a simulated engine's steps, by hand."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from pinyon_lab.simulator.workload import Arrival
 
 @pytest.mark.parametrize(("share", "kv_tokens"), [(1.0, 2 * (49 + 50 + 51)), (0.5, 2 * (49 + 50 + 51) - 2 * 16)])
 def test_steps_tokens_seconds_and_kv(share: float, kv_tokens: float) -> None:
-    """Two prompts of 48 tokens that share 32, and four tokens to generate, of which the first comes with the prompt.
-    The second prompt is computed beside the other one's first decode: four steps, two of which decode both. With 0.5
-    half of what they share is saved in those."""
+    """Two prompts of 48 tokens share 32, and each generates four tokens, of which the first comes with the prompt.
+
+    The second prompt is computed beside the first request's first decode: four steps, two of which decode both. With
+    0.5, those two steps save half of the shared tokens.
+    """
     engine = EngineProfile("", "", "", 0.0, 1e-3, 0.0, 0.01, 0.0, 1e-4, share)
     settings = ClusterSettings((Role.MIXED,), 16, 16_384)
     cluster = Cluster(settings, load_machine("tiny"), engine, PLACEMENT_POLICIES.make("round_robin"))

@@ -1,4 +1,4 @@
-"""Links shared by what moves at the same time: fair by the definition of max-min, and by arithmetic."""
+"""Links shared by simultaneous transfers: fair by the definition of max-min, and by arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sends = st.lists(st.tuples(st.floats(0, 10), names, names, st.floats(0, 1000)), 
 
 
 def played(flows: list[tuple[float, str, str, float]]) -> list[float]:
-    """When each has arrived."""
+    """Returns the arrival time of each flow."""
     time = VirtualTime()
     links = Links(time, 100.0)
     ends = [-1.0] * len(flows)
@@ -48,7 +48,7 @@ def test_a_group_of_nodes_has_the_nics_of_all() -> None:
         ([(0.0, "a", "c", 100.0), (0.0, "b", "c", 100.0)], [2.0, 2.0]),  # one receiver
         ([(0.0, "a", "b", 100.0), (0.0, "b", "a", 100.0)], [1.0, 1.0]),  # both directions at once
         ([(0.0, "a", "b", 100.0), (0.5, "a", "c", 100.0)], [1.5, 2.0]),  # 50, then both 50 each, then 50 alone
-        # b's receiver is full with 1/3 each; c gets what a has left
+        # b's receiver is full with 1/3 each; c gets the rest of a's rate
         (
             [(0.0, "a", "b", 100.0), (0.0, "d", "b", 100.0), (0.0, "e", "b", 100.0), (0.0, "a", "c", 200.0)],
             [3.0, 3.0, 3.0, 3.0],
@@ -70,7 +70,7 @@ def test_all_arrive_and_nobody_sooner_than_alone(flows: list[tuple[float, str, s
 
 @given(st.lists(st.tuples(names, names), min_size=1, max_size=20))
 def test_rates_are_max_min_fair(pairs: list[tuple[str, str]]) -> None:
-    """No end has more than it can; and each flow has an end that is full, where no other flow has more than it."""
+    """Each end keeps within its rate, and each flow has a full end at which no other flow is faster."""
     time = VirtualTime()
     links = Links(time, 100.0)
     for source, target in pairs:

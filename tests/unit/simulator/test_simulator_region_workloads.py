@@ -1,4 +1,4 @@
-"""What clients of several regions send: programs, and what they have in common."""
+"""The requests that clients of several regions send: programs, and the prefixes that they share."""
 
 from __future__ import annotations
 

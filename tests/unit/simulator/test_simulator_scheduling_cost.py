@@ -1,4 +1,4 @@
-"""What a simulated engine waits for its scheduler, and what groups of a batch share, by hand."""
+"""The wait of a simulated engine for its scheduler, and the blocks that groups of a batch share, by hand."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def cluster(settings: ClusterSettings) -> Cluster:
 
 
 def test_steps_wait_for_the_scheduler_longer_while_others_wait() -> None:
-    """A prompt of 16 tokens and three of four tokens decoded: four steps. Memory is for one of two requests, so in each
-    of the first one's steps one waits."""
+    """A prompt of 16 tokens and three decoded tokens take four steps.
+
+    Memory suffices for one of the two requests, so the other waits in each of the first request's steps.
+    """
     cost = SchedulingCost(0.25, 2.0)
     one = cluster(ClusterSettings((Role.MIXED,), 16, 32, scheduling=cost))
     first, second = one.run([Arrival(0.0, 16, 4, (block,), NO_TRAITS) for block in (1, 2)])
     steps_s = 0.016 + 3 * 0.01 + 1e-4 * (17 + 18 + 19)
-    # The first prompt begins before the second request is there.
+    # The first prompt begins before the second request arrives.
     assert first.e2e_s == pytest.approx(4 * 0.25 + 3 * 2.0 + steps_s)
     assert second.e2e_s == pytest.approx(first.e2e_s + 4 * 0.25 + steps_s)
     (engine,) = one.members.engines.values()
@@ -39,8 +41,10 @@ def test_steps_wait_for_the_scheduler_longer_while_others_wait() -> None:
 
 
 def test_the_grouped_kernel_reads_each_groups_prefix_once() -> None:
-    """Two groups of two that share a block each, of which the second one of two reads half. The first request is a step
-    ahead: two steps decode all four, one the three others."""
+    """Two groups of two requests share a block each, of which the second request of each group reads half.
+
+    The first request is a step ahead: two steps decode all four requests, one step the three others.
+    """
     prompts = [(1 + group, 10 * group + each) for group in (1, 2) for each in (1, 2)]
 
     def read(kernel: str) -> float:
@@ -66,7 +70,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("growth_s", [0.0, 0.5])
 def test_a_leap_ends_with_the_step_under_way_or_waited_for(growth_s: float) -> None:
-    """Steps of 2, 2.5, 3 ... s with a wait of 1 s before each; the first one began at 10."""
+    """The steps take 2, 2.5, 3 ... s with a wait of 1 s before each; the first began at 10 s."""
     ends = [10 + sum(2 + growth_s * each for each in range(count)) + count - 1 for count in range(1, 6)]
     for count, end_s in enumerate(ends, start=1):
         for now_s in (end_s, end_s - 0.25, (ends[count - 2] if count > 1 else 10.0) + 0.25):

@@ -1,4 +1,4 @@
-"""How many instances, and what rate: searches that ask for few runs."""
+"""Searches for a number of instances and for a rate, which need few runs."""
 
 from __future__ import annotations
 

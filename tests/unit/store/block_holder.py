@@ -1,4 +1,4 @@
-"""A process that lends blocks, and the way to it, for the tests of readers and clients."""
+"""A process that lends blocks, and its address, for the tests of readers and clients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pinyon.transfer import TransferEngine, TransferLimits
 
 WAIT_S = 60.0
 PATIENT = TransferLimits(stall_s=2 * WAIT_S, connect_s=2 * WAIT_S, base_deadline_s=2 * WAIT_S)
-"""Of the engines: no test waits for one of these limits."""
+"""The engines' limits, for none of which a test waits."""
 BLOCK = 1024
 KEYS = [bytes([number]) * 16 for number in range(8)]
 OFFSETS = [number * BLOCK for number in range(8)]
 
 
 class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
-    """Holds all keys, block ``i`` filled with ``i``; ``twist`` changes the answer."""
+    """A server that holds all keys, block ``i`` filled with ``i``; ``twist`` changes the answer."""
 
     def __init__(self) -> None:
         self.engine = TransferEngine(limits=PATIENT)
@@ -57,7 +57,7 @@ class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
 
 @asynccontextmanager
 async def serving(holder: Holder) -> AsyncIterator[str]:
-    """Its address."""
+    """Yields the address of a server for the holder."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server(holder, server)
     port = server.add_insecure_port("127.0.0.1:0")

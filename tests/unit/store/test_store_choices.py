@@ -1,4 +1,4 @@
-"""Which node, and which one not for a while."""
+"""The choice of a node, and the avoidance of a node for a while."""
 
 from __future__ import annotations
 

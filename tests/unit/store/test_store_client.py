@@ -1,4 +1,4 @@
-"""The client's memory of nodes that failed: who answers but does not deliver is left alone like one who is silent."""
+"""The client's memory of failed nodes: a node that does not deliver is avoided like a silent node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S,
 
 
 class OneNode:
-    """Metadata that name one node for everything; or the ``nodes`` that hold nothing."""
+    """Metadata that name one node for every key, or the ``nodes`` that hold nothing."""
 
     def __init__(self, address: str, nodes: Sequence[NodeRecord] = ()) -> None:
         self.holders = [] if nodes else [NodeRecord("kv-0", "0" * 32, address)]
@@ -72,7 +72,7 @@ async def caller(holder: Holder) -> AsyncIterator[Caller]:
 
 
 def lead_nowhere(reply: kvstore_pb2.AcquireResponse) -> None:
-    """The node answers, but its bytes cannot be had."""
+    """Changes the node's reply so that its bytes cannot be read."""
     reply.segment.port = 9
     reply.segment.shm_address = "@pinyon-nobody"
     reply.segment.nics.clear()
@@ -131,7 +131,7 @@ async def test_a_node_there_was_no_time_to_ask_is_not_judged(holder: Holder, cal
 
 
 class Writer:
-    """In place of the client's own: two nodes that take a share of the time they are given, then fail."""
+    """A stand-in for the client's own writer: two nodes take a share of the time that they are given, then fail."""
 
     def __init__(self, caller: Caller, share: float) -> None:
         self.caller = caller
@@ -160,7 +160,7 @@ async def test_a_hanging_node_leaves_the_next_one_its_share_of_time() -> None:
     caller, writer = await two_nodes(share=1.0)
     assert sorted(address for address, _ in writer.asked) == ["1:1", "2:1"]
     assert [timeout_s for _, timeout_s in writer.asked] == [5.0, 5.0]
-    caller.now = 5.4  # the first one's pause ends at 5.5
+    caller.now = 5.4  # the pause of the first node ends at 5.5 s
     await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
     assert len(writer.asked) == 2, "both are left alone"
 
@@ -178,7 +178,7 @@ async def test_a_failed_redis_is_left_alone_for_a_moment_then_asked() -> None:
     caller = Caller(TransferEngine(), "", [NodeRecord("kv-1", "1" * 32, "1:1")])
     caller.metadata.error = Unavailable("Redis: TimeoutError")
     asked_s = []
-    for step in range(100):  # a tenth of a second each
+    for step in range(100):  # each step takes a tenth of a second
         caller.now = step / 10
         before = caller.metadata.asked
         with pytest.raises(Unavailable):

@@ -1,4 +1,4 @@
-"""What the directory makes of lists of nodes: a loss is counted once, and nobody waits for another's question."""
+"""The directory's use of lists of nodes: a loss is counted once, and no request waits for another's question."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Record:
 
 
 class Metadata:
-    """Each question waits for an answer of its own."""
+    """Metadata whose questions each wait for an answer of their own."""
 
     def __init__(self) -> None:
         self.asked: list[asyncio.Future[list[Record]]] = []
@@ -36,7 +36,7 @@ class Play:
 
     async def ask(self) -> asyncio.Task[Any]:
         task = asyncio.create_task(self.directory.nodes())
-        for _ in range(4):  # its turn
+        for _ in range(4):  # lets the task have its turn
             await asyncio.sleep(0)
         return task
 

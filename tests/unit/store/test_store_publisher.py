@@ -1,4 +1,4 @@
-"""A node's entries in Redis are kept true whatever goes wrong in one attempt."""
+"""A node's entries in Redis stay true whatever goes wrong in one attempt."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KEYS = [bytes([number]) * 16 for number in range(4)]
 
 
 class Metadata:
-    """Redis that fails once in each kind of question."""
+    """A Redis that fails once in each kind of question."""
 
     malformed = 0
 
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.failed: set[str] = set()
-        self.entries: set[bytes] = {KEYS[3]}  # one that was never unlisted
+        self.entries: set[bytes] = {KEYS[3]}  # an entry that was never unlisted
         self.renewals = 0
         self.cleaned = 0
 
@@ -102,7 +102,7 @@ async def test_one_failure_of_any_kind_ends_no_duty(error: Exception, monkeypatc
     async with asyncio.timeout(60):
         while metadata.entries != {KEYS[0]} or metadata.renewals < 3 or not metadata.cleaned:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        metadata.entries.clear()  # lost, and nothing else says so
+        metadata.entries.clear()  # the entries are lost, and nothing else tells so
         while metadata.entries != {KEYS[0]}:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert publisher.losses
@@ -112,7 +112,7 @@ async def test_one_failure_of_any_kind_ends_no_duty(error: Exception, monkeypatc
 
 
 async def test_lives_that_are_over_are_purged_when_that_is_certain() -> None:
-    """Another node without a record may be one whose Redis was away for a moment; an earlier life of an id may not."""
+    """Another node without a record may have lost Redis for a moment; an earlier life of a node's id may not."""
     own, renamed, quiet = RECORD.life, Life("kv-1", "1" * 32), Life("kv-2", "2" * 32)
     purged: list[Life] = []
 
@@ -143,7 +143,7 @@ async def test_lives_that_are_over_are_purged_when_that_is_certain() -> None:
 
 
 class Starting:
-    """Redis that is not there for the first ``missing`` times."""
+    """A Redis that is absent for the first ``missing`` times."""
 
     malformed = 0
 

@@ -1,4 +1,4 @@
-"""A reader against holders that lie, are late or vanish: it uses nothing it should not, and gives every lease back."""
+"""A reader against holders that lie, are late or vanish: it uses no wrong bytes, and returns every lease."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Place:
 
 
 class LateEngine(TransferEngine):
-    """Transfers end, but only after the lease."""
+    """An engine whose transfers end only after the lease."""
 
     place: Place
     pass_s = 0.0
@@ -188,7 +188,7 @@ async def test_many_keys_go_in_parts(holder: Holder, place: Place, monkeypatch: 
 
 
 async def test_cancelled_while_asking(holder: Holder, place: Place) -> None:
-    """The holder grants the lease after the caller has gone: it is given back all the same."""
+    """The holder grants the lease after the caller has gone: the lease is returned all the same."""
     holder.gate.clear()
     fetch = asyncio.create_task(place.fetch())
     await asyncio.wait_for(holder.reached.wait(), WAIT_S)

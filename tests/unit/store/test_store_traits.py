@@ -1,4 +1,4 @@
-"""A node's eviction policy is told what happens to each object: for whom, of what kind, and where in its prompt."""
+"""A node's eviction policy hears what happens to each object: its request, its kind, its place in the prompt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_events_of_objects():
     assert policy.take() == [("stored", [A, B], FILE, [7, 8], None)]
     put(table, [B, C], FILE, (2, 3))
     assert policy.take() == [
-        *(("pinned", [B]), ("used", [B], FILE, [2]), ("unpinned", [B])),  # it must not make room for C
+        *(("pinned", [B]), ("used", [B], FILE, [2]), ("unpinned", [B])),  # B must not make room for C
         ("stored", [C], FILE, [3], B),
     ]
     lease = table.acquire([A, B, C], 0.0, 1.0, use=Use(NO_TRAITS, 4))
@@ -97,7 +97,7 @@ def test_another_policy_takes_over():
 
 
 def test_another_policy_is_told_of_chains():
-    """Runs end where something else begins, or where other requests stored them."""
+    """Runs end where another prompt begins, or where other requests stored the blocks."""
     _, table = make()
     put(table, [A, B, C, D], FILE)
     put(table, [A, B, E], FILE)

@@ -1,4 +1,4 @@
-"""``tools/import_circles.py`` finds circles of files wherever the import stands, and prints one of each knot."""
+"""``tools/import_circles.py`` finds import circles wherever the import stands, and prints one circle of each knot."""
 
 from __future__ import annotations
 

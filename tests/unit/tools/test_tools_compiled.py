@@ -1,6 +1,6 @@
-"""What mypyc compiles decides as its source does: some tests of placement, run on compiled modules.
+"""Modules compiled by mypyc decide as their source does: some placement tests run on compiled modules.
 
-Skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``.
+They are skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DECIDES = (
     *("transfer_cost", "instances", "admission", "index", "key_table", "holder_sets"),
 )
 ROOMS = ("core/*.py", *(f"placement/{name}.py" for name in DECIDES))
-"""What the published policy is made of; that takes half as long to compile as the room."""
+"""The modules of the published policy, which take half as long to compile as the room."""
 TESTS = (
     "tests/unit/placement/test_placement_policies.py",
     "tests/unit/placement/test_placement_hash_ring.py",
@@ -49,7 +49,7 @@ TESTS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected_tests_stay_frozen() -> Iterator[None]:
-    """mypy unfreezes what ``conftest.py`` has frozen: every later collection in this process would walk it all."""
+    """Freezes the tests again, which mypy unfreezes: every later garbage collection here would walk them all."""
     yield
     gc.collect()
     gc.freeze()
@@ -74,7 +74,7 @@ def test_the_lists_name_what_is_there() -> None:
 
 
 def test_fields_that_no_constructor_sets_have_no_default() -> None:
-    """mypyc sets none of them: the attribute would be missing where the class is compiled."""
+    """The compiler mypyc sets no default for such fields: the attribute would be missing in the compiled class."""
     wrong = []
     modules = [ROOT / "src" / path for path in compiled_modules(ROOT / "src")]
     for path in [*modules, *(ROOT / path for path in compiled_services(ROOT / "services"))]:

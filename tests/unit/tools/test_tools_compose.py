@@ -1,4 +1,4 @@
-"""The compose files, alone and one over the other: what they come to, without starting anything."""
+"""The compose files, alone and combined: their result, without starting anything."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def compose() -> list[str]:
 
 
 def services(text: str) -> dict[str, str]:
-    """The text of each, by name."""
+    """Returns the text of each service, by name."""
     block = re.search(r"^services:\n((?: .*\n)+)", text, re.MULTILINE)
     assert block is not None
     _, *parts = re.split(r"^  (\S+):\n", block[1], flags=re.MULTILINE)

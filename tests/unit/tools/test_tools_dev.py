@@ -1,4 +1,4 @@
-"""``./dev`` and its ``.venv``, in a checkout of its own that wants no packages."""
+"""``./dev`` and its ``.venv``, in a separate checkout that needs no packages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from launch.process import ROOT
 
 HERE: str = getattr(sys, "_base_executable", sys.executable)
 OTHER = '#!/bin/sh\ncase "$*" in *%d.%d*) echo 3.99 ;; *) exec {real} "$@" ;; esac\n'
-"""An interpreter that says to be of another version, and is one that works in everything else."""
+"""An interpreter that reports another version, and otherwise works like the real one."""
 QUICK = """#!/bin/sh
 [ "$1 $2 $3" = "-m venv --clear" ] || exec {real} "$@"
 {real} -m venv --without-pip --clear "$4" && cp -r {pip} "$4"/lib/python*/site-packages
 """
-"""An interpreter whose environments have a pip that installs nothing: to unpack one takes four seconds of processor
-time."""
+"""An interpreter whose environments have a pip that installs nothing: unpacking pip takes four seconds of CPU time."""
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the ``.venv`` of its first run: a new one takes five seconds of processor time."""
+    """A checkout with the ``.venv`` of its first run: a new one takes five seconds of processor time."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copy(ROOT / "dev", folder)
     for name in ("runtime", "test", "lint"):
@@ -83,7 +82,7 @@ def test_a_wrong_interpreter_is_refused_even_beside_a_venv(checkout):
 
 
 def said(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What ``./dev`` of this checkout answers, for questions before anything is set up."""
+    """Returns the answer of this checkout's ``./dev``, for questions before anything is set up."""
     return subprocess.run(["sh", "./dev", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 

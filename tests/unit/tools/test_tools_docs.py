@@ -1,4 +1,4 @@
-"""What the pages name is there: options of the commands that they show, files, links with their anchors."""
+"""Tests that the options, files and links with anchors that the pages name exist."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?:src|services|launch|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
 PATTERN = re.compile(r"[A-Z]{3,}")
-"""In a path: somebody's own name stands there."""
+"""A placeholder in a path, where the reader's own name stands."""
 FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durations", "--no-deps", "--tls-auth-clients"}
-"""Options of others' programs."""
+"""The options of other projects' programs."""
 ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl"}
-"""Programs of people's machines."""
+"""The programs of readers' machines."""
 TYPED = {"./dev", "cd", "git", "pinyon", "pip", "python", "python3", "sh"}
 OWN = {"mine.yaml"}
-"""Compose files of whoever reads."""
+"""The compose files of readers."""
 MADE = {"deploy/.env", "tests/chaos/results"}
-"""Files of whoever uses a checkout."""
+"""The files that users of a checkout make."""
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The words of each one in the text, without what the environment is told and without comments."""
+    """Yields the words of each command in the text, without environment variables and comments."""
     blocks = [block for language, block in BLOCK.findall(page) if language in ("", "sh")]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     for text in [*lines, *SPAN.findall(BLOCK.sub("", page))]:
@@ -61,7 +61,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 def told(main: Callable[[list[str]], int], words: list[str]) -> str:
-    """What the help of a command says; empty where there is no such command."""
+    """Returns the help of a command; empty if there is no such command."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
         main([*words, "--help"])
@@ -74,7 +74,7 @@ def sources(*patterns: str) -> str:
 
 @cache
 def options(program: str, *words: str) -> frozenset[str] | None:
-    """Those that a command has; None: it is nobody's here."""
+    """Returns the options of a command, or None if it is no command of this repository."""
     if program in ("pinyon", ".venv/bin/pinyon"):
         text = told(pinyon, [*words])
     elif program == "./dev" and words[0] == "bench":
@@ -131,7 +131,7 @@ def test_pages_show_options_that_commands_have(page: Path) -> None:
 
 @cache
 def anybodys() -> frozenset[str]:
-    """Options of any command: those of services and of what starts them, and all that sources name."""
+    """Returns the options of all commands: those of services and their launchers, and all that sources name."""
     services_ = [path.parent.name for path in ROOT.glob("services/*/settings.py")]
     texts = sources(
         "src/pinyon*/cli/*.py", "bench/*.py", "dev", "tests/c*/*.py", "tests/repeat.py", "tools/*.sh"
@@ -163,7 +163,7 @@ def test_pages_name_files_that_are_there(page: Path) -> None:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """Of its headings, as GitHub makes them, and those that it has by name."""
+    """Returns the anchors of the page's headings, as GitHub makes them, and its named anchors."""
     text = page.read_text()
     unlike = string.punctuation.replace("-", "").replace("_", "") + "“”’–—→·≥§"
     heads = [head.lower().replace("`", "") for head in re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)]
@@ -196,7 +196,7 @@ def test_the_table_of_callers_has_every_method() -> None:
 
 
 def shells(page: Path) -> Iterator[str]:
-    """What there is to type: blocks that are for a shell, and what stands behind ``$`` in those that show answers."""
+    """Yields the text to type: blocks for a shell, and the words behind ``$`` in blocks that show answers."""
     for language, block in BLOCK.findall(page.read_text()):
         if language == "sh":
             yield block
@@ -205,7 +205,7 @@ def shells(page: Path) -> Iterator[str]:
 
 
 def whole_lines(page: Path) -> Iterator[list[str]]:
-    """The words of each line to copy. What is quoted over several lines, or goes on behind a backslash, is one line."""
+    """Yields the words of each line to copy; a quotation or a backslash continues the line."""
     for block in shells(page):
         text = ""
         for line in block.replace("\\\n", " ").splitlines():
@@ -221,7 +221,7 @@ def whole_lines(page: Path) -> Iterator[list[str]]:
 
 
 def lines_to_copy(page: Path) -> Iterator[list[str]]:
-    """Each line as far as its first pipe or the like, without variables that are set for it."""
+    """Yields each line up to its first pipe or the like, without variables that are set for it."""
     for words in whole_lines(page):
         while words and SET.fullmatch(words[0]):
             words.pop(0)
@@ -230,7 +230,7 @@ def lines_to_copy(page: Path) -> Iterator[list[str]]:
 
 
 def of_reader(words: list[str]) -> bool:
-    """Whether a module or a file is named that whoever reads has made before."""
+    """Returns whether the words name a module or a file that the reader made before."""
     return any(name in word for word in words for name in ("my_lab.", "fits.json"))
 
 
@@ -240,7 +240,7 @@ def is_command(line: str) -> bool:
 
 
 def unread(page: str) -> list[str]:
-    """Fences of a kind that no test reads, and commands in such as are not for a shell."""
+    """Returns the fences of a kind that no test reads, and the commands in blocks that are not for a shell."""
     wrong = [fence for fence in ANY_FENCE.findall(page) if fence not in FENCES]
     for language, block in BLOCK.findall(page):
         if language != "sh":
@@ -296,7 +296,7 @@ def test_lines_to_copy_parse(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_lines_of_compose_are_whole(page: Path) -> None:
-    """They name the project and files that are there, and set what these files ask for."""
+    """The lines name the project and existing files, and set the variables that these files require."""
     for words in whole_lines(page):
         command = [word for word in words if not SET.fullmatch(word)]
         if command[:1] != ["docker-compose"]:

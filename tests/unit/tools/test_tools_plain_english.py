@@ -1,4 +1,4 @@
-"""What the check of prose finds, and what it lets pass."""
+"""The findings of the prose check, and what it accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs that somebody planted to see whether tests find them are still ones of this code."""
+"""The bugs that were planted to check the tests still fit the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that a test forgets fails that test, and no other."""
+"""A process that a test leaves running fails that test, and no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ own_all()
 
 
 def outcomes(folder: Path, text: str) -> tuple[dict[str, str], str]:
-    """Runs a file of tests with the hooks: what came of each phase that was not passed, and all that was printed."""
+    """Runs a file of tests with the hooks; returns the outcome of each phase that did not pass, and the output."""
     (folder / "conftest.py").write_text(WITH_HOOKS)
     (folder / "test_it.py").write_text("import asyncio, subprocess, sys\nimport pytest\n\n" + text)
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--rootdir", str(folder)]

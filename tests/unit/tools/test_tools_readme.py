@@ -1,4 +1,4 @@
-"""What the README has people type is what CI runs and CONTRIBUTING says; its replay compares with its simulation."""
+"""The README's commands agree with CI and CONTRIBUTING, and its replay is comparable with its simulation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.unit.tools.test_tools_docs import lines_to_copy
 README, CONTRIBUTING = ((ROOT / f"{name}.md").read_text() for name in ("README", "CONTRIBUTING"))
 CI = (ROOT / ".ci" / "run").read_text()
 NAMED = ("reproduction", "rdma", "nixl")
-"""Suites that run only where they are named."""
+"""Suites that run only by name."""
 
 
 def table() -> dict[str, str]:
-    """What CONTRIBUTING says of each command."""
+    """Returns what CONTRIBUTING says of each command."""
     rows = re.findall(r"^\| (`\./dev [^|]*) \| ([^|]*) \|$", CONTRIBUTING, re.MULTILINE)
     return {command: said for cell, said in rows for command in re.findall(r"`([^`]+)`", cell)}
 
@@ -55,7 +55,7 @@ def test_all_say_which_suites_have_to_be_named() -> None:
 
 
 def parsed(*beginning: str) -> Namespace:
-    """The README's first line that begins with these words."""
+    """Parses the README's first line that begins with these words."""
     words = next(words for words in lines_to_copy(ROOT / "README.md") if words[: len(beginning)] == [*beginning])
     parser = command_line() if words[0] == "./dev" else _parser()
     return parser.parse_args(words[1:])

@@ -1,4 +1,4 @@
-"""Tests that run many times: what is written down, what is left out, what the table says."""
+"""Repeated test runs: the records, the omissions, and the table."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_busy_loops_end_with_the_block_or_its_process() -> None:
     try:
         loop = os.pidfd_open(int(ran.stdout))
     except ProcessLookupError:
-        return  # it has ended already
+        return  # the process has ended already
     assert select.select([loop], [], [], 60)[0], "it outlived its parent"
     os.close(loop)
 

@@ -1,5 +1,3 @@
-"""The page that follows a request names what there is."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Which tests begin first, and on which worker."""
+"""The tests that begin first, and the worker that each runs on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_a_dead_worker_left_is_run_but_what_killed_it() -> None:
 
 
 class Worker:
-    """What the scheduler asks of pytest-xdist's own; it is told to run tests, and to end."""
+    """A worker as the scheduler sees those of pytest-xdist: it is told to run tests, and to end."""
 
     def __init__(self, name: str) -> None:
         self.gateway = SimpleNamespace(id=name)
@@ -67,7 +67,7 @@ class Worker:
 
 
 def test_a_worker_that_dies_holds_up_nobody(pytestconfig: pytest.Config) -> None:
-    """The first one has ended many units when it dies; the others run what it left, each test once."""
+    """The first worker has ended many units when it dies; the others run the rest, each test once."""
     option = SimpleNamespace(tx=["2*popen"], loadscopereorder=False)
     config = SimpleNamespace(option=option, getvalue=lambda name: getattr(option, name), hook=pytestconfig.hook)
     scheduler = pytest_xdist_make_scheduler(config, None)
@@ -80,7 +80,7 @@ def test_a_worker_that_dies_holds_up_nobody(pytestconfig: pytest.Config) -> None
     run: list[int] = []
 
     def runs(worker: Worker) -> None:
-        """As a worker does: the next one, while another follows that it knows of."""
+        """Runs a worker's next test while the worker knows of another test that follows."""
         while worker.asked and (len(worker.asked) > 1 or worker.shutting_down):
             run.append(worker.asked.pop(0))
             scheduler.mark_test_complete(worker, run[-1])

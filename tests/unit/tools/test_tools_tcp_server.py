@@ -17,7 +17,7 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @pytest.mark.parametrize("turns", range(8))
 def test_connection_of_the_last_moment_is_closed(turns: int) -> None:
-    """However far it has come when the loop ends: it waits to be taken, its handler is to begin, or has."""
+    """The connection waits to be accepted, or its handler is about to begin or has begun, when the loop ends."""
 
     async def last() -> socket.socket:
         async with tcp_server(silent) as server:

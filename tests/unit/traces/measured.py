@@ -1,4 +1,7 @@
-"""What papers print of a workload, counted here anew: NumPy over all uses of all blocks, with an unlimited cache."""
+"""The statistics that papers print of a workload, counted independently with NumPy.
+
+They cover all uses of all blocks, with an unlimited cache.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,9 @@ class Measured:
         self.reuse_rows = use_rows[reuses]
         self.reuse_offsets = reuses - first_uses[self.reuse_rows]
         self.reuse_gaps_s: Floats = self.times_s[self.reuse_rows] - self.times_s[use_rows[before]]
-        """Since the block was used last,"""
+        """The seconds since the last use of the block."""
         self.reuse_owners = self.users[use_rows[before]]
-        """by this user."""
+        """The user of that last use."""
         self.hits = np.bincount(self.reuse_rows, minlength=len(kept))
         last = np.flatnonzero(np.append(~again, True))
         first = np.append(0, last[:-1] + 1)
@@ -59,25 +62,25 @@ class Measured:
         return float(self.hits[which].sum() / self.hits.sum())
 
     def hit_ratio(self, which: Bools | slice = slice(None)) -> float:
-        """By blocks, of these requests."""
+        """Returns the hit ratio of these requests, by blocks."""
         return float(self.hits[which].sum() / self.blocks[which].sum())
 
     def gaps_s(self, which: Bools) -> Floats:
-        """Reuse times of the blocks that hit in these requests."""
+        """Returns the reuse times of the blocks that hit in these requests."""
         return self.reuse_gaps_s[which[self.reuse_rows]]
 
     def of_busiest(self, share: float, of_each: Ints | None = None) -> float:
-        """What that share of the active users has of the requests, or of ``of_each``: those with most of it first."""
+        """Returns the busiest users' part of requests, or of ``of_each``; ``share``: their share of active users."""
         sums = np.sort(np.bincount(self.users, of_each))[::-1]
         active = int((np.bincount(self.users) > 0).sum())
         return float(sums[: round(share * active)].sum() / sums.sum())
 
     def of_hottest_blocks(self, share: float) -> float:
-        """What that share of the blocks has of the reuses: those with most of them first."""
+        """Returns the part of all reuses that the hottest blocks have; ``share`` is their share of the blocks."""
         reuses = np.sort(self.reuses_of_block)[::-1]
         return float(reuses[: round(share * len(reuses))].sum() / reuses.sum())
 
     def user_turns(self) -> Floats:
-        """Mean turn of each user's requests, the highest first."""
+        """Returns the mean turn of each user's requests, the highest first."""
         requests = np.bincount(self.users)
         return np.sort(np.bincount(self.users, self.turns)[requests > 0] / requests[requests > 0])[::-1]

@@ -1,7 +1,7 @@
-"""What papers print of the workloads that are generated, beside what the profiles' traces have.
+"""The statistics that papers print of the generated workloads, beside those of the profiles' traces.
 
-A statistic that a profile does not meet says why: it is in the same table, and the test sees to it that it stays there
-only as long as it is not met. The tables are those of docs/traces.md.
+A statistic that a profile does not meet gives the reason in the same table. The test checks that the reason stays only
+as long as the statistic is not met. The tables are those of docs/traces.md.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Statistic(NamedTuple):
     section: str
     paper: float
     within: float
-    """Tolerance. ``inf``: anything beyond ``paper`` is right, -``inf``: anything below it."""
+    """The tolerance. With ``inf`` anything beyond ``paper`` is right, with -``inf`` anything below it."""
     of: Callable[[Measured], float]
     digits: int = 1
     unit: str = " %"
     because: str = ""
-    """It is not met."""
+    """The reason why the statistic is not met."""
 
     def met(self, seen: float) -> bool:
         if np.isinf(self.within):
@@ -35,7 +35,7 @@ class Statistic(NamedTuple):
         return abs(seen - self.paper) <= self.within
 
     def line(self, seen: float) -> str:
-        """Of the docs' table."""
+        """Returns the statistic's line in the docs' table."""
         unit = " points" if self.unit == " %" else self.unit
         sign, within = "", f"± {self.within:,g}{unit}" if self.within else "exactly"
         if np.isinf(self.within):
@@ -45,8 +45,10 @@ class Statistic(NamedTuple):
 
 
 def measured(name: str) -> Measured:
-    """A day of seed 1, with fewer users than in the service and as many requests of each as there (toolagent: its hour,
-    whole)."""
+    """Returns the statistics of a day of seed 1 (toolagent: of its whole hour).
+
+    The day has fewer users than the service, with as many requests of each user.
+    """
     made = profile(name)
     scale = {"qwen-a": (0.6, 1017), "qwen-b": (0.8, 80)}.get(name)
     if scale is not None:
@@ -58,7 +60,7 @@ def measured(name: str) -> Measured:
 def share(
     name: str, section: str, paper: float, within: float, of: Callable[[Measured], float], because: str = ""
 ) -> Statistic:
-    """In percent."""
+    """Returns a statistic in percent."""
     return Statistic(name, section, paper, within, lambda seen: 100.0 * float(of(seen)), 1, " %", because)
 
 
@@ -85,8 +87,11 @@ def of_kind(kind: str, of_all: float, multi: float, within: float) -> list[Stati
 
 
 def lengths(multi: bool, mean: float, *of_hbm: float) -> list[Statistic]:
-    """Input and output of text requests. For the quantiles §3.5 prints shares of the memory for KV; for the mean of
-    multi-turn requests both that, 0.56 %, and the tokens, 5,953."""
+    """Returns the statistics of the input and output of text requests.
+
+    For the quantiles §3.5 prints shares of the memory for KV; for the mean of multi-turn requests it prints both the
+    share, 0.56 %, and the tokens, 5,953.
+    """
     name = f"text, {'multi' if multi else 'single'}-turn, input and output"
 
     def tokens(seen: Measured) -> np.ndarray:
@@ -148,7 +153,10 @@ def widest(seen: Measured) -> float:
 
 
 def key_length(blocks: int) -> Callable[[Measured], float]:
-    """DualMap's hash key is one block longer than a hot prefix: here one that a tenth of all requests have."""
+    """Returns a statistic: the share of requests with this key length, in blocks.
+
+    DualMap's hash key is one block longer than a hot prefix: here a prefix that a tenth of all requests have.
+    """
     return lambda seen: float((seen.hot + 1 == blocks).mean())
 
 

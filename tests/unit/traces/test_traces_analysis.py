@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def test_a_case_by_hand() -> None:
-    # a's second turn hits two blocks of its own, b one of a's; the next day b hits three of its own
+    # a's second turn hits two blocks of its own, b one block of a's; the next day b hits three of its own
     rows = [
         TraceRow(0, 32, 5, (1, 2), "text", 1, "a1", "", "a"),
         TraceRow(10, 40, 5, (1, 2, 3), "text", 2, "a2", "a1", "a"),
@@ -52,7 +52,7 @@ def test_a_case_by_hand() -> None:
 
 
 def test_the_papers_sizes() -> None:
-    """§3.5: 0.875 MB for 16 tokens of Qwen2-7B, 973 and 5,953 tokens are 0.09 % and 0.56 %; Mooncake §5.3.1: 320 KB."""
+    """Qwen2-7B takes 0.875 MB for 16 tokens, 0.09 % for 973 and 0.56 % for 5,953 (§3.5); Mooncake §5.3.1: 320 KB."""
     qwen, _, llama3 = MODELS
     assert qwen.token_bytes * 16 == 0.875 * 2**20
     assert llama3.token_bytes == 320 * 1024
@@ -62,7 +62,7 @@ def test_the_papers_sizes() -> None:
 
 @pytest.mark.parametrize("scale", [1, 1 << 40])
 def test_ids_are_numbered(monkeypatch: pytest.MonkeyPatch, scale: int) -> None:
-    """Small ones as they are, others in the order of their values; over several pieces."""
+    """Small ids stay as they are, others are numbered in the order of their values, over several pieces."""
     monkeypatch.setattr(columns, "PIECE_IDS", 10)
     generator = random.Random(3)
     rows = [[scale * generator.randrange(40) for _ in range(generator.randrange(9))] for _ in range(60)]

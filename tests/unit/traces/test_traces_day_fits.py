@@ -1,4 +1,4 @@
-"""Fits of a trace's last day against what is counted one block at a time."""
+"""The fits of a trace's last day, against counts of one block at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY_S = 86_400.0
 
 
 def rows(seed: int, days: float, kinds: tuple[str, ...] = ("text", "file", "", "a b")) -> list[TraceRow]:
-    """Chats that go on now and then; ids of a prompt are those of its chat, sometimes with a gap."""
+    """Returns chats that go on now and then; a prompt has the ids of its chat, sometimes with a gap."""
     random_ = random.Random(seed)
     times = sorted(random_.uniform(0, days * DAY_S) for _ in range(int(1500 * days)))
     found = []
@@ -27,7 +27,7 @@ def rows(seed: int, days: float, kinds: tuple[str, ...] = ("text", "file", "", "
 
 
 def counted(rows: list[TraceRow], begins_s: float) -> dict[int, dict[str, list[float]]]:
-    """Blocks used, used again, seconds; by hour and category of the use before."""
+    """Returns blocks used, blocks used again and seconds, by the hour and category of the previous use."""
     sums: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0, 0.0]))
     last: dict[int, TraceRow] = {}
 

@@ -1,4 +1,4 @@
-"""Generated workloads: the same for a seed, in order, with ids that mean what ids mean; days and nights."""
+"""Generated workloads: equal for a seed, in order, with ids that stand for prefixes; days and nights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ GOLDEN = {
     "qwen-b": (1020, "b3e4e18d9ba9d552561c934ef0fc8ca7ccdfc84edaa4de0167fef886b961ba22"),
     "toolagent": (933, "503c43c1638cebca23906ed8b394358a30cd2223d80d5e4818f1204a691c6d3f"),
 }
-"""Of 15 minutes of seed 1 at one request per second. Whoever changes these changes what was measured on generated
-traces, and says so."""
+"""The rows and the hash of 15 minutes of seed 1 at one request per second.
+
+A change of these changes what was measured on generated traces, and must say so.
+"""
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -49,8 +51,10 @@ def test_another_seed_is_another_trace(name: str) -> None:
 
 
 def variants() -> Iterator[tuple[str, Profile]]:
-    """Each profile with its usual values, and with all of them at one end of their ranges; and programs whose calls
-    are often followed up."""
+    """Yields each profile with its usual values and with all values at either end of their ranges.
+
+    The last profile has programs whose calls are often followed up.
+    """
     for name, spec in PROFILES.items():
         for which in ("usual", "low", "high"):
             made = profile(name, **{key: getattr(free, which) for key, free in spec.free.items()})
@@ -87,7 +91,7 @@ def test_rows_are_what_rows_must_be(made: Profile) -> None:
         assert (row.turn == 1) == (not row.parent)
         parent = by_chat.get(row.parent)
         if parent is None:
-            continue  # the first turn, or what began before the trace
+            continue  # the first turn, or a chat that began before the trace
         assert (row.turn, row.user, row.kind) == (parent.turn + 1, parent.user, parent.kind)
         whole = parent.input_tokens // size
         if row.blocks[:whole] == parent.blocks[:whole]:
@@ -135,15 +139,15 @@ def test_every_free_parameter_changes_the_workload() -> None:
 
 @dataclasses.dataclass
 class Week:
-    """Five workdays of text conversations, whose first request alone is looked at, and when the next turn came."""
+    """Five workdays of text conversations: the time of the first request, and of the next turn."""
 
     starts_s: np.ndarray
     gaps_s: np.ndarray
-    """Of those that have a next turn, beside when the first came:"""
+    """The gap before the next turn of each chat that has one; ``first_s`` has the times of the first turns."""
     first_s: np.ndarray
 
     def of_day(self, day: int, begin: int, end: int) -> np.ndarray:
-        """Gaps of the first turns of these hours."""
+        """Returns the gaps of the first turns of these hours."""
         since = self.first_s - day * DAY_S
         return self.gaps_s[(since >= begin * HOUR_S) & (since < end * HOUR_S)]
 
@@ -165,7 +169,7 @@ def week() -> Week:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Kolmogorov-Smirnov: the most by which the shares below any value differ."""
+    """Returns the Kolmogorov-Smirnov distance: the largest difference between the shares below any value."""
     values = np.concatenate((one, other))
     below = [np.searchsorted(np.sort(each), values, side="right") / len(each) for each in (one, other)]
     return float(np.abs(below[0] - below[1]).max())
@@ -181,8 +185,10 @@ def test_workdays_differ_a_little_and_nights_are_quieter(week: Week) -> None:
 
 
 def test_the_same_hours_of_workdays_are_alike(week: Week) -> None:
-    """Figs. 15 and 29: 9:00 to 11:00 of one day as of another, nights not. Two samples of *n* of one distribution are
-    1.63 √(2/n) apart in 1 % of the cases."""
+    """The hours 9:00 to 11:00 are alike on all workdays, nights are not (Figs. 15 and 29).
+
+    Two samples of *n* of one distribution are 1.63 √(2/n) apart in 1 % of the cases.
+    """
     mornings = [week.of_day(day, 9, 11) for day in range(5)]
     least = min(map(len, mornings))
     assert least > 200
@@ -193,14 +199,14 @@ def test_the_same_hours_of_workdays_are_alike(week: Week) -> None:
 
 
 def test_reuse_times_of_a_category_are_exponential(week: Week) -> None:
-    """Fig. 15, text-1 by day: after the answer's time."""
+    """The times count from the answer's time (Fig. 15, text-1 by day)."""
     gaps = np.concatenate([week.of_day(day, 10, 21) for day in range(5)])
     expected = 1 - np.exp(-np.sort(gaps) / gaps.mean())
     assert np.abs(expected - np.arange(1, len(gaps) + 1) / len(gaps)).max() < 0.03
 
 
 def test_applications_have_instructions_as_in_the_paper() -> None:
-    """Fig. 18: single-turn text and multimodal requests share their beginnings, files and searches do not."""
+    """Single-turn text and multimodal requests share their beginnings, files and searches do not (Fig. 18)."""
     seen: set[int] = set()
     there: dict[str, list[bool]] = {}
     for row in generate(dataclasses.replace(profile("qwen-a"), duration_s=600.0), 1):
@@ -214,7 +220,7 @@ def test_applications_have_instructions_as_in_the_paper() -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_memory_is_what_goes_on(name: str) -> None:
-    """What waits for its time is no more after ten hours than after two."""
+    """The number of requests that wait for their time does not grow with the hours."""
     made = dataclasses.replace(profile(name), per_s=0.5, duration_s=10 * HOUR_S)
     rows = generate(made, 1)
     waiting = [0] * 10
@@ -225,7 +231,7 @@ def test_memory_is_what_goes_on(name: str) -> None:
 
 
 def test_texts_to_be_asked_again_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program keeps the latest."""
+    """A program keeps only its latest texts."""
     monkeypatch.setattr(programs, "TEXTS_MAX", 5)
     made = profile("qwen-b")
     (part,) = made.parts

@@ -1,4 +1,4 @@
-"""What generated workloads are drawn from: quantiles, users, hours, distributions, ids."""
+"""The sources of generated workloads: quantiles, users, hours, distributions, ids."""
 
 from __future__ import annotations
 

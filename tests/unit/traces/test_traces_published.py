@@ -1,4 +1,4 @@
-"""What the profiles' traces have of what the papers print, and that the docs say it as it is."""
+"""The profiles' traces against the papers' statistics, and against the docs' account of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.traces.published import STATISTICS, measured
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 
 
-@pytest.mark.parametrize("name", STATISTICS)  # one test each: its trace is made once
+@pytest.mark.parametrize("name", STATISTICS)  # one test each, so that its trace is made once
 def test_published_statistics(name: str) -> None:
     trace = measured(name)
     told = DOCS.read_text()

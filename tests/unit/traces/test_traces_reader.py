@@ -1,4 +1,4 @@
-"""Trace files: their formats, what is broken in them, and the public ones against what is known of them."""
+"""Trace files: their formats, their errors, and the public files against known values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_sessions_of_mooncakes_format_have_turns(tmp_path: Path) -> None:
 
 
 def test_mooncakes_format_may_have_types_turns_and_users(tmp_path: Path) -> None:
-    """As pinyon writes it. A session's turns are counted instead."""
+    """The rows are as pinyon writes them. The turns of a session are counted instead."""
     rows = [
         MOONCAKE | {"type": "tool", "turn": 2, "user_id": "u"},
         MOONCAKE | {"user_id": 7},
@@ -85,7 +85,7 @@ def test_qwen(tmp_path: Path) -> None:
 
 
 def test_the_papers_record(tmp_path: Path) -> None:
-    """Its turns are those of the chain of parents."""
+    """The turns are those of the chain of parents."""
     second = BAILIAN | {"chat_id": "bb", "parent_chat_id": "aa", "timestamp": "2025-02-10 17:41:34"}
     trace = TraceFile(write(tmp_path, BAILIAN, second, BAILIAN | {"chat_id": "cc", "parent_chat_id": "bb"}))
     assert trace.format.block_tokens == 4
@@ -97,7 +97,7 @@ def test_the_papers_record(tmp_path: Path) -> None:
 
 
 def test_the_papers_hashes_become_ids_of_all_up_to_there(tmp_path: Path) -> None:
-    """Equal where all before is, the prompt of an answer too."""
+    """The ids are equal where the whole prefix is equal, also in the prompt after an answer."""
     prompts = [([1, 2, 3], [4]), ([1, 2], [3, 4]), ([3, 1, 2], []), ([1, 2, 3, 4], [1]), ([0, 1], []), ([], [1, 2])]
     rows = TraceFile(
         write(tmp_path, *(BAILIAN | {"tokens_hashes_input": one, "tokens_hashes_output": two} for one, two in prompts))

@@ -1,4 +1,4 @@
-"""Recorded requests become rows that share what the prompts share, and tell nothing else."""
+"""Recorded requests become rows that share what the prompts share, and disclose nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ prompts = st.lists(st.lists(st.sampled_from([7, 8]), min_size=1, max_size=3 * BL
 
 @given(prompts, st.lists(st.sampled_from(["", "acme"]), min_size=12, max_size=12))
 def test_ids_are_equal_where_prefixes_are(asks: list[list[int]], tenants: list[str]) -> None:
-    """Against prefixes as they are: numbered in the order of their coming, the last one whatever its length."""
+    """The ids agree with the prefixes, numbered in order of arrival, the last prefix whatever its length."""
     numbers = Renumbering()
     known: dict[tuple[str, tuple[int, ...]], int] = {}
     for tokens, tenant in zip(asks, tenants, strict=False):
@@ -72,7 +72,7 @@ def test_rows_say_who_and_after_whom_by_numbers() -> None:
 
 
 def test_who_comes_after_whom_is_by_when_they_came() -> None:
-    """Told in another order, that of their ends."""
+    """The rows are recorded in the order of the requests' ends."""
     numbers = Renumbering()
     told = [
         numbers.row(recorded([1], RequestClass(session=session))._replace(arrived_unix_s=float(came)))

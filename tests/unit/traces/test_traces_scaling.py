@@ -1,4 +1,4 @@
-"""A smaller trace keeps whole units, about as many rows as asked, the same ones for the same seed."""
+"""A smaller trace keeps whole units, about the requested number of rows, and is equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_whole_users_about_as_many_as_asked(users: list[int], factor: float, see
     assert kept == Units(rows, "user").chosen(factor, random.Random(seed))
     for user in set(users):
         assert len({bool(each) for each, who in zip(kept, users, strict=True) if who == user}) == 1
-    # whatever is left out alone would lead further away from the aim
+    # Leaving out any further unit would lead further away from the aim.
     missing = abs(factor * len(users) - sum(kept))
     for user in set(users):
         if not any(each for each, who in zip(kept, users, strict=True) if who == user):

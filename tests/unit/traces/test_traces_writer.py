@@ -1,4 +1,4 @@
-"""What is written is what is read; a file that was not finished is none."""
+"""Written traces are read back unchanged; an unfinished file is no trace."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_mooncakes_form_has_no_ids_of_requests(tmp_path: Path, name: str) -> None:
-    """Whole milliseconds, and type, turn and user where there are any."""
+    """The format has whole milliseconds, and type, turn and user where there are any."""
     path = tmp_path / name
     with TraceWriter(path, "mooncake") as writer:
         for row in ROWS:
@@ -85,7 +85,7 @@ def test_only_these_two_forms_are_written(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    """Said before anything is made: a folder, a device or a pipe by that name would be replaced in the end."""
+    """The error comes before any file is made: a folder, device or pipe of that name would else be replaced."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path(".")):
         with pytest.raises(InvalidArgument, match="it is there and no file"), TraceWriter(path):

@@ -35,16 +35,16 @@ from tests.unit.transfer.fake_device import fake_device
 from tests.unit.transfer.fake_nixl import fake_nixl
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
-"""Short limits, for tests that wait for one of them and for nothing else: a busy machine stops a thread for longer."""
+"""Short limits, for tests that wait only for one of them: a busy machine stops a thread for longer."""
 GENEROUS_S = 30.0
 """Far more than any bound under test, far less than a hang."""
 PATIENT = TransferLimits(stall_s=4 * GENEROUS_S, connect_s=4 * GENEROUS_S, base_deadline_s=4 * GENEROUS_S)
-"""For all other tests. What ends within ``GENEROUS_S`` did not end by one of these limits."""
+"""The limits for all other tests: whatever ends within ``GENEROUS_S`` did not end by one of these limits."""
 
 
 @dataclass
 class Pair:
-    """An initiator with local memory, and remote memory that the test can look into."""
+    """An initiator with local memory, and remote memory that the test can inspect."""
 
     engine: TransferEngine
     server: TransferEngine
@@ -61,15 +61,15 @@ class Pair:
 
 
 class Variant(NamedTuple):
-    """How a pair of engines is connected."""
+    """A way to connect a pair of engines."""
 
     transports: tuple[str, ...]
     arguments: dict[str, Any] = {}  # noqa: RUF012
     same_process: bool = False
     on_device: str = ""
-    """Which memory is a device's: "near", "far", "near far"."""
+    """The memories that are a device's: "near", "far", "near far"."""
     ways: dict[str, Any] = {}  # noqa: RUF012
-    """Of ``Transports``, besides the names."""
+    """Further arguments of ``Transports``, besides the names."""
 
     def engine(self, limits: TransferLimits) -> TransferEngine:
         return TransferEngine(transports=Transports(self.transports, **self.ways), limits=limits, **self.arguments)
@@ -104,7 +104,7 @@ VARIANTS = {
 
 @functools.lru_cache(maxsize=1)
 def memories(size: int) -> tuple[bytearray, bytearray]:
-    """Those of the test before, if they fit: to be given pages takes longer than to fill them."""
+    """Returns the previous test's memories if they fit: new pages take longer than filling them."""
     return bytearray(size), bytearray(size)
 
 
@@ -117,7 +117,7 @@ def zeroed(size: int) -> tuple[bytearray, bytearray]:
 
 @pytest.fixture(params=list(VARIANTS))
 def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
-    """The conformance suite's transports: ``make_pair(size, limits)``. A new one joins by an entry of VARIANTS."""
+    """The conformance suite's transports: ``make_pair(size, limits)``. New ones join by an entry of VARIANTS."""
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
     engines: list[TransferEngine] = []
@@ -136,7 +136,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())
 
-    with fake_device() as driver, fake_nixl():  # the real one: tests/nixl
+    with fake_device() as driver, fake_nixl():  # the real NIXL: tests/nixl
         yield make
     for engine in engines:
         engine.close()
@@ -184,10 +184,10 @@ def start_peer() -> Iterator[Callable[..., Peer]]:
 
 
 def open_files() -> set[str]:
-    """This process's descriptors, each with what it is open on, so that a number used again is another file."""
+    """Returns this process's descriptors, each with its file, so that a reused number counts as another file."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile, as the one that listed the folder
+        with contextlib.suppress(OSError):  # closed meanwhile, like the descriptor that listed the folder
             found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
     return found
 
@@ -198,7 +198,7 @@ def transfer_threads() -> list[str]:
 
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """No file and no thread of an engine that was not there before. What was there may go meanwhile."""
+    """Checks that no file and no thread of an engine is new afterwards; those of before may go meanwhile."""
     files, threads = open_files(), Counter(transfer_threads())
     yield
     eventually(lambda: not open_files() - files, "its files are closed")
@@ -206,7 +206,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a state that another thread brings about."""
+    """Waits for a state that another thread brings about."""
     end = time.monotonic() + GENEROUS_S
     tick = threading.Event()
     while not condition():

@@ -1,5 +1,7 @@
-"""A device that is none: memory behind addresses nobody can use, which only its driver copies; and tensors of it and of
-the CPU, exported by hand-made DLPack capsules."""
+"""A fake device, and tensors of it and of the CPU, exported by hand-made DLPack capsules.
+
+The device's memory lies behind unusable addresses, and only its driver copies it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class FakeDriver:
         self.copies = {"out": 0, "in": 0}
         self.copied_bytes = {"out": 0, "in": 0}
         self.fail_after = {"out": 1 << 60, "in": 1 << 60}
-        """Copies that still work."""
+        """The number of copies that still work, by direction."""
         self.on_copy: Callable[[str], None] = lambda direction: None
         self.pinned = 0
         self.pin_fails = False
@@ -62,7 +64,7 @@ class FakeDriver:
             self.copied_bytes[direction] += nbytes
 
     def allocate(self, backing: bytearray) -> int:
-        """Its bytes become the device's; returns the address of them there."""
+        """Makes the bytes of ``backing`` the device's, and returns their address there."""
         with self._lock:
             address = _BASE + (next(self._next) << 40)
             self._backings[address] = memoryview(backing)
@@ -100,7 +102,7 @@ def fake_device() -> Iterator[FakeDriver]:
 
 
 _alive: dict[int, Any] = {}
-"""By the address of the managed tensor: what a real exporter's ``manager_ctx`` would hold."""
+"""The owners by address of the managed tensor, as a real exporter's ``manager_ctx`` would hold them."""
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -114,15 +116,13 @@ _NAMES = {False: b"dltensor", True: b"dltensor_versioned"}
 
 @_DESTRUCTOR
 def _destroy(capsule: int) -> None:
-    """A capsule that nobody consumed frees its tensor itself, as the specification says."""
+    """Frees the tensor of a capsule that was not consumed, as the specification demands."""
     for name in _NAMES.values():
         if _is_valid(capsule, name):
             _alive[_get_pointer(capsule, name)].delete()
 
 
 class _Export:
-    """One managed tensor."""
-
     def __init__(self, tensor: Tensor, *, versioned: bool) -> None:
         self._tensor = tensor
         managed: Any = dlpack._ManagedVersioned() if versioned else dlpack._Managed()
@@ -148,7 +148,7 @@ class _Export:
 
     def delete(self) -> None:
         self._tensor.deleted += 1
-        # Its own callback runs just now: it is let go of by the next export, not here.
+        # The export's own callback is running: the next export releases it.
         _graves.append(_alive.pop(self.address))
         del _graves[:-4]
 
@@ -157,7 +157,7 @@ _graves: list[_Export] = []
 
 
 class Tensor:
-    """Exports a range of memory in every way that there is, and in some that should not be."""
+    """A tensor that exports a range of memory in every way that there is, and in some that should not be."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Tensor:
 
     @classmethod
     def over(cls, buffer: bytearray, shape: tuple[int, ...] | None = None, **arguments: Any) -> Tensor:
-        """Of the CPU's memory."""
+        """Returns a tensor in the CPU's memory."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         return cls(address, (len(buffer),) if shape is None else shape, owner=buffer, **arguments)
 

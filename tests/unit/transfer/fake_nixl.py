@@ -1,4 +1,4 @@
-"""NIXL without NIXL: agents of this process that read each other's memory by memmove, when and as the test says."""
+"""A fake NIXL: agents of this process read each other's memory by memmove, when and as the test says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUCCESS, IN_PROGRESS = "success", "in progress"
 
 
 class FakeError(Exception):
-    """What NIXL's bindings raise."""
+    """The exception that NIXL's bindings raise."""
 
 
 class Sync(Enum):
@@ -38,23 +38,22 @@ class Request:
 
 
 class FakeNixl:
-    """All agents of the process, and what goes wrong with them."""
+    """All agents of the process, and the faults of their READs."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.numbers = itertools.count(1)
         self.agents: dict[str, Raw] = {}
         self.holds: Callable[[Request], bool] = lambda request: False
-        """Whether a READ that is posted does not end yet."""
+        """The test of whether a posted READ is held."""
         self.before: Callable[[Request], None] = lambda request: None
-        """Called when a READ is posted; raise :class:`FakeError` and it fails."""
+        """The function called when a READ is posted; if it raises :class:`FakeError`, the READ fails."""
         self.served_by_peers = False
-        """READs end only when the agent that is read from makes things go on: as where nothing copies one-sided."""
+        """True if READs end only when the agent that is read from makes progress, as without one-sided copies."""
         self.version = "1.5.1"
         self.held: list[Request] = []
 
     def let_go(self) -> None:
-        """What was held ends now."""
         with self.lock:
             held, self.held = self.held, []
             for request in held:
@@ -101,7 +100,7 @@ class Agent:
 
 
 class Raw:
-    """What NIXL's C++ agent does."""
+    """The interface of NIXL's C++ agent."""
 
     def __init__(self, fake: FakeNixl, name: str) -> None:
         self.fake, self.name = fake, name
@@ -155,7 +154,7 @@ class Raw:
             return SUCCESS if request.done else IN_PROGRESS
 
     def getXferStatus(self, number: int) -> str:
-        self.getNotifs({}, [])  # whatever makes ours go on makes go on what others want of us
+        self.getNotifs({}, [])  # progress of ours is progress of the peers' requests too
         return SUCCESS if self.requests[number].done else IN_PROGRESS
 
     def releaseXferReq(self, number: int) -> None:
@@ -176,7 +175,7 @@ class Raw:
 
 @contextmanager
 def fake_nixl() -> Iterator[FakeNixl]:
-    """In place of the real one, for engines that are made meanwhile."""
+    """Yields a fake in place of the real NIXL, for engines that are made meanwhile."""
     fake = FakeNixl()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nixl_agent, "_nixl", fake.names)

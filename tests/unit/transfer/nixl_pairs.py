@@ -1,4 +1,4 @@
-"""Pairs of engines that READ by NIXL; a test has a fake of it in its place."""
+"""Pairs of engines that READ by NIXL, or by a fake of it in tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from tests.unit.transfer.conftest import PATIENT, Pair
 
 @contextmanager
 def nixl_pair(far: bytes) -> Iterator[Pair]:
-    """Two engines, the second of which has that much memory: what the first READs goes by NIXL, what it WRITEs by
-    tcp."""
+    """Yields two engines, the second of which has this memory.
+
+    The READs of the first engine go by NIXL, its WRITEs by tcp.
+    """
     engine, server = (TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) for _ in range(2))
     with engine, server:
         here, there = bytearray(len(far)), bytearray(far)

@@ -1,5 +1,8 @@
-"""A peer process that is reached by shm alone: ``main([SIZE, SECRET])`` prints its segment as JSON and then obeys
-commands, a line of JSON each, until its stdin closes; each is answered by a line of JSON, ``reuse`` by several."""
+"""A peer process that is reached by shm alone.
+
+``main([SIZE, SECRET])`` prints its segment as JSON and then obeys commands, a line of JSON each, until its stdin
+closes. Each command is answered by a line of JSON, ``reuse`` by several.
+"""
 
 import itertools
 import json
@@ -20,8 +23,7 @@ PATIENT = TransferLimits(stall_s=120.0, connect_s=120.0, base_deadline_s=120.0)
 
 
 def reuse(memory: MemoryTable, buffer: bytearray) -> None:
-    """Registers, unregisters and overwrites the same memory again and again until another command comes; a line
-    with the key each time."""
+    """Registers, unregisters and overwrites the same memory until another command comes; prints each key on a line."""
     view = memoryview(buffer)
     good, bad = bytes([GOOD]) * len(view), bytes([BAD]) * len(view)
     tick = threading.Event()
@@ -31,7 +33,7 @@ def reuse(memory: MemoryTable, buffer: bytearray) -> None:
         view[:] = good
         region = memory.register(view, "cpu:0", Access.READ_WRITE)
         print(json.dumps(region.key.hex()), flush=True)
-        tick.wait(0.0003 * (number % 8))  # so that the end of the region meets READs at different places
+        tick.wait(0.0003 * (number % 8))  # makes READs meet the end of the region at different places
         memory.unregister(region, 1.0)
         view[:] = bad
     sys.stdin.readline()

@@ -1,5 +1,7 @@
-"""Sysfs trees of machines that are not here, written below a folder. The layout is the kernel's: a device's folder lies
-in that of the bridge it hangs on, and ``/sys/class`` holds relative links to it."""
+"""Fake sysfs trees of machines, written below a folder.
+
+The layout is the kernel's: a device's folder lies in that of its bridge, and ``/sys/class`` holds relative links to it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def ipv4_gid(address: str) -> str:
 
 
 class SysfsTree:
-    """Writes one host; ``root`` is what ``discover`` takes."""
+    """A writer of one host's tree; ``root`` is what ``discover`` takes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,7 +44,7 @@ class SysfsTree:
         self.write(self.devices / f"system/node/node{number}", cpulist=cpulist, meminfo=meminfo)
 
     def function(self, pci: str, numa: int, *, vendor: str, kind: str) -> Path:
-        """A PCI function at ``"pci0000:00/0000:00:01.0/0000:01:00.0"``."""
+        """Adds a PCI function at ``"pci0000:00/0000:00:01.0/0000:01:00.0"``."""
         path = self.write(self.devices / pci, numa_node=numa, vendor=vendor, **{"class": kind})
         self.link(self.sys / "bus/pci/devices" / path.name, path)
         return path
@@ -53,7 +55,7 @@ class SysfsTree:
     def interface(
         self, name: str, device: Path | None, *, speed: int | None = None, state: str = "up", mtu: int = 1500
     ) -> Path:
-        """A network interface, without ``device`` a virtual one."""
+        """Adds a network interface, a virtual one without ``device``."""
         self._interfaces += 1
         parent = self.devices / "virtual" if device is None else device
         path = self.write(
@@ -75,7 +77,7 @@ class SysfsTree:
         self.write(self.interface("lo", None, state="unknown", mtu=65536), type=772)
 
     def stack(self, upper: Path, *lowers: Path) -> None:
-        """``upper`` is a bond or bridge of ``lowers``."""
+        """Makes ``upper`` a bond or bridge of ``lowers``."""
         for lower in lowers:
             self.link(upper / f"lower_{lower.name}", lower)
             self.link(lower / "master", upper)
@@ -89,7 +91,7 @@ class SysfsTree:
         rate: str = "200 Gb/sec (4X HDR)",
         state: str = "4: ACTIVE",
     ) -> Path:
-        """An RDMA device with one port; ``gids`` are (type, text, interface). Without ``device`` it is soft-RoCE."""
+        """Adds an RDMA device with one port (soft-RoCE without ``device``); ``gids`` are (type, text, interface)."""
         parent = self.devices / "virtual" if device is None else device
         path = parent / "infiniband" / name
         self.write(path / "ports/1", rate=rate, state=state)
@@ -104,7 +106,7 @@ class SysfsTree:
         return path
 
     def hca(self, index: int, pci: str, numa: int, address: str, *, speed: int = 200_000, up: bool = True) -> None:
-        """A ConnectX function: ``mlx5_<index>`` with its interface ``ens<index>``, in the GID order of mlx5."""
+        """Adds a ConnectX function: ``mlx5_<index>`` with its interface ``ens<index>``, in the GID order of mlx5."""
         device = self.function(pci, numa, vendor="0x15b3", kind="0x020000")
         netdev = f"ens{index}"
         self.interface(netdev, device, speed=speed if up else -1, state="up" if up else "down", mtu=9000)
@@ -124,7 +126,7 @@ class SysfsTree:
 
 
 def dgx_like(root: Path) -> SysfsTree:
-    """Two sockets, four PCIe switches with two GPUs and two compute NICs each, a storage NIC per socket.
+    """Makes two sockets, four PCIe switches with two GPUs and two compute NICs each, a storage NIC per socket.
 
     Compute: mlx5_0 to 3 and 5 to 8; storage, on root ports of their own: mlx5_4 (socket 0) and mlx5_9 (socket 1).
     """
@@ -149,7 +151,7 @@ def dgx_like(root: Path) -> SysfsTree:
 
 
 def hgx_like(root: Path, nics: int) -> SysfsTree:
-    """Two sockets, 8 GPUs; 8 NICs: one under each GPU's switch; 4 NICs: one under the switch of each pair of GPUs."""
+    """Makes two sockets, 8 GPUs, and a NIC under each GPU's switch (8 NICs) or each pair's switch (4 NICs)."""
     tree = SysfsTree(root)
     tree.node(0, "0-47")
     tree.node(1, "48-95")
@@ -167,7 +169,7 @@ def hgx_like(root: Path, nics: int) -> SysfsTree:
 
 
 def two_socket(root: Path) -> SysfsTree:
-    """No GPU, no RDMA: a 100 Gb/s NIC per socket."""
+    """Makes two sockets without GPU or RDMA, with a 100 Gb/s NIC each."""
     tree = SysfsTree(root)
     tree.node(0, "0-31")
     tree.node(1, "32-63")
@@ -181,7 +183,7 @@ def two_socket(root: Path) -> SysfsTree:
 
 
 def laptop(root: Path) -> SysfsTree:
-    """One node, Wi-Fi that reports neither node nor speed, an empty Ethernet socket, a container bridge."""
+    """Makes one node, Wi-Fi that reports neither node nor speed, an empty Ethernet socket, a container bridge."""
     tree = SysfsTree(root)
     tree.node(0, "0-7")
     wifi = tree.function("pci0000:00/0000:00:1c.0/0000:02:00.0", -1, vendor="0x8086", kind="0x028000")

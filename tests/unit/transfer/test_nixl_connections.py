@@ -1,4 +1,4 @@
-"""What NIXL leaves behind in a process: connections that UCX never gives back, buffers, descriptors, variables."""
+"""The remains of NIXL in a process: connections that UCX never gives back, buffers, descriptors, variables."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_failed_proof_is_tried_a_bounded_number_of_times(
 def test_a_connection_that_broke_is_made_anew(pair: Pair, fake: FakeNixl) -> None:
     failures = iter(range(2))
 
-    def fail(one: Request) -> None:  # the READ, and the one by which the next pairing begins
+    def fail(one: Request) -> None:  # fails the READ, and that of the next pairing
         if next(failures, None) is not None:
             raise FakeError("NIXL_ERR_REMOTE_DISCONNECT")
 
@@ -133,7 +133,7 @@ def test_a_connection_that_broke_is_made_anew(pair: Pair, fake: FakeNixl) -> Non
 
 
 def test_a_read_that_fails_by_itself_leaves_the_agents_connected(pair: Pair, fake: FakeNixl) -> None:
-    """As of memory that the peer has unmapped meanwhile."""
+    """The READ fails like one of memory that the peer has unmapped meanwhile."""
     failures = iter([True])
 
     def fail(one: Request) -> None:
@@ -199,12 +199,12 @@ def test_what_is_remembered_of_attempts_is_bounded(fake: FakeNixl, monkeypatch: 
     with pytest.raises(NixlError, match="not any more"):
         agent.check("b")
     for stranger in "cde":
-        agent.check(stranger)  # who is only asked for pushes nobody out
+        agent.check(stranger)  # a peer that is only checked pushes out no other
     with pytest.raises(NixlError, match="not any more"):
         agent.check("a")
     agent.meet("c", told["c"])
     agent.leave("c")
-    agent.check("a")  # tried least recently
+    agent.check("a")  # the least recently tried peer was forgotten
     with pytest.raises(NixlError, match="not any more"):
         agent.check("b")
     agent.close()

@@ -1,4 +1,4 @@
-"""One small request that a task awaits: it goes the short way without a thread, and the loop never waits for it."""
+"""A single small request that a task awaits: it takes the short way without a thread, and never blocks the loop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_pair(tls_files: TlsFiles) -> Iterator[Callable[..., Pair]]:
         engine, server = pair
         local, remote = engine.register_local_memory(near), server.register_local_memory(far)
         made = Pair(engine, server, near, far, local, remote, server.descriptor())
-        for opcode in (READ, WRITE) * 2:  # from here on there is a short way, and shm knows where the far region lies
+        for opcode in (READ, WRITE) * 2:  # opens the short way, and lets shm learn where the far region lies
             assert engine.transfer([made.request(opcode, 0, 0, 64)])[0].ok
         return made
 
@@ -68,13 +68,13 @@ def make_pair(tls_files: TlsFiles) -> Iterator[Callable[..., Pair]]:
 
 @contextmanager
 def held(server: TransferEngine) -> Iterator[None]:
-    """Nobody is served, for the table that says who may touch what is taken."""
+    """Keeps all peers waiting, by holding the lock of the table of access rights."""
     with server._memory._lock:
         yield
 
 
 async def under_way(pair: Pair, opcode: Opcode) -> asyncio.Task[list[TransferResult]]:
-    """A request that has been sent; the loop goes on, which is what this shows while nobody answers."""
+    """Sends a request, and returns its task; the loop goes on although no peer answers."""
     task = asyncio.create_task(pair.engine.transfer_async([pair.request(opcode, 0, 0, 4096)]))
     await asyncio.sleep(0)
     assert pair.engine.stats().requests_now == 1
@@ -83,7 +83,7 @@ async def under_way(pair: Pair, opcode: Opcode) -> asyncio.Task[list[TransferRes
 
 @pytest.mark.parametrize("kind", ["tcp", "tcp-tls", "shm"])
 def test_a_link_that_a_task_has_used_waits_as_before(make_pair, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Services run on uvloop, which leaves what it has watched to return at once: a stall, for who waits by calls."""
+    """The loop is uvloop, which leaves watched sockets non-blocking: a caller with blocking calls would stall."""
     uvloop = pytest.importorskip("uvloop")
     pair = make_pair(kind)
     answer, seen = AwaitedTransfers._answer, []
@@ -184,7 +184,7 @@ async def test_a_task_that_is_cancelled_ends_it_first(make_pair, opcode: Opcode)
         assert pair.engine.stats().requests_now == 0
         assert pair.engine.stats().requests["cancelled"] == 1
     assert pair.near == near
-    assert (await pair.engine.transfer_async([pair.request(opcode, 0, 0, 64)]))[0].ok  # over a link of its own
+    assert (await pair.engine.transfer_async([pair.request(opcode, 0, 0, 64)]))[0].ok  # over a separate link
 
 
 @BOTH
@@ -221,7 +221,7 @@ async def test_close_and_unregister_end_it(make_pair) -> None:
     near = bytes(pair.near)
     with held(pair.server):
         task = await under_way(pair, READ)
-        pair.engine.unregister(pair.local)  # waits for nobody: memory is touched when the answer is here
+        pair.engine.unregister(pair.local)  # memory is no longer touched once the answer is here
     cancelled = [TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)]
     assert await asyncio.wait_for(task, GENEROUS_S) == cancelled
     assert pair.near == near
@@ -242,7 +242,7 @@ def test_what_a_closed_loop_leaves_behind_ends(make_pair) -> None:
         stats = pair.engine.stats()
         assert stats.requests_now == 0
         assert stats.failures == {"cancelled": 1}
-    task._log_destroy_pending = False  # the interpreter would say so, rightly
+    task._log_destroy_pending = False  # the interpreter would rightly complain
     del task
     gc.collect()
     assert pair.engine.stats().failures == {"cancelled": 1}
@@ -286,13 +286,13 @@ def test_loops_dropped_in_mid_transfer_take_no_connection_along(make_pair, maker
         with held(pair.server):
             dropped = drop_loop_in_mid_transfer(pair, maker)
             gc.collect()
-            if maker == "asyncio":  # others are not so thorough, and then the deadline ends it
+            if maker == "asyncio":  # other loops are less thorough, and then the deadline ends it
                 assert dropped() is None
             pair.engine._awaited.end_orphans(time.monotonic() if maker == "asyncio" else past_the_deadline())
             assert pair.engine.stats().requests_now == 0
         assert pair.near == near
         assert pair.engine.transfer([pair.request(WRITE, 0, 0, 4096)])[0].ok
-        assert pair.engine.transfer([pair.request(WRITE, 0, 0, 64)])[0].ok  # whose link lies ready for the next loop
+        assert pair.engine.transfer([pair.request(WRITE, 0, 0, 64)])[0].ok  # its link lies ready for the next loop
     assert sum(pair.engine.stats().failures.values()) == count
 
 
@@ -312,7 +312,7 @@ def test_a_stalled_loop_does_not_keep_its_request_past_deadline(
         descriptor = endpoint.link.stream.sock.fileno()
         if not answered:
             pair.engine._awaited.end_orphans(past_the_deadline())
-    if answered:  # the answer lies there, and nobody takes it in
+    if answered:  # the answer is there, and no task reads it
         assert select.select([descriptor], [], [], GENEROUS_S)[0]
         pair.engine._awaited.end_orphans(past_the_deadline())
     assert os.fstat(descriptor)  # the loop would take another file of this number for its own
@@ -335,7 +335,7 @@ def test_a_loop_that_goes_on_while_given_up_touches_nothing(make_pair, maker: st
     given_up: list[bool] = []
 
     class GoesOn(dict[Trip, Any]):
-        """The loop is back between the moment at which its request is taken from it and the end of the link."""
+        """A table that lets the loop turn between the removal of a request and the end of its link."""
 
         def pop(self, trip: Trip, default: Any = None) -> Any:
             whose = super().pop(trip, default)

@@ -1,4 +1,4 @@
-"""What can be registered, and how long it is held."""
+"""The buffers that can be registered, and how long they are held."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.transfer.fake_device import DEVICE_TYPE, Tensor, fake_device
 
 
 class OnlyDlpack:
-    """An array without the buffer protocol, as most libraries' tensors are."""
+    """An array without the buffer protocol, like most libraries' tensors."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -159,7 +159,7 @@ def test_a_tensor_lives_until_its_region_is_unregistered() -> None:
     assert gone() is not None
     part = region.view[10:20]
     table.unregister(region, 0.0)
-    assert gone() is not None  # somebody still looks at it
+    assert gone() is not None  # the memory is still in use
     del part
     assert gone() is None
     table.unregister(region, 0.0)
@@ -211,7 +211,7 @@ def test_device_memory_is_a_region_without_a_view() -> None:
 
 
 def test_a_gpu_without_its_driver_is_refused_with_the_reason() -> None:
-    """On a machine with the driver the address is refused instead."""
+    """The address is refused instead on a machine with the driver."""
     tensor = Tensor.over(bytearray(64), device=(2, 99))
     with pytest.raises(InvalidTransfer, match=r"CUDA driver cannot be loaded|cu[A-Z]|address") as caught:
         MemoryTable().register(tensor, None, Access.READ)

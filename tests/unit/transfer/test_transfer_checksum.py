@@ -1,4 +1,4 @@
-"""Checksums: what they cover, and what says whether they are taken."""
+"""Checksums: the bytes that they cover, and the conditions for computing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pinyon transfer``: sizes, targets, and a bench between two real processes."""
+"""The command ``pinyon transfer``: sizes, targets, and a bench between two real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-memory copies, with this process as its own peer: the kernel makes no difference."""
+"""Cross-memory copies with this process as its own peer, which makes no difference to the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pinyon.transfer.transports.shm.wire import Seal
 pytestmark = pytest.mark.skipif(shm_available() is not None, reason=str(shm_available()))
 
 UNMAPPED = 4096
-"""Below vm.mmap_min_addr: never mapped."""
+"""An address below vm.mmap_min_addr, which is never mapped."""
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""What every transport does alike."""
-
 from __future__ import annotations
 
 import ast
@@ -46,7 +44,7 @@ def test_every_export_exists() -> None:
 
 
 def test_values_load_no_sockets() -> None:
-    """Pure rooms import values from here."""
+    """The pure rooms import values from here."""
     code = "import sys, pinyon.transfer; sys.exit('socket' in sys.modules or 'asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -73,7 +71,7 @@ def _noise(size: int) -> bytes:
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 def test_large_transfer_in_many_frames(make_pair, opcode: Opcode, request: pytest.FixtureRequest) -> None:
-    staged = "device" in request.node.name  # through a pool of 64 MiB, of which it is more
+    staged = "device" in request.node.name  # staged by a pool of 64 MiB, less than the data
     size = (70 << 20 if staged else 18 << 20) + 13
     pair = make_pair(size, PATIENT if staged else replace(PATIENT, max_frame_bytes=2 << 20, stripe_min_bytes=1 << 20))
     source, target = (pair.far, pair.near) if opcode is READ else (pair.near, pair.far)
@@ -141,7 +139,7 @@ def test_refusals_touch_nothing_and_spare_the_rest_of_the_batch(make_pair, opcod
 
 @pytest.mark.parametrize("opcode", [Opcode.WRITE, Opcode.READ])
 def test_requests_of_several_regions_at_either_end_go_together(make_pair, opcode: Opcode) -> None:
-    """In one batch, some of them neighbours: each moves its own region's bytes."""
+    """The requests are in one batch, some of them neighbours: each moves its own region's bytes."""
     pair = make_pair(4000)
     near = [(pair.local.key, pair.near), *((pair.engine.register_local_memory(each).key, each) for each in _more())]
     far = [(pair.remote.key, pair.far), *((pair.server.register_local_memory(each).key, each) for each in _more())]
@@ -223,7 +221,7 @@ async def test_await_and_cancel(make_pair) -> None:
 
 
 async def test_group_submitted_from_another_thread(make_pair) -> None:
-    """The layer by layer push: an engine thread submits, the loop awaits."""
+    """The layer-by-layer push has an engine thread that submits, and a loop that awaits."""
     pair = make_pair(64 * 1000)
     pair.near[:] = os.urandom(len(pair.near))
     group = pair.engine.group()
@@ -273,7 +271,7 @@ def test_unregistered_memory_is_out_of_reach(make_pair) -> None:
 
 
 def test_unregister_during_transfers(make_pair) -> None:
-    """On return nothing touches the memory: what is written to it afterwards stays."""
+    """The engine does not touch the memory after the return: bytes written to it afterwards stay."""
     pair = make_pair(32 << 20)
     pair.near[:] = b"n" * len(pair.near)
     handles = [pair.engine.submit([pair.request(WRITE, 0, 0, len(pair.near))]) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Discovery on fake sysfs trees: what is found, and the matrices it leads to, written by hand."""
+"""Discovery on fake sysfs trees: the devices found and the resulting matrices, written by hand."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_nodes_of_memory_alone_count_and_empty_nodes_do_not(tmp_path: Path) -> N
         ("", []),
         ("3,0", [1, 0]),
         (" 2 , 1", [1, 0]),
-        ("1,9,0", [0]),  # CUDA stops at the first that does not exist
+        ("1,9,0", [0]),  # CUDA stops at the first device that does not exist
         ("-1", []),
         ("GPU-0000:44,GPU-0000:03:00.0", [1, 0]),
         ("GPU-ffff", []),

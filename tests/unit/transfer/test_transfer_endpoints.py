@@ -1,4 +1,4 @@
-"""What tcp, shm and rdma do alike: keeping endpoints, waiting for one, replacing what broke."""
+"""The behaviour that tcp, shm and rdma share: keeping endpoints, waiting for one, replacing broken ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FakeLink:
 
 
 class FakeEndpoint(Endpoint):
-    """Does what the test says, chain after chain; completes when it says nothing."""
+    """An endpoint that does what the test says, chain after chain, and completes by default."""
 
     def __init__(self, link_id: int, replaces: int, script: list[object]) -> None:
         super().__init__(FakeLink(link_id))
@@ -54,7 +54,7 @@ class FakeEndpoint(Endpoint):
         self.script = script
         self.broken = False
         self.closed: list[bool] = []
-        """How hard, each time."""
+        """The argument of each call of ``close``: whether to close hard."""
 
     def is_open(self) -> bool:
         return super().is_open() and not self.broken
@@ -83,7 +83,7 @@ class FakeTransport(Endpoints[FakeEndpoint]):
         super().__init__(context, cap)
         self.made: list[FakeEndpoint] = []
         self.script: list[object] = []
-        """What every endpoint made from now on draws its steps from."""
+        """The script of every endpoint made from now on: its steps are drawn from here."""
         self.dial_error: BaseException | None = None
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> FakeEndpoint:
@@ -93,7 +93,7 @@ class FakeTransport(Endpoints[FakeEndpoint]):
         return self.made[-1]
 
     def waits(self, path: Path) -> tuple[threading.Thread, list[object]]:
-        """A thread that waits for an endpoint, after those that wait already."""
+        """Starts a thread that waits for an endpoint, after those that wait already."""
         before = self.waiting
         waiter = in_thread(lambda: self.lease(self.chain(), path))
         eventually(lambda: self.waiting == before + 1, "the chain waits")
@@ -103,7 +103,7 @@ class FakeTransport(Endpoints[FakeEndpoint]):
         return Chain(ChainPlan(REMOTE, opcode, [], 8), {}, self.now + timeout_s, lambda chain, outcome: None)
 
     def lease_all(self, path: Path = PATH) -> list[FakeEndpoint]:
-        """As many as there may be of this path."""
+        """Leases all endpoints that this path may have."""
         leased = [self.lease(self.chain(), path) for _ in range(2)]
         assert all(isinstance(endpoint, FakeEndpoint) for endpoint in leased)
         return leased
@@ -129,7 +129,7 @@ def test_one_chain_after_another_uses_one_endpoint(transport) -> None:
 
 
 def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> None:
-    """Though the pool's books are not asked each time (SIEVE would take it for a newcomer that nobody used)."""
+    """The pool's books are not asked each time, so SIEVE would else take the endpoint for an unused newcomer."""
     busy, once, third = PATH, OTHER, Path("fake", "c", "x")
     assert [transport.run(transport.chain(), path) for path in (busy, once, busy, third)] == [DONE] * 4
     assert transport.run(transport.chain(), Path("fake", "d", "x")) == DONE
@@ -137,7 +137,7 @@ def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> No
 
 
 def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
-    """Six threads over three paths, three endpoints in all, while paths are forgotten and the house is kept."""
+    """Six threads share three paths and three endpoints, while paths are forgotten and endpoints maintained."""
     users: dict[FakeEndpoint, int] = {}
     shared: list[FakeEndpoint] = []
 
@@ -177,7 +177,7 @@ def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
 
 @pytest.mark.parametrize("early", [False, True], ids=["released afterwards", "released meanwhile"])
 def test_an_endpoint_leased_as_its_path_is_forgotten_is_closed(transport, early) -> None:
-    """What lies handy is taken without the lock, so also in the midst of ``forget``."""
+    """The lease of a handy endpoint takes no lock, so it may happen in the midst of ``forget``."""
     ends = [transport.lease(transport.chain(), path) for path in (OTHER, PATH, Path("fake", "c", "x"))]
     for endpoint in ends:
         transport.release(endpoint)
@@ -195,7 +195,7 @@ def test_an_endpoint_leased_as_its_path_is_forgotten_is_closed(transport, early)
             users.append(in_thread(use)[0])
         elif early:
             release.set()
-        users[0].join(0.1)  # as far as it comes before the path is forgotten
+        users[0].join(0.1)  # it gets as far as it can before the path is forgotten
         return key[1] == PATH
 
     transport.forget_if(failed)
@@ -224,17 +224,17 @@ def test_a_full_pool_is_waited_for(transport) -> None:
     transport.release(held[0])
     waiter.join(GENEROUS_S)
     assert outcomes == [DONE]
-    assert len(transport.made) == 2  # what was released, not a new one
+    assert len(transport.made) == 2  # the released endpoint is used, and no new one is made
     assert not transport.waiting
 
 
 def test_what_is_released_is_whose_who_has_waited_longest(transport) -> None:
-    """Not whose thread comes first: who releases and asks again at once, as a busy path does, comes last."""
+    """A chain that releases and asks again at once, on a busy path, comes last, whichever thread is first."""
     held = [*transport.lease_all(), transport.lease(transport.chain(), OTHER)]
     waiters = [transport.waits(Path("fake", "c", "x")), transport.waits(PATH)]
     for released, (thread, leased) in zip(held, waiters, strict=False):
         transport.release(released)
-        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), Outcome)  # it is given away already
+        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), Outcome)  # already given away
         thread.join(GENEROUS_S)
         assert not thread.is_alive()
         assert isinstance(leased[0], FakeEndpoint)
@@ -327,7 +327,7 @@ def test_a_full_pool_until_the_deadline_is_not_the_paths_fault(transport) -> Non
     transport.now += 5.0
     waiter.join(GENEROUS_S)
     assert outcomes[0] is NO_ROOM
-    assert NO_ROOM == LATE  # for who made the request
+    assert NO_ROOM == LATE  # both are the same to the caller
     assert NO_ROOM is not LATE
 
 
@@ -499,7 +499,7 @@ def test_a_defect_leaves_nothing_behind(transport, error) -> None:
         transport.run(chain, PATH)
     assert transport.made[0].closed == [True]
     assert transport.endpoints == 0
-    assert chain.claim(lambda: None)  # nobody runs it
+    assert chain.claim(lambda: None)  # no thread runs it
 
 
 # --- keeping house ---
@@ -542,7 +542,7 @@ def test_the_paths_of_a_lost_nic_are_forgotten(transport) -> None:
 
 def test_what_is_not_used_expires(transport) -> None:
     assert transport.run(transport.chain(), PATH) == DONE
-    transport.maintain(transport.now)  # from when on it counts as idle
+    transport.maintain(transport.now)  # the time from which it counts as idle
     transport.now += 5.0
     assert transport.run(transport.chain(), OTHER) == DONE
     transport.maintain(transport.now + 4.0)

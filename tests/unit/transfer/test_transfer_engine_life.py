@@ -1,4 +1,4 @@
-"""An engine that starts, closes or is interrupted while callers are busy with it: nobody hangs, nothing is left."""
+"""An engine that starts, closes or is interrupted while callers use it: none hangs, and nothing is left."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def watch_transports(engine: TransferEngine) -> list[str]:
-    """Names of those that are closed from now on."""
+    """Yields the names of the transports that are closed from now on."""
     closed: list[str] = []
     for name, transport in engine._peers.transports.items():
 
@@ -76,7 +76,7 @@ def run_all(callers: list[threading.Thread]) -> None:
 
 
 class Callers:
-    """Threads that transfer, in every way there is, until the engine says no."""
+    """Threads that transfer in all available ways until the engine refuses."""
 
     def __init__(self, engine: TransferEngine, requests: list[list[TransferRequest]]) -> None:
         self._engine = engine
@@ -156,7 +156,7 @@ def test_close_under_concurrent_calls(variant: str, calls_before: int) -> None:
 
 @REPLACES_METHODS
 def test_a_request_that_ends_before_its_pin_holds_no_memory() -> None:
-    """Between the two there is a moment in which somebody may cancel it, or close the engine."""
+    """The test cancels the request, or closes the engine, in the moment between the two."""
     engine = TransferEngine(transports=("local",), limits=PATIENT)
     engine.start()
     local = engine.register_local_memory(bytearray(100))
@@ -258,7 +258,7 @@ def test_an_engine_that_never_started_closes() -> None:
 
 
 def test_nothing_is_left_of_many_lives() -> None:
-    """Fifteen engines in a row, each with links to a server that goes on."""
+    """Fifteen engines in a row have links to a server that goes on."""
     with TransferEngine(transports=("tcp",), limits=PATIENT) as server:
         remote = server.register_local_memory(bytearray(SIZE))
         segment = server.descriptor()
@@ -295,7 +295,7 @@ def test_close_between_admission_and_start(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class BreaksThenHangs:
-    """A transport whose first attempt breaks and whose second, in another thread, goes on until it is aborted."""
+    """A transport whose first attempt breaks, and whose second, in another thread, goes on until it is aborted."""
 
     name = "tcp"
     endpoints = 0
@@ -325,7 +325,7 @@ class BreaksThenHangs:
 
 @REPLACES_METHODS
 def test_an_interrupted_call_returns_once_its_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a blocking transfer goes on in another thread."""
+    """The user presses Ctrl-C while a blocking transfer goes on in another thread."""
     waits = threading.Event()
     wait = TransferHandle.wait
 
@@ -338,7 +338,7 @@ def test_an_interrupted_call_returns_once_its_memory_is_free(monkeypatch: pytest
     interrupted = threading.Event()
 
     def interrupt() -> None:
-        """A signal that comes just before the thread falls asleep is seen when it wakes: here, by the next signal."""
+        """Sends signals: one that comes just before the thread falls asleep is seen only at the next signal."""
         assert waits.wait(GENEROUS_S)
         while not transport.aborted.wait(0.1):
             signal.pthread_kill(main, signal.SIGINT)
@@ -366,7 +366,7 @@ def test_an_interrupted_call_returns_once_its_memory_is_free(monkeypatch: pytest
 
 
 def test_submissions_in_flight_are_bounded() -> None:
-    """Each may be of one request: what waits takes memory by submissions too."""
+    """The bound counts submissions, for each may have one request: waiting submissions take memory too."""
     with TransferEngine(transports=("tcp",), limits=PATIENT) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
         local = engine.register_local_memory(bytearray(1))
         peer = SegmentDescriptor("127.0.0.1", mute.getsockname()[1], b"p" * 16)
@@ -381,7 +381,7 @@ def test_submissions_in_flight_are_bounded() -> None:
 
 
 def test_limits_of_a_stopped_engine_are_free_again() -> None:
-    """Requests that were cut off count as ended: stats of a closed engine show none in flight."""
+    """Requests that were cut off count as ended: the stats of a closed engine show none in flight."""
     with TransferEngine(transports=("tcp",), limits=PATIENT) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
         local = engine.register_local_memory(bytearray(SIZE))
         peer = SegmentDescriptor("127.0.0.1", mute.getsockname()[1], b"p" * 16)
@@ -390,7 +390,7 @@ def test_limits_of_a_stopped_engine_are_free_again() -> None:
         closer = threading.Thread(target=engine.close, daemon=True)
         closer.start()
         assert {one.status for handle in handles for one in handle.wait(GENEROUS_S)} == {TransferStatus.CANCELLED}
-        mute.close()  # who waits for its handshake waits no longer
+        mute.close()  # the handshake no longer waits
         closer.join(GENEROUS_S)
         assert not closer.is_alive()
         assert engine.stats().requests_now == 0

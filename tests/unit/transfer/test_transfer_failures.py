@@ -1,4 +1,4 @@
-"""Peers that die, freeze, restart, lie or talk nonsense; and what is left behind afterwards: nothing."""
+"""Peers that die, freeze, restart, lie or send nonsense, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def engine():
 
 @pytest.fixture
 def hasty():
-    """For tests that wait for a stall."""
+    """An engine with short limits, for tests that wait for a stall."""
     with tcp_engine(FAST) as one:
         yield one
 
 
 def big_batch(local, peer, opcode, count=200):
-    """1.6 GB through 8 MiB of memory: surely unfinished when the peer is hit."""
+    """Returns 1.6 GB of requests through 8 MiB of memory, surely unfinished when the peer is hit."""
     return [TransferRequest(opcode, local.key, 0, peer.segment, peer.key, 0, SIZE)] * count
 
 
@@ -74,7 +74,7 @@ def test_killed_peer_fails_quickly(engine, start_peer, opcode) -> None:
     handle = engine.submit(big_batch(local, peer, opcode))
     some_moved(handle)
     peer.kill()
-    late = engine.submit(big_batch(local, peer, opcode))  # should the first ones have been done before
+    late = engine.submit(big_batch(local, peer, opcode))  # in case the first ones end before
     results = handle.wait(GENEROUS_S) + late.wait(GENEROUS_S)
     assert {one.status for one in results} == {TransferStatus.COMPLETED, TransferStatus.FAILED}
     assert {one.reason for one in results} <= {Reason.NONE, Reason.CONNECTION_LOST, Reason.CONNECT_FAILED}
@@ -92,8 +92,8 @@ def test_frozen_peer_times_out_and_nothing_lands_late(hasty, start_peer, opcode)
     handle = engine.submit(big_batch(local, peer, opcode))
     some_moved(handle)
     peer.freeze()
-    late = engine.submit(big_batch(local, peer, opcode))  # should the first ones have been done before
-    # 200 chains are queued: they must not each wait for a stall limit of their own, which would outlast this deadline.
+    late = engine.submit(big_batch(local, peer, opcode))  # in case the first ones end before
+    # 200 chains are queued: separate waits for a stall limit would outlast this deadline.
     results = handle.wait(GENEROUS_S) + late.wait(GENEROUS_S)
     assert {one.status for one in results} == {TransferStatus.COMPLETED, TransferStatus.TIMEOUT}
     assert {one.reason for one in results} == {Reason.NONE, Reason.STALLED}
@@ -136,7 +136,7 @@ async def test_cancel_against_a_frozen_peer_is_immediate(start_peer) -> None:
         eventually(lambda: polled.done, "expired")
         assert polled.results()[0].status is TransferStatus.TIMEOUT
         eventually(lambda: engine.stats().requests_now == 0, "nothing in flight")
-        peer.kill()  # else the handshakes that nobody waits for would hold up close()
+        peer.kill()  # unawaited handshakes would else hold up close()
 
 
 def test_kills_and_freezes_at_random_points(engine, hasty, start_peer) -> None:
@@ -182,7 +182,7 @@ def test_secrets_must_agree(start_peer, mine, theirs) -> None:
 
 
 def test_server_asks_the_initiator_for_its_proof() -> None:
-    """An initiator that only pretends to know the secret gets no further than the handshake."""
+    """An initiator without the secret gets no further than the handshake."""
     with tcp_engine(secret=b"s") as server:
         descriptor = server.descriptor()
         with socket.create_connection((descriptor.host, descriptor.port), timeout=GENEROUS_S) as sock:
@@ -197,7 +197,7 @@ def test_server_asks_the_initiator_for_its_proof() -> None:
 
 
 class LyingServer:
-    """Shakes hands like a server, then does ``act(sock)`` per connection."""
+    """A server that shakes hands, then does ``act(sock)`` per connection."""
 
     def __init__(self, act) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -320,7 +320,7 @@ def test_inbound_links_over_the_cap_take_turns(engine) -> None:
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
-    """Until their time is up they hold places of their own; the one that has been there longest goes for one more."""
+    """The silent strangers hold places of their own until their time is up; the oldest makes room for another."""
     with (
         tcp_engine(replace(PATIENT, max_inbound=2)) as server,
         contextlib.ExitStack() as stack,
@@ -413,12 +413,12 @@ def test_noise_at_the_port_hurts_nobody() -> None:
                         pass
             assert engine.transfer([request])[0].ok
             eventually(lambda: server.stats().inbound_connections_now == 1, "noise connections closed")
-        assert engine.stats().retries == 0  # the good connection lived through it
+        assert engine.stats().retries == 0  # the good connection survived
         assert server.stats().protocol_errors > 0
 
 
 def test_nothing_is_left_behind(start_peer) -> None:
-    start_peer(SIZE).close()  # what is started once and for all is started
+    start_peer(SIZE).close()  # starts all that is started once
     with nothing_left_behind():
         for _ in range(3):
             peer = start_peer(SIZE)
@@ -432,7 +432,7 @@ def test_nothing_is_left_behind(start_peer) -> None:
 
 
 class HeldUp(MemoryTable):
-    """The first who lets go of its regions is held up in it."""
+    """A table in which the first thread to release its regions is held up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -447,7 +447,7 @@ class HeldUp(MemoryTable):
 
 @REPLACES_METHODS
 def test_chains_of_one_request_may_report_in_any_order() -> None:
-    """The one that ends the request is heard first, another one that ended before it later."""
+    """The chain that ends the request is heard first, another chain that ended before it later."""
     given: list[Chain] = []
     peers = SimpleNamespace(submit=given.append, moving={})
     memory = HeldUp()
@@ -505,7 +505,7 @@ def test_a_silent_path_is_avoided_even_with_short_deadlines(engine, start_peer) 
 
 
 def somebody_is_in(function: str) -> bool:
-    """Does any thread execute it now?"""
+    """Returns whether any thread executes the function now."""
     frames = list(sys._current_frames().values())
     return any(frame.f_code.co_name == function for top in frames for frame, _ in traceback.walk_stack(top))
 
@@ -513,7 +513,7 @@ def somebody_is_in(function: str) -> bool:
 @REPLACES_METHODS
 @pytest.mark.skipif(shm_available() is not None, reason=str(shm_available()))
 def test_a_full_pool_does_not_make_the_path_avoided(start_peer) -> None:
-    """One link, and a WRITE to a frozen peer that holds it: the next one ends for want of room, not for a bad path."""
+    """A WRITE to a frozen peer holds the only link: the next WRITE ends for want of room, not for a bad path."""
     limits = replace(PATIENT, connections_per_peer=1)
     peer = start_peer()
     with TransferEngine(transports=("shm",), limits=limits) as engine:

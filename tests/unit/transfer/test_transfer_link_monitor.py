@@ -1,4 +1,4 @@
-"""The link monitor on interfaces of a network namespace of its own."""
+"""The link monitor, on interfaces of a separate network namespace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Space:
-    """A thread in a network namespace of its own. What it starts, threads and processes, is in there too."""
+    """A thread in a network namespace of its own, as are the threads and processes that it starts."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ def space() -> Iterator[Space]:
 
 
 class Watch:
-    """A monitor inside the space, and what it told."""
+    """A monitor inside the space, and its reports."""
 
     def __init__(self, space: Space, *names: str) -> None:
         self.told: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()

@@ -1,5 +1,7 @@
-"""READs by NIXL, on a fake of it: which go that way, and what becomes of them when something goes wrong. With the real
-one: tests/nixl."""
+"""READs by NIXL, on a fake of it: the READs that take this way, and the effects of faults.
+
+Tests with the real NIXL: tests/nixl.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def test_only_reads_measured_to_gain_by_nixl_go_by_it() -> None:
 def test_its_path_comes_first_for_what_goes_by_it() -> None:
     paths = PeerPaths(reach("prefer"), SegmentDescriptor("10.0.0.1", 1, b"b" * 16, nixl=True))
     where = "cpu:0", "cpu:0"
-    for _ in range(2):  # who asks without the lock finds nothing out
+    for _ in range(2):  # a caller without the lock finds nothing out
         assert not paths.known_by_nixl(*where, READ, 1)
     assert [paths.by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
     assert [paths.known_by_nixl(*where, opcode, 1) for opcode in (READ, WRITE)] == [True, False]
@@ -148,7 +150,7 @@ def test_auto_leaves_to_tcp_what_tcp_is_better_at(fake: FakeNixl) -> None:
 
 @contextmanager
 def let_go_when_held(fake: FakeNixl) -> Iterator[None]:
-    """What is held ends as soon as there is something, and nothing is held any more."""
+    """Ends held READs as soon as there are any, and holds no more."""
 
     def let_go() -> None:
         eventually(lambda: bool(fake.held), "a READ is held")
@@ -186,7 +188,7 @@ def test_revoked_memory_is_refused_and_nothing_of_it_is_stored(pair: Pair, nbyte
     assert pair.engine.transfer([request])[0].ok  # now the place is known
     pair.server.revoke(grant)
     pair.near[:] = bytes(SIZE)
-    pair.far[:] = b"x" * SIZE  # the memory serves something else
+    pair.far[:] = b"x" * SIZE  # the memory now serves another purpose
     assert pair.engine.transfer([request])[0].reason is Reason.UNKNOWN_REGION
     assert not any(pair.near)
 
@@ -278,7 +280,7 @@ def test_nixl_is_not_used_where_the_peer_must_serve_reads(
 def test_engines_pairing_at_once_prove_nothing_by_each_other(
     fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, served_by_peers: bool
 ) -> None:
-    """What one does for its own proof would serve the other's READ, if both were under way."""
+    """The proof of one engine would serve the other's READ, if both were under way."""
     monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
     fake.served_by_peers = served_by_peers
     with (
@@ -468,7 +470,7 @@ def test_anything_else_is_a_wire_error(data: bytes, count: int) -> None:
 
 
 class Liar(threading.Thread):
-    """Takes the place of a peer: lets initiators in as it would, then says to PAIR what the test wants."""
+    """A server in a peer's place: it admits initiators as the peer would, then answers PAIR as the test says."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(daemon=True)
@@ -553,7 +555,7 @@ def test_descriptors_say_who_has_nixl() -> None:
 
 
 def test_limits_of_what_is_remembered(fake: FakeNixl) -> None:
-    """More keys than are remembered are asked for again."""
+    """The engine asks again for keys beyond the number that it remembers."""
     with (
         TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as server,
         TransferEngine(

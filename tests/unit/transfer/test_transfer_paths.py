@@ -1,4 +1,4 @@
-"""Candidate paths: tiers, rails, routed fabrics, hosts that say little."""
+"""Candidate paths: tiers, rails, routed fabrics, hosts that publish little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinyon.transfer.types.topology import Topology
 
 
 def tcp(name: str, network: int | str = "") -> Nic:
-    """``network`` n: the NIC is on 10.0.n.0/24."""
+    """Returns a NIC; with ``network`` n it is on 10.0.n.0/24."""
     return Nic(name, "tcp", f"10.0.{network or 0}.1", 7000, f"10.0.{network}.0/24" if network != "" else "")
 
 
@@ -86,7 +86,7 @@ def test_preferred_nics_come_first_then_pairs_with_a_secondary() -> None:
 
 
 def test_rails_leave_no_empty_tier() -> None:
-    """The preferred NICs are on different rails: what connects is a secondary one."""
+    """The preferred NICs are on different rails: only a secondary one connects."""
     local = End(host(2, "l", rails=True), Topology({"cpu:0": (("l0",), ("l1",))}))
     remote = End(host(2, "r", rails=True), Topology({"cpu:0": (("r1",), ("r0",))}))
     (tier,) = candidate_paths(local, remote, ("tcp",))

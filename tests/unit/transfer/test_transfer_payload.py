@@ -1,4 +1,4 @@
-"""A frame's payload between two sockets: every byte, in order, and what its checksum says."""
+"""A frame's payload between two sockets: every byte, in order, and the verdict of its checksum."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Chains over the paths to a peer: a transport whose every attempt ends when and how the test says, in virtual time.
+"""Chains over the paths to a peer, on a transport whose attempts end when and how the test says.
 
-The threads are real, but nothing happens except by a step of the test, and after each step it waits until all is quiet.
+Time is virtual. The threads are real, but nothing happens except by a step of the test, which then waits until all is
+quiet.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def probes() -> list[threading.Thread]:
 
 
 class Attempt:
-    """A chain on a path, until the test ends it (or somebody aborts it)."""
+    """A chain on a path, until the test ends it or it is aborted."""
 
     def __init__(self, transport: Scripted, chain: Chain, path: Path) -> None:
         self._transport = transport
@@ -78,7 +79,7 @@ class Attempt:
 
 
 class Scripted:
-    """A transport. Its ``run`` blocks until the test has decided."""
+    """A transport whose ``run`` blocks until the test has decided."""
 
     endpoints = 0
 
@@ -87,11 +88,10 @@ class Scripted:
         self.open: list[Attempt] = []
         self.given: list[Chain] = []
         self.attempts: Counter[Chain] = Counter()
-        """Of those that had not ended before."""
+        """The attempts of each chain that had not ended before."""
         self.paths: list[Path] = []
-        """Of the attempts, in order."""
         self.alive = True
-        """What probes say."""
+        """The answer of probes."""
         self.probes: list[Path] = []
         self.on_dial: Callable[[Path], None] = lambda path: None
         self.on_run: Callable[[Chain, Path], None] = lambda chain, path: None
@@ -129,7 +129,7 @@ class Scripted:
 
 
 class Bench:
-    """Peers over scripted transports, one of them, and the books of all chains."""
+    """The peers over scripted transports, one of these peers, and the books of all chains."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Bench:
         return chains
 
     def call(self, chain: Chain) -> None:
-        """As a blocking caller does: the chain runs in the caller's thread if it can."""
+        """Runs the chain like a blocking caller: in the caller's thread if possible."""
         caller = threading.Thread(target=self.peers.run, args=(chain,), name="caller", daemon=True)
         self.callers.append(caller)
         caller.start()
@@ -198,12 +198,12 @@ class Bench:
         self.settle()
 
     def end_all(self, outcome: Outcome = DONE) -> None:
-        """Each attempt that begins, until there is none."""
+        """Ends each attempt that begins, until there is none."""
         while self.open:
             self.end(self.open[0], outcome)
 
     def settle(self) -> None:
-        """Wait until every chain has ended, waits, or runs in an attempt that the test can end."""
+        """Waits until every chain has ended, waits, or runs in an attempt that the test can end."""
         tick = threading.Event()
         until = time.monotonic() + GENEROUS_S
         while not self._quiet():
@@ -211,7 +211,7 @@ class Bench:
             tick.wait(0.0003)
 
     def under_way(self) -> tuple[dict[Chain, Path], list[Chain]]:
-        """What runs and what waits, at one moment."""
+        """Returns the running and the waiting chains, at one moment."""
         with self.peer.lock:
             return dict(self.peer.running), self.peer.waiting()
 
@@ -224,7 +224,7 @@ class Bench:
         }
 
     def check(self) -> None:
-        """What holds whenever it is quiet."""
+        """Checks the invariants of a quiet peer."""
         peer = self.peer
         carried = Counter[Path]()
         queued = Counter[Path]()
@@ -282,7 +282,7 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
 
 
 def test_chains_spread_by_the_speed_of_their_paths(bench: Bench) -> None:
-    """Three rails of 1, 2 and 4 GB/s move 240 MiB in hardly more than the time that all of them together need."""
+    """Three rails of 1, 2 and 4 GB/s move 240 MiB in little more than their combined rate takes."""
     speeds = {rail(0): 1e9, rail(1): 2e9, rail(2): 4e9}
     began = bench.now
     chains = bench.submit(240)
@@ -341,7 +341,7 @@ def test_locations_that_share_a_nic_take_turns(make_bench: Callable[..., Bench])
 
 
 def test_waiting_chains_follow_what_is_learned_of_the_peer(make_bench: Callable[..., Bench]) -> None:
-    """A path over a NIC that was published later is run with the descriptor that names it."""
+    """A path over a NIC that was published later runs with the descriptor that names the NIC."""
     bench = make_bench(rails=1)
     chains = bench.submit(ROOM + 1)
     new = SegmentDescriptor("10.9.9.9", 1, BOOT, (), (Nic("later", "tcp", "10.0.0.9", 2, "10.0.0.0/24"),))
@@ -352,7 +352,7 @@ def test_waiting_chains_follow_what_is_learned_of_the_peer(make_bench: Callable[
     assert waiting.remote is new
     assert bench.tcp.paths[-1].remote_nic == "later"
     bare = SegmentDescriptor("10.9.9.9", 1, BOOT)
-    bench.submit(1, remote=bare)  # says less: what we know stays
+    bench.submit(1, remote=bare)  # names less: known facts stay
     assert bench.open[0].path.remote_nic == "later"
     bench.end_all()
 
@@ -380,7 +380,7 @@ def test_when_all_paths_fail_every_chain_ends_once_and_says_why(bench: Bench, ou
     chains = bench.submit(12)
     bench.end_all(outcome)
     assert bench.results(chains) == {outcome: 12}
-    # A chain tries a path once, and one that broke under it at most once more; the queue behind does not try at all.
+    # A chain tries a path once, or twice if its link broke; the queue behind it does not try at all.
     assert max(bench.tcp.attempts.values()) <= RAILS + 1
     assert sum(bench.tcp.attempts.values()) <= RAILS * ROOM * (RAILS + 1)
 
@@ -430,7 +430,7 @@ def test_a_refusal_is_the_requests_and_not_the_paths(bench: Bench) -> None:
 
 
 def test_fresh_chains_try_avoided_paths(bench: Bench) -> None:
-    """The peer was dead and is back: nobody waits for a probe."""
+    """The peer was dead and is back: the chain waits for no probe."""
     bench.submit(1)
     bench.end_all(UNREACHED)
     assert not bench.usable()
@@ -495,7 +495,7 @@ def test_memory_a_transport_cannot_reach_is_reached_by_another(make_bench: Calla
     bench.end(bench.shm.open[0], Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.OTHER_TRANSPORT])))
     bench.check()
     bench.end(bench.tcp.open[0])
-    bench.call(bench.chain(nbytes))  # the region is known by now
+    bench.call(bench.chain(nbytes))  # the region is known now
     assert not bench.shm.open
     bench.end(bench.tcp.open[0])
     assert bench.results(bench.chains) == {DONE: 3}
@@ -513,7 +513,7 @@ def test_a_transfer_without_room_goes_elsewhere_blaming_nobody(make_bench: Calla
     assert not bench.tcp.open[0].chain.elsewhere  # it does not go back and forth
     bench.end(bench.tcp.open[0])
     bench.call(bench.chain(nbytes))
-    bench.end(bench.shm.open[0])  # which is as good as before for the next one
+    bench.end(bench.shm.open[0])  # the path is as good as before for the next chain
     assert bench.results(bench.chains) == {DONE: 3}
 
 
@@ -587,8 +587,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one thread for two chains. When the first fails, the second goes another way without having been tried
-    there."""
+    """The two chains have one thread. When the first fails, the second takes another path, without an attempt there."""
     bench.peer.nic_down("n1")
     bench.peer.nic_down("n2")
     (first,) = bench.submit()
@@ -607,7 +606,7 @@ def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch
 
 
 def test_queued_chains_are_recalled_when_the_nic_goes_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, although the thread hangs in a connect that nothing can interrupt."""
+    """The recall is immediate, although the thread hangs in a connect that nothing can interrupt."""
     gate = threading.Event()
     bench.peer.nic_down("n1")
     bench.peer.nic_down("n2")
@@ -691,7 +690,7 @@ def test_a_nic_that_goes_down_gets_new_chains_only_after_a_probe(bench: Bench) -
 
 
 def test_a_chain_is_interrupted_only_while_it_is_on_that_nic(bench: Bench) -> None:
-    """With the lock held, so that it cannot have gone over to a sound path, which would be blamed."""
+    """The lock is held, so that the chain cannot have changed to a sound path, which would be blamed."""
     held: list[bool] = []
 
     class Watched(Chain):
@@ -716,7 +715,7 @@ def test_a_chain_is_interrupted_only_while_it_is_on_that_nic(bench: Bench) -> No
 
 
 def test_a_nic_that_came_up_counts_as_untried(make_bench: Callable[..., Bench]) -> None:
-    """The last sound NIC fails just after another came up, and before that one was probed."""
+    """The last sound NIC fails just after another came up, and before that NIC was probed."""
     bench = make_bench(rails=2)
     (chain,) = bench.submit()
     first = bench.open[0].path
@@ -794,7 +793,7 @@ def test_a_probe_that_is_a_defect_counts_as_failed(bench: Bench) -> None:
 
 
 def test_probes_end_with_the_peers(make_bench: Callable[..., Bench]) -> None:
-    """``close`` waits for a probe under way: it would leave a thread and a connection behind."""
+    """``close`` waits for a probe under way, which would else leave a thread and a connection behind."""
     bench = make_bench(rails=1)
     bench.submit()
     bench.end_all(UNREACHED)
@@ -805,7 +804,7 @@ def test_probes_end_with_the_peers(make_bench: Callable[..., Bench]) -> None:
     join = probe.join
 
     def joined(timeout: float | None = None) -> None:
-        gate.set()  # somebody waits for it: now it may end
+        gate.set()  # a thread waits for it: now it may end
         join(timeout)
 
     probe.join = joined  # type: ignore[method-assign]
@@ -869,7 +868,7 @@ def test_close_ends_what_waits_what_runs_and_what_callers_run(bench: Bench) -> N
 
 
 def test_close_stops_an_attempt_that_has_not_begun(bench: Bench) -> None:
-    """The chain has its path, but its thread has not come to it: it must not begin after ``close``."""
+    """The chain has its path, but its thread has not reached it: the attempt must not begin after ``close``."""
     chain = bench.chain()
     path = bench.peer.submit(chain, inline=True)
     assert path is not None
@@ -919,7 +918,7 @@ def test_idle_peers_are_forgotten_and_busy_ones_are_not(bench: Bench) -> None:
 
 def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_peers=2)
-    (busy,) = bench.submit()  # the one used longest ago
+    (busy,) = bench.submit()  # the least recently used peer
     peers = [SegmentDescriptor("10.9.9.1", port, BOOT, (), nics("m")) for port in (1, 2, 3)]
 
     def one_to(remote: SegmentDescriptor) -> Chain:
@@ -937,7 +936,7 @@ def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable
     end(one_to(peers[0]))
     second = one_to(peers[1])
     assert set(dict(bench.peers.known())) == {bench.remote.peer, peers[1].peer}
-    third = one_to(peers[2])  # nobody is idle: it is remembered on top
+    third = one_to(peers[2])  # no peer is idle, so it is remembered on top
     assert set(dict(bench.peers.known())) == {bench.remote.peer, peers[1].peer, peers[2].peer}
     for chain in (busy, second, third):
         end(chain)
@@ -948,7 +947,7 @@ def test_more_peers_than_are_remembered_cost_only_idle_ones(make_bench: Callable
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens, chains end once, and what a path carries is what its books say."""
+    """Any order of events: chains end once, and each path carries what its books say."""
 
     ROWS = Topology({"cpu:0": (("n0", "n1"), ("n2",)), "cuda:0": (("n2",), ()), "cuda:1": (("n1", "n2"), ())})
     FAILURES = (UNREACHED, LOST, STALLED, Outcome(TransferStatus.FAILED, Reason.BUSY))
@@ -969,8 +968,10 @@ class AnyOrder(RuleBasedStateMachine):
         )
 
     def attempts(self, index: int) -> list[Attempt]:
-        """The one of this index, or none when nothing runs. Not a precondition: what runs may depend on the scheduler,
-        and which rules there are must not."""
+        """Returns the attempt of this index, or none when nothing runs.
+
+        This is not a precondition: what runs may depend on the scheduler, and which rules there are must not.
+        """
         attempts = sorted(self.bench.open, key=lambda one: self.bench.chains.index(one.chain))
         return attempts[index % len(attempts) :][:1] if attempts else []
 

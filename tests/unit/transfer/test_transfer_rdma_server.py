@@ -19,8 +19,6 @@ HALF = Half(b"\x01" * 16, 0, 17, 4711, 3, 16, 8 << 20)
 
 
 class Resource:
-    """Something on the HCA."""
-
     held = 0
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -49,7 +47,7 @@ class Memory:
 
 
 class Link:
-    """An inbound link on which ``data`` has come."""
+    """An inbound link on which ``data`` has arrived."""
 
     def __init__(self, data: bytes) -> None:
         self.stream = self
@@ -74,7 +72,7 @@ class Link:
 
 
 def test_a_link_has_one_try_to_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a failed one has made on the HCA ends with the link, so that another one is not asked for on it."""
+    """A failed pairing's resources on the HCA end with the link, so the link may not ask for a second pairing."""
     monkeypatch.setattr(server, "LentMemory", Resource)
     monkeypatch.setattr(server, "QueuePair", Resource)
     monkeypatch.setattr(Resource, "held", 0)

@@ -1,4 +1,4 @@
-"""RDMA without an HCA: control messages, and what is said where RDMA cannot be used."""
+"""RDMA without an HCA: control messages, and the errors where RDMA cannot be used."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def test_an_hca_name_has_nothing_behind_it() -> None:
         [(0, 0, 1, 1, 0, 0, 1 << 63)],
         [(0, 0, 1, 1, 0, (1 << 64) - 1, 1)],
         [(0, 1, 0, 5, 0, 0, 0)],  # a refusal with a key
-        [(0, 0, 0, 0, 7, 0, 0)],  # not open to peers, yet an address
+        [(0, 0, 0, 0, 7, 0, 0)],  # an address although it is not open to peers
         [(0, 1, 0, 0, 0, 0, 0)] * 2,  # refused twice
         [(0, 0, 1, 1, 0, 0, 8), (0, 0, 3, 1, 0, 16, 8)],  # two rights for one key
         [(0, 0, 1, 1, 0, 0, 8), (0, 0, 1, 1, 0, 8, 8)],  # one range in two
         [(0, 0, 1, 1, 0, 16, 8), (0, 0, 1, 1, 0, 0, 8)],  # out of order
         [],  # no answer
-        [(1, 1, 0, 0, 0, 0, 0)],  # to a key that was not named
+        [(1, 1, 0, 0, 0, 0, 0)],  # for a key that was not named
     ],
 )
 def test_bad_grants(parts: list[tuple[int, ...]]) -> None:

@@ -50,7 +50,7 @@ DONE = Outcome(TransferStatus.COMPLETED)
 
 
 class ShmPeer:
-    """``shm_peer.py`` in a process of its own."""
+    """The peer of ``shm_peer.py`` in a process of its own."""
 
     def __init__(self, size: int, secret: str, under: list[str]) -> None:
         module, arguments = "tests.unit.transfer.shm_peer", [str(size), secret]
@@ -113,15 +113,15 @@ def start_peer() -> Iterator[Callable[..., ShmPeer]]:
 
 
 class StepClock:
-    """The monotonic clock, which a copy reads before each of its pieces; the test can do something at one of them."""
+    """The monotonic clock, which a copy reads before each piece; the test can act at one of these readings."""
 
     def __init__(self) -> None:
         self._then: Callable[[], object] | None = None
         self.left = 0
-        """Readings until then."""
+        """The number of readings until then."""
 
     def at(self, reading: int, then: Callable[[], object]) -> None:
-        """Call ``then`` at the so many-th reading from now."""
+        """Calls ``then`` at the ``reading``-th reading from now."""
         self.left, self._then = reading, then
 
     def __call__(self) -> float:
@@ -134,7 +134,7 @@ class StepClock:
 
 
 class Near:
-    """This process's side: a transport and a local region."""
+    """The near side in this process: a transport and a local region."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Near:
         self.region = self.table.register(self.memory, "cpu:0", Access.NONE)
         self.ended: list[Outcome] = []
         self.marks: list[array[int]] = []
-        """Of links that the test itself is the initiator of."""
+        """The marks of links that the test itself initiates."""
 
     def chain(
         self,
@@ -160,7 +160,7 @@ class Near:
         parts: list[tuple[int, bytes, int, int]],
         timeout_s: float = 60.0,
     ) -> Chain:
-        """``parts`` are ``(local offset, remote key, remote offset, length)``."""
+        """Returns a chain; ``parts`` are ``(local offset, remote key, remote offset, length)``."""
         slices = [Slice(index, self.region.key, *part) for index, part in enumerate(parts)]
         plan = ChainPlan(segment, opcode, slices, sum(part[3] for part in parts))
         deadline = time.monotonic() + timeout_s
@@ -170,7 +170,7 @@ class Near:
         return self.transport.run(self.chain(opcode, segment, parts), SHM)
 
     def move(self, segment: SegmentDescriptor, key: bytes, length: int) -> Outcome | None:
-        """READ to the start of the region by the short way; None: there is no endpoint, or it does not know how."""
+        """READs to the start of the region by the short way; None: there is no endpoint, or it does not know how."""
         endpoint = self.transport.lend((segment.peer, SHM))
         if endpoint is None:
             return None
@@ -221,7 +221,7 @@ def test_random_batches_match_byte_arrays(make_near, start_peer, rng) -> None:
         parts = []
         cell = rng.choice([16, 300, 1024])
         for place in rng.sample(range(size // cell), rng.choice([1, 3, 8, 9, 1000])):
-            # Apart where it is written, so that the order of the slices does not matter; anywhere where it is read.
+            # The written parts are disjoint, so that their order does not matter; the read parts may overlap.
             written, length = place * cell, rng.choice([cell, rng.randint(1, cell)])
             read = rng.randrange(size - length)
             local, remote = (written, read) if opcode is READ else (read, written)
@@ -291,8 +291,11 @@ def test_reading_a_region_that_was_unregistered(near, start_peer, length) -> Non
 
 @pytest.mark.parametrize(("length", "alone"), [(4096, False), (1 << 20, False), (4096, True)])
 def test_no_completed_read_has_what_came_after_unregister(near, start_peer, length, alone) -> None:
-    """``alone``: without a chain, where the endpoint knows the key. At least 300 times, until enough READs came in time
-    and enough too late."""
+    """Completed READs have no bytes that were written after the unregistration; ``alone`` READs use no chain.
+
+    The endpoint of an ``alone`` READ knows the key. The test runs at least 300 rounds, until enough READs came in time
+    and enough too late.
+    """
     peer = start_peer()
     peer.send("reuse", length)
     completed = refused = alone_completed = 0
@@ -336,7 +339,7 @@ def test_a_read_of_a_region_unregistered_meanwhile_is_refused(make_near, start_p
     near, peer = make_near(piece_bytes=50_000), start_peer()
     other = bytes.fromhex(peer.ask("register", 100_000, int(Access.READ)))
     parts = [(0, peer.key, 0, 100_000), (100_000, other, 0, 100_000)]
-    assert near.run(READ, peer.segment, parts) == DONE  # from now on it knows where they lie
+    assert near.run(READ, peer.segment, parts) == DONE  # from now on the initiator knows where the regions lie
     chain = near.chain(READ, peer.segment, parts)
     near.clock.at(4, lambda: peer.ask("unregister", other.hex()))  # before the last of four pieces
     assert near.transport.run(chain, SHM).refusals == bytes([0, Reason.UNKNOWN_REGION])
@@ -398,7 +401,7 @@ def test_a_frozen_peer_stalls_a_write_and_never_does_it_later(make_near, start_p
     peer.thaw()
     eventually(lambda: peer.ask("state")[0] == 0, "the link is gone")
     assert peer.peek(0, SIZE) == bytes(8) + b"\x5a" * (SIZE - 8)
-    # The next attempt replaces that link, and an endpoint that is idle does not do for it.
+    # The next attempt replaces that link; an idle endpoint does not suffice.
     assert near.transport.probe(peer.segment, SHM, time.monotonic() + GENEROUS_S)
     assert near.transport.run(chain, SHM) == DONE
     assert not chain.fence
@@ -445,7 +448,7 @@ def test_a_chain_is_stopped_or_interrupted(make_near, start_peer, opcode, interr
     assert chain.stopped is not interrupt
     if opcode is READ:
         assert near.memory[: 64 << 10] == b"\x5a" * (64 << 10)
-        assert near.memory[64 << 10 :] == bytes(SIZE - (64 << 10))  # and nothing after run() has returned
+        assert near.memory[64 << 10 :] == bytes(SIZE - (64 << 10))  # nothing is written after run() has returned
     else:
         assert chain.fence
     chain.finish(outcome)
@@ -530,7 +533,7 @@ def test_a_pid_of_another_namespace(near, start_peer, monkeypatch, caplog) -> No
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_peer_of_another_user_is_unreachable(near, start_peer, caplog) -> None:
     peer = start_peer()
-    peer.ask("become", 65534)  # we may read its memory, it may not read ours
+    peer.ask("become", 65534)  # this process may read the peer's memory, but not the reverse
     with caplog.at_level(logging.INFO, "pinyon"):
         outcome = near.run(READ, peer.segment, [(0, peer.key, 0, 8)])
     assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
@@ -551,8 +554,10 @@ def test_a_peer_in_another_pid_namespace_is_unreachable(near, start_peer) -> Non
 
 
 class Impostor:
-    """Serves the shm links of this process with whatever it is told to send after the initiator's PROOF; an empty
-    answer is a proof that holds, the first link's again on later ones if it is told to ``repeat``."""
+    """A server of this process's shm links that sends what it is told after the initiator's PROOF.
+
+    An empty answer is a valid proof; with ``repeat`` later links get the first link's proof again.
+    """
 
     def __init__(self, *answers: bytes, repeat: bool = False) -> None:
         self._answers = answers
@@ -596,7 +601,7 @@ def test_a_server_that_proves_nothing(near, impostor) -> None:
 
 
 def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> None:
-    """What a process showed on an earlier link is no proof on the next one, of either end."""
+    """The mark that a process showed on an earlier link is no proof on the next link, for either end."""
     again = impostor(b"", repeat=True)
     deadline = time.monotonic() + GENEROUS_S
     assert near.transport.probe(again, SHM, deadline)
@@ -613,7 +618,7 @@ def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> No
 
 
 def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
-    proof = b""  # it is this process
+    proof = b""  # the peer is this process
     request = shm_wire.RequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
     nowhere = shm_wire.Place(0, 4096, shm_wire.Seal(8192, b"s" * 16), Spans((0,), (1 << 20,)))
     not_sealed = nowhere._replace(address=near.region.address)
@@ -633,7 +638,7 @@ def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
 
 
 def dial_raw(near: Near, peer: ShmPeer) -> Link:
-    """A link whose initiator is the test itself; after the proofs."""
+    """Returns a link after the proofs, whose initiator is the test itself."""
     deadline = time.monotonic() + GENEROUS_S
     link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
     mark = array("Q", link.marks.initiator)
@@ -806,7 +811,7 @@ def test_endpoints_are_capped_probed_forgotten_and_expire(near, local) -> None:
     transport.release(held[0])
     transport.forget(local.segment, SHM)
     assert transport.endpoints == 1
-    transport.release(held[1])  # of a path that was forgotten meanwhile
+    transport.release(held[1])  # its path was forgotten meanwhile
     assert transport.endpoints == 0
     assert transport.probe(local.segment, SHM, deadline)
     transport.maintain(time.monotonic())

@@ -1,4 +1,4 @@
-"""One small request by the short way: moved right, refused right, handed over to a chain when anything goes wrong."""
+"""A single small request by the short way: correct moves, correct refusals, and a chain when anything goes wrong."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def went_short(engine: TransferEngine) -> int:
 
 
 MOST_BYTES = LIMITS.stripe_min_bytes
-"""Of a request by the short way."""
+"""The largest request that takes the short way."""
 
 
 def warm(pair: Pair) -> None:
-    """From here on there is a short way, and shm knows where the far region lies."""
+    """Opens the short way, and lets shm learn where the far region lies."""
     for _ in range(2):
         for opcode in (READ, WRITE):
             assert pair.engine.transfer([pair.request(opcode, 0, 0, 64)])[0].ok
@@ -155,7 +155,7 @@ def test_callers_side_by_side_lose_nothing(pair: Pair) -> None:
 
 
 class Caller(threading.Thread):
-    """Waits in ``transfer`` with one small request."""
+    """A thread that waits in ``transfer`` with one small request."""
 
     def __init__(self, engine: TransferEngine, request: TransferRequest) -> None:
         super().__init__(daemon=True)
@@ -175,7 +175,7 @@ class Caller(threading.Thread):
 
 @contextmanager
 def held(server: TransferEngine) -> Iterator[None]:
-    """Nobody is served, for the table that says who may touch what is taken."""
+    """Keeps all peers waiting, by holding the lock of the table of access rights."""
     with server._memory._lock:
         yield
 
@@ -212,7 +212,7 @@ def test_nothing_lands_in_a_region_unregistered_meanwhile(make_tcp) -> None:
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 4096))
         unregister = threading.Thread(target=pair.engine.unregister, args=(pair.local,), daemon=True)
         unregister.start()
-        unregister.join(GENEROUS_S)  # it waits for nobody: no memory is touched until the answer is here
+        unregister.join(GENEROUS_S)  # it does not wait: memory is untouched until the answer is here
         assert not unregister.is_alive()
     assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
     assert not any(pair.near)
@@ -224,7 +224,7 @@ def test_a_large_one_is_stopped_before_its_region_goes(make_tcp) -> None:
     with held(pair.server):
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 2 * SMALL_BYTES))
         eventually(lambda: pair.engine._memory.users(pair.local) == 1, "it holds its memory")
-        pair.engine._memory.unregister(pair.local, 0.05)  # as the engine does, but that it waits so long for the end
+        pair.engine._memory.unregister(pair.local, 0.05)  # like the engine, with a short wait for the end
         pair.near += b"x"  # nothing holds the memory any more
     assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
     assert not any(pair.near[:-1])
@@ -265,7 +265,7 @@ def test_a_nic_that_goes_down_ends_it_at_once(make_tcp) -> None:
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 4096))
         pair.engine._peers.link_changed("lo", False)
         eventually(lambda: pair.engine.stats().paths[0].failures == {"connection_lost": 1}, "it was interrupted")
-    assert caller.result().ok  # over a new connection: nothing else is left to try, and the NIC is not really down
+    assert caller.result().ok  # over a new connection: no other path is left, and the NIC is not really down
 
 
 def test_a_deadline_ends_it(make_tcp) -> None:
@@ -312,7 +312,7 @@ def test_bytes_that_were_changed_on_their_way_are_not_taken(make_tcp) -> None:
     (endpoint,) = pair.engine._peers.transports["tcp"]._handy.values()
 
     class Flipping:
-        """The stream of that endpoint, which spoils an answer."""
+        """The stream of that endpoint, which corrupts an answer."""
 
         def __init__(self, stream) -> None:
             self._stream = stream

@@ -1,4 +1,4 @@
-"""Device memory by way of the staging pool: the pool, the chain that a transport sees, and both with transports."""
+"""Device memory through the staging pool: the pool, the chain that a transport sees, and both with transports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pool_of(pages: int, forgotten: list[Region] | None = None) -> StagingPool:
 
 
 def test_the_pool_lends_each_byte_to_one_at_a_time() -> None:
-    """Random loans against a set of pages."""
+    """The loans are random, against a set of pages."""
     seed = secrets.randbits(32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -86,7 +86,7 @@ def test_the_pool_lends_each_byte_to_one_at_a_time() -> None:
 
 
 def test_who_waits_longest_is_served_first() -> None:
-    """A small wish must not pass a large one by, or that waits for ever."""
+    """A small request must not overtake a large one, which would else wait for ever."""
     pool = pool_of(4)
     first, second = pool.acquire(2 * PAGE, 0.0, never), pool.acquire(2 * PAGE, 0.0, never)
     assert first is not None
@@ -126,7 +126,7 @@ def test_waiting_ends_by_deadline_by_giving_up_or_by_closing() -> None:
     pool.close()
     waiter.join(GENEROUS_S)
     assert answers == [None]
-    assert not forgotten  # not while somebody uses it
+    assert not forgotten  # not while it is in use
     region = buffer.region
     buffer.view(0, 1)[:] = b"x"
     buffer.release()
@@ -184,17 +184,16 @@ def test_the_pools_live_as_long_as_device_memory_is_registered(driver) -> None:
 
 
 class Wire:
-    """A transport that moves bytes to and from ``far``, and does on the way what a test wants."""
+    """A transport that moves bytes to and from ``far``, with the test's actions in between."""
 
     name = "tcp"
 
     def __init__(self, far: bytearray) -> None:
         self.far = far
         self.refuse: set[int] = set()
-        """Remote offsets."""
         self.before_claim: Callable[[Chain], None] = lambda chain: None
         self.between: Callable[[Chain], None] = lambda chain: None
-        """Claimed, nothing moved yet."""
+        """The action between the claim of the chain and the first byte."""
         self.outcome: Outcome | None = None
         self.aborted = 0
         self.claims: list[bool] = []
@@ -218,7 +217,7 @@ class Wire:
             here = chain.regions[part.local].view[part.local_offset : part.local_offset + part.length]
             if codes[-1]:
                 if chain.opcode is READ:
-                    here[:] = b"!" * part.length  # nobody may see it
+                    here[:] = b"!" * part.length  # these bytes must stay invisible
                 continue
             there = memoryview(self.far)[part.remote_offset : part.remote_offset + part.length]
             if chain.opcode is READ:
@@ -237,7 +236,7 @@ REMOTE = SegmentDescriptor("10.0.0.1", 1, bytes(16))
 
 
 class Staged:
-    """A chain of one device region and one host region, to be run over a :class:`Wire`."""
+    """A chain of one device region and one host region, which runs over a :class:`Wire`."""
 
     def __init__(self, driver: FakeDriver, opcode: Opcode, staging_bytes: int = 64 * PAGE) -> None:
         self.table = MemoryTable(staging_bytes=staging_bytes)
@@ -249,7 +248,7 @@ class Staged:
         self.ended: list[Outcome] = []
 
     def chain(self, *parts: tuple[Region, int, int, int]) -> Chain:
-        """``(local region, offset there, offset at the far end, length)``"""
+        """Returns a chain of parts ``(local region, offset there, offset at the far end, length)``."""
         slices = [Slice(0, region.key, here, bytes(16), there, size) for region, here, there, size in parts]
         plan = ChainPlan(REMOTE, self.opcode, slices, sum(part.length for part in slices), "fake:0", "")
         regions = {region.key: region for region in (self.region, self.plain)}
@@ -286,7 +285,7 @@ def test_pieces_cover_the_chain_and_neighbours_copy_together(driver, opcode) -> 
     direction = "in" if opcode is READ else "out"
     assert driver.copies == {"in": 0, "out": 0} | {direction: 4}
     assert staged.idle()
-    assert chain.claim(lambda: None)  # it was let go of
+    assert chain.claim(lambda: None)  # the chain was released
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -442,7 +441,7 @@ def test_only_what_a_transport_cannot_reach_is_staged(driver) -> None:
     assert not needs_staging(host, PATH)
     rdma = Path("rdma", "a", "b")
     assert needs_staging(on_device, rdma)
-    staged.region.direct = True  # what an exportable region begins with
+    staged.region.direct = True  # the initial state of an exportable region
     assert not needs_staging(on_device, rdma)
     assert needs_staging(on_device, PATH)
 

@@ -1,4 +1,4 @@
-"""The tcp transport below the engine: connections and their fates, fences, caps, checksums, polling, hostile bytes."""
+"""The tcp transport below the engine: connections, fences, caps, checksums, polling, hostile bytes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
 class RecordingAcceptor(Acceptor):
-    """Remembers who came in."""
-
     hellos: list[handshake.Hello]
     sources: list[str]
 
@@ -62,7 +60,7 @@ class RecordingAcceptor(Acceptor):
 
 
 class Host:
-    """One process's tcp transport, both ends, with one region."""
+    """The tcp transport of one process, both ends, with one region."""
 
     def __init__(
         self,
@@ -112,10 +110,10 @@ def host() -> Iterator[Callable[..., Host]]:
 
 
 class Proxy:
-    """Stands between two hosts: forwards, and changes or cuts what ``treat`` says. Serves one connection at a time."""
+    """A proxy between two hosts that forwards, changes or cuts as ``treat`` says, one connection at a time."""
 
     def __init__(self, target: int, treat: Callable[[str, int, bytes], bytes | None]) -> None:
-        """``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
+        """Takes ``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self._target = target
@@ -162,7 +160,7 @@ class Proxy:
 
 
 class Silent:
-    """Shakes hands with everybody and never answers a frame."""
+    """A server that shakes hands with all peers and never answers a frame."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -242,7 +240,7 @@ def test_a_flipped_bit_fails_the_chain_and_not_the_server(host, opcode, nbytes) 
 
 
 def test_a_header_changed_on_the_way_fails_too(host) -> None:
-    """The descriptors are covered: bytes of another place do not pass as those that were asked for."""
+    """The checksum covers the descriptors: bytes of another place do not pass as the requested ones."""
     here, there = host(checksum="on"), host()
     there.memory[:] = random.Random(1).randbytes(SIZE)
     offset_field = handshake.HELLO_BYTES + wire.FRAME_HEADER_BYTES + 16
@@ -308,7 +306,7 @@ def test_a_fresh_connection_that_breaks_is_not_repeated_here(host) -> None:
         chain = here.chain(WRITE, there.segment(proxy.port), 4096)
         assert here.tcp.run(chain, PATH) == LOST
         assert len(tries) == 1
-    # The dispatcher takes it to another path: its link ends the first one at the peer before anything else.
+    # The dispatcher takes the chain to another path, whose link first ends the first link at the peer.
     failed = chain.fence
     assert failed == there.acceptor.hellos[-1].connection_id
     other = here.chain(WRITE, there.segment(), 4096)
@@ -432,9 +430,9 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
         frame = wire.Frame(WRITE, 1, 1, 200_000)
         busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
         eventually(lambda: there.table.users(there.region) == 1, "the frame is being served")
-        assert second.run(WRITE, there.segment()) == DONE  # evicts the first one's, which rests
+        assert second.run(WRITE, there.segment()) == DONE  # evicts the first link, which is idle
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
-        with raw_link(there, 2) as other:  # evicts the second one's
+        with raw_link(there, 2) as other:  # evicts the second link
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
             eventually(lambda: there.table.users(there.region) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
@@ -450,7 +448,7 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
     first, second, third = host(), host(), host()
     for each in (first, second, first):
         assert each.run(WRITE, there.segment()) == DONE
-        time.sleep(0.2)  # its link comes to rest
+        time.sleep(0.2)  # its link becomes idle
     for each in (third, first, second):
         assert each.run(WRITE, there.segment()) == DONE
     assert [each.meter.stats.retries for each in (first, second)] == [0, 1]
@@ -461,7 +459,7 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
 
 @pytest.fixture
 def no_core_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated time does not need it, and on a busy machine each time costs milliseconds."""
+    """Keeps the core: simulated time needs no yield, and on a busy machine each yield costs milliseconds."""
     monkeypatch.setattr(spinner, "_yield", lambda: 0)
 
 
@@ -473,9 +471,9 @@ class Waits:
 
     def __init__(self, come_s: float, look_s: float = 5e-6) -> None:
         self.come_s = come_s
-        """After how long bytes come."""
+        """The seconds until bytes come."""
         self.look_s = look_s
-        """What a look at the socket takes."""
+        """The seconds that a look at the socket takes."""
         self.now = self._since = 0.0
         self.seats = deque([None])
         self.spinner = Spinner(self, 100e-6, lambda: self.now, self.seats)
@@ -487,7 +485,7 @@ class Waits:
         return len(buffer)
 
     def polled(self, waits: int) -> int:
-        """How many of so many waits began with polling."""
+        """Returns how many of ``waits`` waits began with polling."""
         polled = 0
         for _ in range(waits):
             self._since = self.now
@@ -503,9 +501,9 @@ class Waits:
 def test_links_poll_for_what_comes_soon_and_rest_now_and_then() -> None:
     waits = Waits(come_s=20e-6)
     assert waits.polled(128) == 128
-    assert waits.polled(1) == 0  # at rest, for who makes room
+    assert waits.polled(1) == 0  # the link rests, so that it may be evicted
     assert waits.polled(1290) == 1280
-    waits.seats.clear()  # as many threads poll as may
+    waits.seats.clear()  # as many threads poll as are allowed
     assert waits.spinner.poll(memoryview(bytearray(1))) is None
 
 
@@ -541,7 +539,7 @@ def test_short_waits_among_long_ones_are_polled_for() -> None:
 
 @SIMULATED
 def test_little_of_the_time_is_lost_to_others_that_want_the_core() -> None:
-    """Others have it for 25 ms of each 100 ms that a poller would use, as with a quota."""
+    """The core goes to other threads for 25 ms of each 100 ms that a poller would use, as with a quota."""
     waits = Waits(come_s=20e-6)
     used_s = lost_s = 0.0
     while waits.now < 15.0:
@@ -568,10 +566,10 @@ def test_a_link_finds_out_that_times_have_changed() -> None:
     waits.look_s = 5e-6
     waits.polled(3001)  # for twenty times as long as the core was lost
     assert waits.polled(1000) > 990
-    waits.look_s = 3600.0  # it was stopped
+    waits.look_s = 3600.0  # the thread was stopped
     waits.polled(1)
     waits.look_s = 5e-6
-    waits.polled(50_001)  # a second
+    waits.polled(50_001)  # one second
     assert waits.polled(1000) > 990
 
 
@@ -587,7 +585,7 @@ def test_polling_can_be_off() -> None:
 
 @contextlib.contextmanager
 def raw_link(there: Host, link_id: int = 1) -> Iterator[socket.socket]:
-    """A link set up by hand."""
+    """Yields a link that is set up by hand."""
     with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
         hello = handshake.Hello(link_id, 0, bytes(16), there.context.boot_id, bytes(16), False, handshake.Service.TCP)
         sock.sendall(handshake.pack_hello(hello))
@@ -632,8 +630,10 @@ frames = st.builds(
     mutations=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 255)), max_size=2),
 )
 def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) -> None:
-    """Whatever a peer sends: bytes change only where a frame, mutated or not, names the region's key and a range of it;
-    the link ends or goes on, and the server goes on."""
+    """Bytes change only where a frame, mutated or not, names the region's key and a range of it.
+
+    The link ends or goes on, and the server goes on, whatever a peer sends.
+    """
     keys = {b"GOOD": target.region.key, b"CLOSED": target.closed_region.key, b"UNKNOWN": b"u" * 16}
     data = b""
     for shot in shots:
@@ -666,7 +666,7 @@ def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) 
 
 
 def _writable(data: bytes, key: bytes) -> set[int]:
-    """Every place that any descriptor with this key anywhere in the bytes could name."""
+    """Returns every place that any descriptor with this key anywhere in the bytes could name."""
     places: set[int] = set()
     at = data.find(key)
     while at >= 0:

@@ -1,4 +1,4 @@
-"""TLS on tcp links: both sides prove that they are of the cluster, or get nowhere, soon and with a reason."""
+"""TLS on tcp links: both sides prove that they are of the cluster, or fail soon and with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the ope
 
 @pytest.fixture(scope="module")
 def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsFiles]:
-    """``make_files(ca)``: a certificate signed by the CA of that name, made on first use."""
+    """The function ``make_files(ca)``, which returns a certificate signed by the CA of that name, made on first use."""
     folder = tmp_path_factory.mktemp("tls")
     serial = iter(range(1, 100))
 
@@ -47,7 +47,7 @@ def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsF
 
 
 class Tap:
-    """Forwards one connection and keeps what the initiator sends."""
+    """A tap that forwards one connection, and keeps what the initiator sends."""
 
     def __init__(self, target: int, seen: bytearray) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""The room's pure parts: descriptors, limits, batch states, slicing, wire format."""
+"""The pure parts of the transfer engine: descriptors, limits, batch states, slicing, wire format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's KV cache over a pool of its own, whose readers the test plays."""
+"""A worker's KV cache over a pool of its own; the test plays its readers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FakeGrant(NamedTuple):
 
 
 class FakeDoors:
-    """The part of a transfer engine that opens memory to peers. While ``idle`` is clear, somebody reads."""
+    """The part of a transfer engine that opens memory to peers; while ``idle`` is clear, a peer reads."""
 
     def __init__(self) -> None:
         self.open: dict[bytes, FakeGrant] = {}
@@ -66,7 +66,7 @@ def new_cache(layout: KvLayout, blocks: int, clock: Clock, doors: FakeDoors | No
 
 
 class Holder:
-    """A request that asks for blocks and gives them back."""
+    """A request that takes blocks and gives them back."""
 
     def __init__(self, cache: KvCache, keys: Sequence[BlockKey], blocks: int) -> None:
         self.number = cache.number()

@@ -1,4 +1,4 @@
-"""Which block tables an engine takes: no step writes outside the pool."""
+"""The block tables that an engine accepts: no step writes outside the pool."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Where reused KV is asked for, and where not for a while."""
+"""The sources that reused KV is read from, and those that are avoided for a while."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ TIMEOUT_S = 60.0
 
 
 class Source:
-    """Delivers everything, or fails by address, or says that nothing came of it; each read takes ``takes_s``."""
+    """A source that delivers everything, fails by address, or delivers nothing; each read takes ``takes_s``."""
 
     def __init__(self) -> None:
         self.errors: dict[str, PinyonError] = {}
         self.nothing: dict[str, bool | None] = {}
         self.lacks: dict[str, set[bytes]] = {}
-        """By address, what is not there."""
+        """The missing keys, by address."""
         self.asked: list[str] = []
         self.reads: list[tuple[str, int]] = []
-        """Address and number of blocks."""
+        """The address and number of blocks of each read."""
         self.offered_s: list[float] = []
         self.held: asyncio.Event | None = None
-        """Until it is set, reads of one block take their time."""
+        """The event for which reads of one block wait."""
         self.entered = asyncio.Event()
         self.passed: Callable[[], None] = lambda: None
 
@@ -61,7 +61,7 @@ class Source:
 
 
 class Index:
-    """Says where the store has what it is asked for; with an ``error`` that, and with ``hangs`` nothing."""
+    """An index that names the store's nodes; with ``error`` it raises, and with ``hangs`` it never answers."""
 
     def __init__(self) -> None:
         self.runs = [("kv-0", 1), ("kv-1", 2)]
@@ -144,7 +144,7 @@ async def test_a_source_that_failed_is_not_asked_until_its_pause_ends() -> None:
     assert (await world.fetch(PEER)).blocks == 0
     assert world.source.asked == ["peer:1"]
     assert world.fetcher.failures == 1
-    assert (await world.fetch(PEER, STORE)).store_blocks == 4  # whoever else has it is asked at once
+    assert (await world.fetch(PEER, STORE)).store_blocks == 4  # another holder is asked at once
     world.now_s = 0.6
     world.source.errors.clear()
     assert (await world.fetch(PEER, STORE)).peer_blocks == 4
@@ -177,7 +177,7 @@ async def test_a_source_that_has_nothing_is_not_trusted_for_that() -> None:
     world.source.nothing["peer:1"] = False
     await world.fetch(PEER)
     for world.now_s in (0.6, 0.7, 0.8):
-        world.source.nothing["peer:1"] = True  # it answers that the block is not there: its bytes may still not come
+        world.source.nothing["peer:1"] = True  # it answers that the block is missing: its bytes may still not come
         assert (await world.fetch(PEER)).blocks == 0
     world.source.nothing["peer:1"] = False
     world.now_s = 0.9
@@ -220,12 +220,12 @@ async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
 
 @pytest.mark.parametrize("border", [0, 1, 2, 3, 4])
 async def test_where_the_next_source_takes_over_need_not_be_known(border) -> None:
-    """Of a sample of the keys, the plan knows that one source has block 1 and another one block 3."""
+    """The plan knows, from a sample of the keys, that one source has block 1 and another block 3."""
     world = World()
     first, second = (FetchSpan(name, f"{name}:1", KvSource.STORE, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
     world.source.lacks = {"a:1": set(KEYS[border:]), "b:1": set(KEYS[:border])}
     fetched = await world.fetch(first, second)
-    if border < 2:  # the plan was wrong: what was to come from the one is not there
+    if border < 2:  # the plan was wrong: the first source lacks what was to come from it
         assert (fetched.blocks, fetched.bytes, world.fetcher.failures) == (border, 0, 1)
         return
     assert (fetched.blocks, world.fetcher.failures) == (4, 0)
@@ -278,7 +278,7 @@ async def test_a_source_offered_only_leftover_time_is_not_blamed() -> None:
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
 
     def takes() -> None:
-        world.now_s += 54.0  # of 60
+        world.now_s += 54.0  # 54 s of 60 s have passed
 
     world.source.passed = takes
     world.source.lacks["a:1"] = set(KEYS[2:])
@@ -327,7 +327,7 @@ async def test_nothing_is_measured_of_a_span_that_came_only_in_part() -> None:
         world, over = World(), asyncio.Event()
 
         async def read(address, keys, *_, arrivals, blocks=blocks, over=over, **__) -> ReadResult:
-            arrivals.first_layer.set_result(blocks)  # the others are not there
+            arrivals.first_layer.set_result(blocks)  # the other blocks are missing
             await over.wait()
             return ReadResult([place < blocks for place in range(len(keys))], worked=True)
 

@@ -1,4 +1,4 @@
-"""Who gets blocks, in which order, and that they all come back."""
+"""The order in which requests get blocks, and the return of all blocks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_preempted_requests_ask_together_and_the_oldest_is_first(cache):
     old, young, last = (Holder(cache, [], 2) for _ in range(3))
     for each in (young, old):
         cache.give_way(each.number, each.table)
-    for each, blocks in ((young, 3), (old, 2)):  # the younger one gave way first, and asks first
+    for each, blocks in ((young, 3), (old, 2)):  # the younger request gave way first, and asks first
         each.future = cache.reserve(BatchRequest(each.number, 1, blocks), at_once=False)
     assert old.waits
     assert young.waits

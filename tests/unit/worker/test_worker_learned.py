@@ -1,4 +1,4 @@
-"""What a batching policy has learned, kept in a file: used for the same policy and kernel, never in the way."""
+"""The file of what a batching policy has learned: used for the same policy and kernel, never in the way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scheduler(choice: str = BANDIT) -> StepScheduler:
 
 def test_what_was_kept_is_what_the_next_one_begins_with(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    restore_learned(path, scheduler(), BANDIT, "whole")  # there is none yet
+    restore_learned(path, scheduler(), BANDIT, "whole")  # the file does not exist yet
     save_learned(path, TABLE, BANDIT, "whole")
     steps = scheduler()
     restore_learned(path, steps, BANDIT, "whole")

@@ -1,4 +1,4 @@
-"""When a load balancer is told of the load."""
+"""Tests of when a load balancer is told of the load."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_goes_back_meanwhile_is_told_as_it_is_then(source: Source) -> None:
 
 @pytest.mark.parametrize("interval_s", [0.01, 0.1, 0.3, 0.5, 2.0])
 def test_what_does_not_change_is_told_now_and_then(source: Source, interval_s: float) -> None:
-    """Looked at when it says so, and at any other time."""
+    """The load is checked when the session says so, and at any other time."""
     news = source.news(interval_s)
     heartbeat_s = max(HEARTBEAT_S, interval_s)
     now, told = 0.0, []

@@ -1,4 +1,4 @@
-"""How a session's updates go: past the writer while there is room, through it when there is none."""
+"""The updates of a session: they pass the writer while there is room, and go through it when there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Peer:
     def __init__(self) -> None:
         self.has_room = True
         self.takes = 1 << 30
-        """So many, then it has no room."""
+        """The number of updates taken before there is no room."""
         self.got: list[worker_pb2.SessionResponse] = []
         self.came = asyncio.Event()
 
@@ -34,7 +34,7 @@ class Peer:
 
 
 class Session:
-    """Updates, with a writer that asks for messages as a stream's does."""
+    """A session's updates, with a writer that asks for messages as a stream's does."""
 
     def __init__(self) -> None:
         self.loads: list[ToldLoad] = []
@@ -48,7 +48,7 @@ class Session:
         self.updates.by(stream)
         self.written: list[worker_pb2.SessionResponse] = []
         self.taken = asyncio.Event()
-        """The peer takes what is written."""
+        """The event that the peer takes what is written."""
         self.taken.set()
         self.writer = asyncio.ensure_future(self._write())
 
@@ -63,7 +63,7 @@ class Session:
             await self.taken.wait()
 
     async def turns(self) -> None:
-        """Until everybody who can do something has: a few turns of the loop, none of which waits for time."""
+        """Lets the loop turn until every task has done what it can; none waits for time."""
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -166,7 +166,7 @@ async def test_a_load_goes_with_updates_and_alone(session: Session) -> None:
     session.loads.append(ToldLoad(seq=2))
     session.updates.nudge()
     await session.turns()
-    session.updates.nudge()  # somebody else's message has had it
+    session.updates.nudge()  # another message has taken the load
     await session.turns()
     assert [(len(each.updates), each.load.seq) for each in session.peer.got] == [(1, 1), (0, 2)]
     assert not session.written

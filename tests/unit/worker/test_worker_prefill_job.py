@@ -1,4 +1,4 @@
-"""What a prefill instance tells the conductor of computing beside a read that it waited for."""
+"""The computing time that a prefill instance reports beside a read that it waited for."""
 
 from __future__ import annotations
 

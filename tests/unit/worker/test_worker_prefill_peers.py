@@ -1,4 +1,4 @@
-"""How prompts travel to a prefill instance, and when it is not dialed."""
+"""Tests of how prompts travel to a prefill instance, and when it is not dialed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_one_that_has_spoken_and_went_is_dialed_at_once(sessions: PrefillP
 
 
 async def answered(*remotes: RemotePrefill) -> None:
-    """The peers' results came: nothing of them is under way any more."""
+    """Delivers the peers' results, after which nothing of the requests is under way."""
     await asyncio.sleep(0)  # the sessions begin
     for remote in remotes:
         (stream,) = (each for each in Stream.dialed if each.address == remote.session.address and not each.ending)
@@ -178,7 +178,7 @@ def into(*offsets: int) -> worker_pb2.PrefillStart:
 
 
 async def answer(remote: RemotePrefill, **fields: Any) -> None:
-    """The prefill instance says this of it."""
+    """Delivers this answer of the prefill instance."""
     await asyncio.sleep(0)  # the session has begun
     result = worker_pb2.PrefillResult(stream_id=remote.stream_id, **fields)
     Stream.dialed[-1].take(worker_pb2.PrefillSessionResponse(results=[result]))

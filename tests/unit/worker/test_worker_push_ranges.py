@@ -1,4 +1,4 @@
-"""Which bytes go where: every byte of the tokens that the target lacks exactly once, and nothing else."""
+"""The ranges of a push: each byte of the tokens that the target lacks exactly once, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker does not take, and that what it takes fits into messages."""
+"""The parameters that a worker refuses; accepted ones fit into messages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_log_probabilities_of_a_prompt_are_bounded(top):
 
 @pytest.mark.parametrize("top", [0, 1, 20])
 def test_the_longest_log_probabilities_fit_into_a_message(top):
-    """Beside 1 MiB of tokens and text."""
+    """The message also holds 1 MiB of tokens and text."""
     count = PROMPT_LOGPROBS_MAX // (top + 1)
     message = worker_pb2.StreamUpdate(text="x" * (1 << 20))
     rows = LogprobRows(

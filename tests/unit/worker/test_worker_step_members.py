@@ -1,4 +1,4 @@
-"""Plans and what becomes of results, without an engine."""
+"""Step plans and the use of their results, without an engine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ LIMITS = StepLimits(max_batch=2, step_tokens=20, chunk_tokens=16, block_tokens=8
 
 
 class Log:
-    """What the members were told."""
-
     def __init__(self, last: int = 10**9) -> None:
         self.chunks, self.tokens, self.errors = [], [], []
         self.ways = 0
@@ -56,12 +54,12 @@ def decode(number: int, log: Log, table: list[int] | None = None) -> DecodeMembe
 
 def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembers:
     pool = BlockPool(1, Lru())
-    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=1, headroom=0)  # nobody waits in it
+    admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=1, headroom=0)  # no request waits in it
     return StepMembers(scheduler, admission, room or Pool())
 
 
 class Pool:
-    """So many blocks are free."""
+    """A pool with a number of free blocks."""
 
     def __init__(self, blocks: int = 99) -> None:
         self.free = blocks
@@ -96,7 +94,7 @@ def members(scheduler) -> StepMembers:
 
 
 def result(step, token=50):
-    """The engine's answer to a step: the last chunks and all decodes sample ``token``."""
+    """Returns the engine's answer to a step: the last chunks and all decodes sample ``token``."""
     prefills = [token if chunk.sampling is not None else None for chunk in step.chunks]
     return StepOutcome(prefills, [token] * len(step.slots), 1.0)
 

@@ -1,4 +1,4 @@
-"""What the conductor is told of the time between tokens."""
+"""The time between tokens as reported to the conductor."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -47,10 +47,10 @@ def test_the_time_between_two_steps_that_decode(running, kv_tokens):
 
 
 def test_idle_time_is_no_time_between_tokens():
-    """A decode instance runs no step between two requests: what nobody waited for is not measured."""
+    """A decode instance runs no step between two requests, and time in which none waits is not measured."""
     told = Told(0, 0)
-    told.step([100], 10.0)  # the only request ends with it
-    told.step([50], 40.0)  # another one's first step
+    told.step([100], 10.0)  # the only request ends with this step
+    told.step([50], 40.0)  # the first step of another request
     assert told.told == []
     told.members.running = 1
     told.step([51], 40.01)

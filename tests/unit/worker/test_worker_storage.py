@@ -1,4 +1,4 @@
-"""Background puts: bounded, referenced while they wait, given back whatever happens and to whoever wants the room."""
+"""Background puts: bounded, referenced while they wait, and given back to whoever wants the room."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE_S = 5.0
 
 
 class Store:
-    """Keeps what it is given, when it is let."""
+    """A store that keeps what it is given, when the test lets it."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -37,11 +37,11 @@ class Store:
         self.places: list[list[int]] = []
         self.held: set[bytes] = set()
         self.new = PutOutcome.STORED
-        """What becomes of an object that it lacks."""
+        """The outcome of a put of an object that the store lacks."""
         self.error: Exception | None = None
         self.losses = 0
         self.lost = 0
-        """What the next look finds."""
+        """The number of node losses that the next look finds."""
 
     async def nodes(self) -> None:
         self.losses = self.lost
@@ -89,17 +89,17 @@ class Parts:
         return Storage(self.cache, region, self.store, limits, lambda: self.now)
 
     def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS, first: int = 0) -> None:
-        """As the first blocks of a prompt."""
+        """Offers the keys as the first blocks of a prompt."""
         self.storage.offer(keys, self.storage.new_runs(), request_class, first)
 
     def reuse(self, keys: Sequence[bytes]) -> None:
-        """As the first blocks of a prompt."""
+        """Reuses the keys as the first blocks of a prompt."""
         table = [block for _, block in self.cache.hold(keys)]
         self.storage.reused(keys, table, self.storage.new_runs())
         self.cache.release(table)
 
     async def writing(self, keys: Sequence[bytes]) -> None:
-        """A put of these is under way, and takes as long as the store is not opened."""
+        """Begins a put of these keys, which lasts until the store is opened."""
         self.offer(keys)
         await self.store.asked.wait()
 
@@ -150,7 +150,7 @@ async def test_what_the_store_has_lost_is_offered_again(parts: Parts) -> None:
     parts.store.open.set()
     parts.offer(KEYS[:2])
     await parts.idle()
-    parts.store.held.clear()  # evicted there, or the node was restarted
+    parts.store.held.clear()  # evicted at the node, or the node was restarted
     parts.offer(KEYS[:2])
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], KEYS[:2]]
@@ -161,7 +161,7 @@ async def test_reused_blocks_are_offered_again_once_per_lost_node(parts: Parts) 
     parts.store.open.set()
     parts.offer(KEYS[:2])
     await parts.idle()
-    parts.reuse(KEYS[:3])  # the third came from elsewhere, so nobody here knows
+    parts.reuse(KEYS[:3])  # the third block came from elsewhere, so its put is unknown here
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], [KEYS[2]]]
     for lost in (1, 2):
@@ -242,7 +242,7 @@ async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Par
     parts.offer(KEYS[:2])
     await parts.idle()
     assert (parts.storage.stored, parts.storage.drops.total()) == (0, 0)
-    parts.store.new = PutOutcome.STORED  # the other put ended badly
+    parts.store.new = PutOutcome.STORED  # the other put failed
     parts.offer(KEYS[:2])
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], KEYS[:2]], "a store that is busy with a block is not left alone"
@@ -311,7 +311,7 @@ async def test_a_failing_store_is_paused_and_holds_no_block(parts: Parts, error:
 async def test_pauses_grow_while_the_store_fails_and_end_afterwards(parts: Parts) -> None:
     parts.store.open.set()
     asked_s = []
-    for step in range(100):  # one offer each tenth of a second
+    for step in range(100):  # one offer every tenth of a second
         parts.now = step / 10
         parts.store.error = None if 3.0 <= parts.now < 4.0 else Unavailable("down")
         before = len(parts.store.puts)

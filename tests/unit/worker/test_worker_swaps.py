@@ -1,4 +1,4 @@
-"""The copies between the tiers: their order, who waits for them, and what becomes of waits that do not end."""
+"""The copies between the tiers: their order, their waiters, and waits that do not end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S = 30.0
 
 
 class Slow(Swaps):
-    """Makes one copy for each that it is let."""
+    """A copier that makes one copy for each permission."""
 
     def __init__(self, pool: np.ndarray, slots: int) -> None:
         self.out = 0
@@ -111,12 +111,12 @@ async def test_a_block_is_settled_when_the_last_of_its_copies_is_over(swaps):
 
 
 async def test_a_copy_that_fails_fails_all_that_waits(swaps, monkeypatch):
-    """Long before they would give up; and what has arrived is there."""
+    """The failure comes long before they would give up, and blocks that arrived are there."""
     monkeypatch.setattr(module, "WAIT_S", 10 * WAIT_S)
     broken = asyncio.Event()
     swaps.on_broken = broken.set
     swaps.submit([Swap(0, 1, NO_SLOT)])
-    swaps.submit([Swap(BLOCKS, 2, NO_SLOT)])  # there is no such block
+    swaps.submit([Swap(BLOCKS, 2, NO_SLOT)])  # this block does not exist
     swaps.submit([Swap(1, 3, NO_SLOT)])
     fine, settled = swaps.settled([0]), swaps.settled([1])
     waiting = asyncio.ensure_future(asyncio.to_thread(swaps.of([[1]]).wait, 0))
@@ -135,7 +135,7 @@ async def test_waits_end_though_the_copies_do_not(swaps, monkeypatch):
         swaps.of([[0]]).wait(2)
     with pytest.raises(LayerLost, match="second tier"):
         await swaps.settled([0])
-    swaps.settled([0]).cancel()  # who has gone is no trouble
+    swaps.settled([0]).cancel()  # a cancelled waiter does no harm
     swaps.let.release(LAYERS)
     while swaps.under_way:  # noqa: ASYNC110
         await asyncio.sleep(0)

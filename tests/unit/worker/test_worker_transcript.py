@@ -1,4 +1,4 @@
-"""Tokens to text, and what ends a request. The expected text is that of all tokens at once."""
+"""Tokens to text, and the end of requests. The expected text is that of all tokens at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_eos_counts_and_has_no_text():
     [
         (("lo",), ("hel", 5, FinishReason.STOP)),
         (("zz", "o w"), ("hell", 7, FinishReason.STOP)),
-        (("world!",), ("hello world", 11, FinishReason.LENGTH)),  # held back, then given out
+        (("world!",), ("hello world", 11, FinishReason.LENGTH)),  # held back, then emitted
     ],
 )
 def test_stop_strings(stop, expected):
@@ -67,9 +67,9 @@ def test_what_was_held_back_comes_with_a_stop_token():
         (2, {"stop_token_ids": (ord("l"),)}, ("he", 3, FinishReason.STOP)),
         (10, {"stop_token_ids": (ord("l"),)}, ("hello world", 11, FinishReason.LENGTH)),
         (4, {"stop": ("l",)}, ("hello wor", 10, FinishReason.STOP)),
-        (3, {"stop": ("ll", "world")}, ("he", 4, FinishReason.STOP)),  # it ends after them
+        (3, {"stop": ("ll", "world")}, ("he", 4, FinishReason.STOP)),  # the stop string ends after the minimum
         (4, {"stop": ("ll", "world")}, ("hello ", 11, FinishReason.STOP)),
-        (4, {"stop": ("l", "lox")}, ("hello wor", 10, FinishReason.STOP)),  # "l" is held back, and counts no more
+        (4, {"stop": ("l", "lox")}, ("hello wor", 10, FinishReason.STOP)),  # "l" is held back, and no longer counts
         (11, {"stop": ("world",)}, ("hello world", 11, FinishReason.LENGTH)),
     ],
 )

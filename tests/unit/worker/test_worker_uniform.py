@@ -1,4 +1,4 @@
-"""Numbers that are the same on every instance and in every version, in Python and compiled."""
+"""Random numbers that are the same on every instance and in every version, in Python and compiled."""
 
 from itertools import islice
 
@@ -10,7 +10,7 @@ from services.worker.engines.uniform import uniform
 
 
 def splitmix64(state):
-    """The generator as published, by steps (Steele, Lea, Flood, 2014, section 4)."""
+    """Yields the numbers of the published generator, step by step (Steele, Lea, Flood, 2014, section 4)."""
     while True:
         state = (state + 0x9E3779B97F4A7C15) % 2**64
         z = state
@@ -26,7 +26,7 @@ def expected(seed, index):
 
 
 def test_the_generator_is_the_published_one():
-    assert next(splitmix64(0)) == 0xE220A8397B1DCDAF  # as its other implementations begin
+    assert next(splitmix64(0)) == 0xE220A8397B1DCDAF  # other implementations begin with this number
     assert next(splitmix64(1234567)) == 6457827717110365317
 
 
@@ -42,7 +42,7 @@ def test_indices_at_the_edges_of_machine_numbers(index):
 
 
 def test_numbers_are_fixed_for_good():
-    """A resumed request draws the same on another version."""
+    """A resumed request draws the same numbers on another version."""
     assert [uniform(seed, index) for seed, index in ((0, 0), (1, 2), (2**63, 7 << 32))] == [
         0.7012121095215252,
         0.7774369184800852,

@@ -1,5 +1,3 @@
-"""What waits for one reader."""
-
 from __future__ import annotations
 
 import asyncio
@@ -61,7 +59,7 @@ async def test_over_the_limit_everything_is_dropped_and_said():
         buffer.overflow.result()
     assert buffer.unsent == 0
     assert [each async for each in buffer] == []
-    buffer.update(1)  # whoever still writes does no harm
+    buffer.update(1)  # late updates do no harm
 
 
 async def test_what_a_token_brings_along_counts():

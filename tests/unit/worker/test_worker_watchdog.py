@@ -1,4 +1,4 @@
-"""When a step counts as one that hangs."""
+"""Tests of when a step counts as hanging."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Engine:
 
 
 LOOKS = 11
-"""The first one sees the step, and after ten more 2 s have passed."""
+"""The first look sees the step, and after ten more 2 s have passed."""
 
 
 def test_a_step_that_does_not_end_is_told_once() -> None:

@@ -1,4 +1,4 @@
-"""What a client wants, checked, in tokens."""
+"""A client's request in tokens, checked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pinyon.core.request import RequestClass, SamplingParams
 
 _UTF8_MAX = 4
 FIXED_BYTES = 1216
-"""Numbers, the kind, the fingerprint, tags and lengths of a submission, and what a retry and a trace add to its id and
-traceparent."""
+"""The bytes that a submission takes for numbers, the kind, the fingerprint, tags and lengths, and for what a retry and
+a trace add to its id and traceparent."""
 
 
 class Wishes(NamedTuple):
-    """What a client says of one request beside its body: compute it anew, how soon it wants the first token (ms; 0: as
-    soon as the conductor promises), and the trace that it belongs to."""
+    """A client's wishes for one request beside its body: compute the prompt anew, and the first token within so many ms
+    (0: as soon as the conductor promises). Also the trace that the request belongs to."""
 
     no_reuse: bool = False
     ttft_slo_ms: int = 0
@@ -25,7 +25,7 @@ NONE = Wishes()
 
 
 class Ask:
-    """``block_keys`` are packed and may be empty (layout unknown). Nobody changes one."""
+    """A client's request, which nobody changes. ``block_keys`` are packed, and empty if the layout is unknown."""
 
     __slots__ = (
         "block_keys", "model", "request_class", "request_id", "sampling", "texts_bytes", "tokens_le32", "wishes",
@@ -48,7 +48,7 @@ class Ask:
         texts = [request_id, model, wishes.traceparent, whose.session, whose.user, whose.tenant, whose.cache_salt]
         texts += whose.geographies
         self.texts_bytes = _UTF8_MAX * len("".join(texts)) + 4 * len(texts)
-        """What they take in a message at most."""
+        """The maximum size of the texts in a message."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -56,6 +56,6 @@ class Ask:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in a message at most; the placement, and tokens that were generated already, come to it."""
+        """The maximum size in a message, without the placement and tokens that were generated already."""
         prompt = len(self.tokens_le32) + len(self.block_keys)
         return prompt + self.texts_bytes + self.sampling.list_bytes + FIXED_BYTES

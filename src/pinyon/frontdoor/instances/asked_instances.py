@@ -1,7 +1,7 @@
-"""Whether instances would serve a request now: what ``/health/ready`` and the gRPC health service say.
+"""Readiness of instances: whether they would serve a request now, for ``/health/ready`` and the gRPC health service.
 
-While a conductor speaks, its list counts: it drops whoever's lease is over. Of those that no conductor vouches for (it
-is away, or has just started and has not listed them yet) nobody else says whether they still live: they are asked.
+While a conductor answers, its list counts, as it drops instances whose lease has ended. No conductor vouches for
+instances while it is away, or has just started and not listed them yet: these are asked themselves.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pinyon.runtime.identity import WORKER, peer_name
 
 ASK_EVERY_S = 1.0
 ASK_EACH_S = 0.02
-"""More between two rounds, for each instance that is asked: five hundred of them are asked every 11 s."""
+"""The time between two rounds grows by this for each instance that is asked: five hundred are asked every 11 s."""
 ANSWER_S = 1.0
-"""An instance that says nothing for so long is not there."""
+"""An instance that does not answer within this time counts as absent."""
 ASKED_AT_ONCE = 64
 
 
 class AskedInstances:
-    """Those of the region's own cluster, as :class:`pinyon.frontdoor.readiness.Watched`."""
+    """The instances of the region's own cluster, as :class:`pinyon.frontdoor.readiness.Watched`."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class AskedInstances:
         clock: Clock,
         elsewhere: Callable[[str], bool] = lambda model: False,
     ) -> None:
-        """``elsewhere``: other regions would serve a model."""
+        """Watches ``models``; ``elsewhere`` returns whether other regions would serve a model."""
         self._models = models
         self._view, self._conductor = cluster.view, cluster.conductor
         self._channels = channels
         self._clock = clock
         self._elsewhere = elsewhere
         self._silent: frozenset[str] = frozenset()
-        """Of those that were asked, who did not say that it serves."""
+        """The instances that were asked and did not say that they serve."""
         self._next_round_s = 0.0
 
     def lacks(self) -> str:
@@ -66,7 +66,7 @@ class AskedInstances:
         await self._view.wait_change(timeout_s)
 
     async def look(self) -> None:
-        """Asks those whom nobody vouches for, if it is time."""
+        """Asks the instances that no conductor vouches for, if it is time."""
         everyone = not self._conductor.connected
         asked = [each for model in self._models for each in self._view.unvouched(model, everyone=everyone)]
         if not asked:

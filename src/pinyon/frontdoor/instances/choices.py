@@ -28,29 +28,29 @@ from pinyon.openai.parse import Call
 
 NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
-"""Log-probabilities and token ids that are written on the event loop at once, in about 5 ms."""
+"""The log-probabilities and token ids that are formatted at once on the event loop, in about 5 ms."""
 _GRANTED = Turn()
-"""Of a choice: its slot is held for it."""
+"""The turn of a choice, whose slot is held for it."""
 
 
 def begin_events(reply: Reply, ticket: Ticket) -> None:
-    """A streamed answer's head."""
+    """Begins a streamed answer."""
     reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
 
 
 class AnswerTools(NamedTuple):
-    """What answers are made with."""
+    """The tools and values that answers are made with."""
 
     dispatcher: Dispatcher
     prompts: Prompts
     off_loop: OffLoop
     clock: Clock
     created_s: int
-    """When the answer was made, as it says (Unix time)."""
+    """The time that the answer states as its creation (Unix time)."""
 
 
 class ChoicesAnswer:
-    """One call's, whose choices run side by side."""
+    """The answer to one call, whose choices run side by side."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ChoicesAnswer:
         self._reply = reply
         self._ticket = ticket
         self._waiting: deque[int] = deque()
-        """Choices that do not run yet."""
+        """The choices that do not run yet."""
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
         self._format: Choices = make(head.unique, tools.created_s, call, tools.prompts.tokenizer, tools.prompts.texts)
@@ -79,14 +79,14 @@ class ChoicesAnswer:
         ]  # fmt: skip
 
     async def run(self) -> None:
-        """Raises :class:`PinyonError` of the first choice that failed; then none runs any more."""
+        """Writes the answer. Raises the :class:`PinyonError` of the first failed choice; then none runs any more."""
         requests, ticket = self._requests, self._ticket
         try:
             total, first = sum(request.tokens_wanted for request in requests), requests[0]
             demand = self._tools.dispatcher.demand(first)
             if not ticket.enter(total, priority=first.priority, demand=demand):
                 await ticket.wait()
-            ticket.release()  # each choice is chosen a target for itself
+            ticket.release()  # each choice gets a target of its own
             if self._call.echo:
                 await self._read_prompts()
             await self._run_all()
@@ -103,11 +103,9 @@ class ChoicesAnswer:
             self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
     async def _run_all(self) -> None:
-        """The call's own slot runs one choice after the other, so it ends however full it is, and never waits for a
-        second one. What slots are spare run others at the same time, each for one choice: then whoever waits has it.
-
-        Raises the first error; then all of them have ended.
-        """
+        """Runs all choices. The call's own slot runs one after the other, so the call ends however full the queue is,
+        and never waits for a second slot. Spare slots run others at the same time, each one choice; then a waiting
+        request gets the slot. Raises the first error, when all choices have ended."""
         waiting = self._waiting
         waiting.extend(range(len(self._requests)))
         try:
@@ -179,7 +177,7 @@ class ChoicesAnswer:
         choice.completion_tokens += len(delta.tokens)
 
     async def _send(self, choice: Choice) -> None:
-        """What is new of it. One at a time: the client reads one stream."""
+        """Sends the news of a choice, one choice at a time, as the client reads one stream."""
         async with self._writing:
             events = b"" if choice.begun else self._format.begin(choice)
             if self._format.entries(choice) > INLINE_ENTRIES:
@@ -191,7 +189,7 @@ class ChoicesAnswer:
             await self._reply.send(events)
 
     def _usage(self) -> Usage:
-        """Each prompt counts once, and what was reused of it by its first choice."""
+        """Returns the usage of the call. Each prompt counts once, with the tokens that its first choice reused."""
         firsts = [request.usage() for request in self._requests[:: self._call.n]]
         return Usage(
             sum(usage.prompt_tokens for usage in firsts),

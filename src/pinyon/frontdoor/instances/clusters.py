@@ -1,7 +1,7 @@
-"""Instances that are served from here: the region's own, and those of regions whose load balancers have failed.
+"""The clusters of instances that are served from here: the region's own, and those whose load balancers have failed.
 
-Each cluster has a conductor, which lists its instances and places on them. An adopted one is let go when the regional
-controller says so; what runs there then runs on to its end.
+Each cluster has a conductor, which lists its instances and places requests on them. An adopted cluster is given back
+when the regional controller says so; requests that run there run to their end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOME = ""
 
 
 class Cluster:
-    """``conductor`` and the ``view`` of its instances. Those ``removed`` get nothing new."""
+    """One cluster: its ``conductor`` and the ``view`` of its instances. The ``removed`` ones get no new requests."""
 
     def __init__(self, name: str, address: str, view: InstanceView) -> None:
         self.name, self.address = name, address
@@ -35,8 +35,8 @@ class Cluster:
 
 
 class Clusters(Adopted[Cluster]):
-    """``start`` → ``adopt`` whenever that changes → ``close``. ``make_conductor`` gives a session to one, not started,
-    for an address and what is told each list of instances."""
+    """The clusters: ``start`` → ``adopt`` at each change → ``close``. ``make_conductor`` makes a session, not yet
+    started, from a conductor's address and a callback for each list of instances."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Clusters(Adopted[Cluster]):
         return iter([self.home, *self.adopted.values()])
 
     def get(self, name: str) -> Cluster:
-        """The own one if there is none of that name (any more)."""
+        """Returns the cluster of that name, or the region's own if there is none (any more)."""
         return self.adopted.get(name, self.home)
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class Clusters(Adopted[Cluster]):
     # -- instances
 
     def _listed(self, cluster: Cluster) -> None:
-        """A list has come, or one is of no interest any more."""
+        """Updates the sessions to instances after a new list, or when a cluster is given back."""
         addresses = frozenset().union(*(each.view.addresses for each in self))
         view = cluster.view
         self._workers.keep_only(addresses, view.renewed, view.restarted)
@@ -113,7 +113,7 @@ class Clusters(Adopted[Cluster]):
         self.models.tell()
 
     def watch(self) -> None:
-        """Hear of the load of all instances, where requests wait for room."""
+        """Asks all instances for their load, where requests wait for room."""
         if self.models.selective or self.models.region:
             watched: dict[str, str] = {}
             for each in self:
@@ -121,14 +121,14 @@ class Clusters(Adopted[Cluster]):
             self._workers.watch(watched)
 
     def load(self, address: str, instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
-        """An instance's own word. Who drains takes nothing new: as if somebody waited there."""
+        """Records an instance's own report. A draining one takes nothing new, as if a request waited there."""
         report = Report(max(load.pending, load.draining), load.running, load.room)
         for cluster in self:
             if (known := cluster.view.at(address)) is not None:
                 self.models.load(cluster.name, *known, report, unseen)
 
     def silent(self, address: str, instance_id: str) -> None:
-        """Its session has ended."""
+        """Records that the session of an instance has ended."""
         for cluster in self:
             if (known := cluster.view.at(address)) is not None:
                 self.models.silent(cluster.name, *known)

@@ -30,7 +30,7 @@ Parse = Callable[[bytes | bytearray], Call]
 
 @dataclass(slots=True, eq=False)
 class Completions:
-    """Both routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
+    """The handlers of both routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
 
     admission: Admission
     dispatcher: Dispatcher
@@ -40,11 +40,11 @@ class Completions:
     clock: Clock
 
     async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
-        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
+        """Answers a completion and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         return await self._answer(head, body, parse_completion, CompletionFormat, reply)
 
     async def chat(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
-        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
+        """Answers a chat and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         return await self._answer(head, body, parse_chat, ChatFormat, reply)
 
     async def _answer(
@@ -76,7 +76,7 @@ class Completions:
             return 200
         except Exception as raised:
             error = broken_by(raised, reply, self.timeout_s, head.log_id)
-        # The status line has gone out as 200: the error travels as an event.
+        # The status line has gone out as 200, so the error travels as an event.
         head.broken = error.grpc_code.lower()
         await reply.end(error_event(error) + DONE)
         return 200
@@ -94,7 +94,7 @@ class Completions:
 
 
 class _Events:
-    """A streamed answer. It begins with the first text: until then a failure still has a status of its own. From then
+    """A streamed answer. It begins with the first text: until then, a failure still has a status of its own. From then
     on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
 
     def __init__(self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
@@ -103,7 +103,7 @@ class _Events:
         self._format = answer_format
         self._reply = reply
         self._tail = ""
-        """Text that came with the end."""
+        """The text that came with the last update."""
 
     def take(self, delta: Delta) -> Awaitable[None] | None:
         request = self._request
@@ -120,7 +120,7 @@ class _Events:
         return self._reply.push(self._format.text(text).encode("ascii"))
 
     def _opened(self, events: str) -> str:
-        """Behind what an answer begins with, if it has not."""
+        """Returns the events, after the beginning of the answer if it has not begun."""
         if self._reply.begun:
             return events
         begin_events(self._reply, self._ticket)

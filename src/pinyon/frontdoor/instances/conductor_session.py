@@ -1,7 +1,7 @@
-"""The load balancer's one stream to the conductor: requests of one loop turn travel in one message.
+"""The load balancer's stream to the conductor: requests of one event-loop turn travel in one message.
 
-While there is no conductor the session tries again with growing pauses; requests are then placed by the load balancer
-itself on the last instances it was told of.
+While no conductor answers, the session reconnects with growing pauses. Meanwhile the load balancer itself places
+requests, on the instances that were listed last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pinyon.runtime.pace import Pace
 
 WRITE_S = 5.0
 MESSAGES_MAX = 1024
-"""That wait for a conductor which does not keep up."""
+"""The number of messages that wait for a conductor which does not keep up."""
 PARTS_PER_MESSAGE = 64
 
 SessionRequest = conductor_pb2.ScheduleSessionRequest
@@ -35,15 +35,15 @@ _log = get_logger("lb.conductor")
 
 
 class ConductorAway(Unavailable):
-    """No conductor answers: choose by yourself."""
+    """The conductor does not answer, so the load balancer has to choose instances itself."""
 
 
 class ConductorSession:
-    """``start`` → ``place`` and ``release`` → ``close``. ``on_instances`` is called with each new list, and whether it
-    is the first one of its session.
+    """The session with a conductor: ``start`` → ``place`` and ``release`` → ``close``. ``on_instances`` gets each new
+    list, and whether it is the first of its session.
 
-    ``in_flight`` counts this load balancer's requests: with many, they travel to the conductor together, and on from it
-    to the workers.
+    ``in_flight`` returns this load balancer's requests: if they are many, they travel together to the conductor, and
+    from there to the workers.
     """
 
     def __init__(
@@ -64,21 +64,21 @@ class ConductorSession:
         self._stream: Dialed[SessionRequest, SessionResponse]
         self._heard = 0
         self._listed = False
-        """This session's conductor has sent a list."""
+        """True once the conductor has sent a list in this session."""
         self._outgoing: Outgoing[SessionRequest]
         self.connected = False
-        """It has spoken: from here on it is asked."""
+        """True while the conductor answers; only then are placements requested."""
         self._pending: dict[str, tuple[asyncio.Future[conductor_pb2.ScheduleResponse | None], float]] = {}
-        """By request, in the order in which they are due: what will be the answer, or None when it did not come until
-        then, by the loop's clock."""
+        """The pending placements by request, in the order of their deadlines (time of the event loop): the future
+        answer, which is None when the deadline has passed."""
         self._watch: int | None = None
-        """Of the deadlines, while one looks after them: one for all."""
+        """The handle of the timer that watches all deadlines, if there are any."""
         self.sessions = 0
-        """How often a conductor answered a new session."""
+        """The number of sessions that a conductor has answered."""
 
     @property
     def pending(self) -> int:
-        """Requests that wait for their placement."""
+        """The number of requests that wait for their placement."""
         return len(self._pending)
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class ConductorSession:
             deadlines_of(asyncio.get_running_loop()).remove(self, self._watch)
 
     async def place(self, request: conductor_pb2.ScheduleRequest, size_bytes: int) -> common_pb2.Placement:
-        """Where the request runs, which takes so many bytes at most.
+        """Returns where the request runs. ``size_bytes`` is the most that the request takes in the message.
 
         Raises :class:`ConductorAway` when no conductor answers in time, else the :class:`PinyonError` it answered with.
         A placement that comes too late, or after a cancel, is given back.
@@ -105,7 +105,7 @@ class ConductorSession:
         answer: asyncio.Future[conductor_pb2.ScheduleResponse | None] = loop.create_future()
         self._outgoing.message(FRAME_BYTES + size_bytes).requests.append(request)
         if (before := self._pending.pop(request_id, None)) is not None and not before[0].done():
-            # Other regions choose ids as well; an answer under this one is the later request's.
+            # Other regions choose ids as well; an answer to this id belongs to the later request.
             before[0].set_exception(ConductorAway("another request has its id"))
         self._pending[request_id] = answer, loop.time() + self._answer_timeout_s
         if self._watch is None:
@@ -123,14 +123,14 @@ class ConductorSession:
         if response is None:
             if heard == self._heard and not stream.ending:
                 _log.info("the conductor at %s is silent", self._address)
-                stream.end(Unavailable("it is silent"))  # do not let every request wait this long
+                stream.end(Unavailable("it is silent"))  # so that not every request waits this long
             raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s")
         if response.HasField("error"):
             raise error_from_proto(response.error)
         return response.placement
 
     def is_over(self) -> None:
-        """Who has waited long enough is told so."""
+        """Ends the waits whose deadline has passed; called by the timer."""
         self._watch = None
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -142,7 +142,7 @@ class ConductorSession:
                 answer.set_result(None)
 
     def release(self, request_id: str) -> None:
-        """This placement is not used (any more). Without a conductor there is nothing to tell."""
+        """Gives back a placement that is not used (any more), if a conductor is there."""
         if self.connected and self._outgoing.has_room:
             self._outgoing.message(FRAME_BYTES + len(request_id.encode())).released_request_ids.append(request_id)
 
@@ -169,14 +169,14 @@ class ConductorSession:
             first, self._listed = not self._listed, True
             try:
                 self._on_instances(message.instances, first)
-            except Exception:  # a list that we cannot take is no reason to lose what waits for its placement
+            except Exception:  # a bad list must not lose the requests that wait for placements
                 _log.exception("cannot take the conductor's list of instances")
         for response in message.responses:
             waiting = self._pending.get(response.request_id)
             if waiting is not None and not waiting[0].done():
                 waiting[0].set_result(response)
             elif response.HasField("placement"):
-                self.release(response.request_id)  # nobody waits for it any more
+                self.release(response.request_id)  # no request waits for it any more
 
     def _disconnected(self) -> None:
         self.connected = False

@@ -1,4 +1,4 @@
-"""Runs requests on instances of pinyon, and says which part of the queue they wait in."""
+"""The dispatcher: runs requests on instances of pinyon, and computes the demand that they wait with."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROOTS_MAX = 4096
 
 
 def routed(ask: Ask, models: ServedModels, secret: bytes) -> Routed:
-    """Returns what the target of a request is chosen by: keys of its prompt, which start from ``secret``, the
-    cluster's, and whose it is. It is remembered of every request, whoever chooses, so it must cost little."""
+    """Returns what the target of a request is chosen by: keys of its prompt, starting from the cluster's ``secret``,
+    and its session or user. It must be cheap, as it is recorded for every request, whatever chooses the target."""
     whose = ask.request_class
     if not models.selective and ask.block_keys:
-        # Where a conductor chooses and there are no other regions, those that are made for it will do.
+        # Where a conductor chooses and there are no other regions, the block keys made for it are good enough.
         keys = keys_of_blocks(ask.block_keys)
     else:
         keys = token_keys(_root(ask.model, whose.tenant, secret, whose.cache_salt), ask.tokens_le32)
@@ -35,7 +35,7 @@ def _root(model: str, tenant: str, secret: bytes, cache_salt: str) -> bytes:
 
 
 class Dispatcher:
-    """One per load balancer. Every request runs in the task that calls :meth:`run`."""
+    """The dispatcher of a load balancer. Every request runs in the task that calls :meth:`run`."""
 
     def __init__(self, loop: RequestLoop[Request], models: ServedModels, secret: bytes, recorder: Recorder) -> None:
         self._loop = loop
@@ -43,10 +43,10 @@ class Dispatcher:
         self._recorder = recorder
 
     async def run(self, request: Request, ticket: Turn, take: Take) -> None:
-        """Until the request has its ``finish_reason``, ``take`` what is new for the client; of a whole one all at once.
+        """Runs the request until it has its ``finish_reason``. ``take`` gets its news; for a whole answer, all at once.
 
-        Raises the :class:`PinyonError` it failed with, and what ``take`` does. It leaves the ticket; wherever it ends,
-        also by cancelling, nothing of the request is left on any hop.
+        Raises the :class:`PinyonError` it failed with, and what ``take`` raises. However it ends, even if cancelled,
+        its ticket is left and no hop keeps anything of it.
         """
         self._depart(request)
         request.take = take
@@ -59,7 +59,7 @@ class Dispatcher:
             await doing
 
     def demand(self, request: Request) -> int:
-        """The number of what it may go to, which it waits for in the queue."""
+        """Returns the demand of the request: the number of the set of targets that it waits for in the queue."""
         self._depart(request)
         return self._models.demand(request.served, request.route)
 

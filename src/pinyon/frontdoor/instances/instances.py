@@ -1,4 +1,4 @@
-"""The last known instances: what the conductor listed, and what this load balancer has in flight on them."""
+"""The last known instances: those that the conductor listed, and this load balancer's requests on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pinyon.runtime.logging import get_logger
 TENANTS_MAX = 4096
 INSTANCES_MAX = 4096
 FIRST_PAUSE_S = 2.5
-"""Before an instance that failed a request is tried again although nothing new was heard of it."""
+"""The pause before an instance that failed a request is tried again without any news of it."""
 MAX_PAUSE_S = 5.0
 NOTHING = Routed()
 
@@ -34,7 +34,7 @@ _log = get_logger("lb")
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What the instances of one model have in common. ``max_context`` is in tokens, 0 when none named it."""
+    """The properties that all instances of a model share. ``max_context`` is in tokens, 0 if no instance named it."""
 
     fingerprint: str
     layout: KvLayout
@@ -43,7 +43,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    """One instance as it was listed last."""
+    """An instance as it was listed last."""
 
     info: InstanceInfo
     candidate: Candidate
@@ -52,49 +52,48 @@ class _Instance:
 
 
 class InstanceView:
-    """Kept while the conductor is away, and while one that has just started does not know them yet (:class:`Roster`):
-    serving goes on with what was known last."""
+    """The known instances. They are kept while the conductor is away, and while a new one does not know them yet
+    (:class:`Roster`), so that serving goes on."""
 
     def __init__(self, layers: Callable[[str], Layer | None], grace_s: float = 10.0, secret: bytes = b"") -> None:
-        """``layers``: of each model that is served here, what its instances are targets of.
-
-        ``secret``: the cluster's, which block keys start from; instances with another one are left out."""
+        """Takes ``layers``, which returns for each model served here the layer whose targets are its instances, and the
+        cluster's ``secret``, from which block keys start. Instances with another secret are left out."""
         self._layers = layers
         self._secret = secret
         self._secret_id = secret_id(secret)
         self._strangers: frozenset[str] = frozenset()
-        """Instances with another secret, as listed last."""
+        """The instances with another secret, as listed last."""
         self._roster = Roster(grace_s)
         self.failures = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=INSTANCES_MAX)
-        """Who failed a request is left alone for a while, or until something new is heard of it."""
+        """The instances that failed a request: they are avoided for a while, or until there is news of them."""
         self._instances: dict[str, _Instance] = {}
         self._at: dict[str, tuple[str, str]] = {}
-        """Model and id by address."""
+        """The model and id of each instance, by address."""
         self._candidates: dict[str, list[Candidate]] = {}
         self._doubtful: dict[str, list[Candidate]] = {}
-        """Those the conductor has lost sight of, although they do not leave."""
+        """The instances that the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
         self._changed = asyncio.Event()
         self.renewed: frozenset[str] = frozenset()
-        """Addresses of instances that came, came back or restarted with the last list."""
+        """The addresses of instances that came, came back or restarted with the last list."""
         self.restarted: frozenset[str] = frozenset()
-        """Those of them at which another process was before."""
+        """The addresses among them at which another process was before."""
         self.addresses: frozenset[str] = frozenset()
         self.in_flight = 0
-        """Requests counted on instances, once per role."""
+        """The requests counted on instances, once per role."""
 
     @property
     def unconfirmed(self) -> int:
-        """Instances that the present conductor has not listed yet."""
+        """The number of instances that the present conductor has not listed yet."""
         return len(self._roster.unconfirmed)
 
     def doubts(self, model: str) -> bool:
-        """Whether there may be more instances of the model than the conductor places on."""
+        """Returns whether there may be more instances of the model than those that the conductor places on."""
         return bool(self._roster.unconfirmed or self._doubtful.get(model))
 
     def update(self, message: conductor_pb2.InstanceList, now_s: float, first: bool = False) -> None:
-        """Take a new list, ``first`` if its conductor has just begun to speak. Instances that contradict themselves (no
-        layout, no role) are left out."""
+        """Takes a new list; ``first`` if its conductor has just begun to answer. Inconsistent instances (no layout, no
+        role) are left out."""
         before, listed = self._instances, _parsed(message)
         self._leave_out_strangers(listed)
         unsure = before.keys() if first else self._roster.unconfirmed
@@ -115,7 +114,7 @@ class InstanceView:
         taken = {each.info.address for each in listed.values()}
         for instance_id in self._roster.unconfirmed:
             kept = before.get(instance_id)
-            if kept is None or kept.info.address in taken:  # another one is there now
+            if kept is None or kept.info.address in taken:  # another instance has its address
                 self._roster.forget(instance_id)
             else:
                 listed[instance_id] = kept
@@ -131,7 +130,7 @@ class InstanceView:
         self._strangers = strangers
 
     def _expire(self, now_s: float) -> None:
-        """Forget those whom no conductor has listed again in time."""
+        """Forgets the instances that no conductor has listed again in time."""
         unconfirmed = self._roster.unconfirmed
         if self._roster.expire(now_s):
             _log.info("forgot instances that the conductor does not list: %s", ", ".join(sorted(unconfirmed)))
@@ -163,7 +162,7 @@ class InstanceView:
         self._changed = asyncio.Event()
 
     def _sync(self, instances: dict[str, _Instance], now_s: float) -> None:
-        """The layers have the same targets. One that has restarted has nothing of what it was sent before."""
+        """Gives the layers the same targets. A restarted instance has nothing of what it was sent before."""
         before = self._instances
         for name, old in before.items():
             new = instances.get(name)
@@ -178,26 +177,26 @@ class InstanceView:
             old_one, candidate = before.get(name), new.candidate
             if old_one is None or (old_one.info.boot_id, old_one.candidate) != (new.info.boot_id, candidate):
                 layer.join(name, candidate.max_batch, batches=candidate.role.decodes)
-                layer.report(name, Report(), now_s)  # until it has had the time to say how it is
+                layer.report(name, Report(), now_s)  # it gets time until its first report
             layer.set_draining(name, not new.schedulable)
 
     def watched(self, models: Collection[str]) -> dict[str, str]:
-        """Instances of these models by address: whose load is to be heard of."""
+        """Returns the instances of these models, by address, whose load is to be reported."""
         return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
 
     def same_keys(self, other: InstanceView, model: str) -> bool:
-        """Whether keys mean the same to the instances of both."""
+        """Returns whether block keys mean the same to the instances of both views."""
         mine, theirs = self._models.get(model), other._models.get(model)
         if mine is None or theirs is None or self._secret_id != other._secret_id:
             return False
         return (mine.fingerprint, mine.layout) == (theirs.fingerprint, theirs.layout)
 
     def at(self, address: str) -> tuple[str, str] | None:
-        """Model and id of the instance there; None if there is none."""
+        """Returns the model and id of the instance at an address; None if there is none."""
         return self._at.get(address)
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Until the next list, or for ``timeout_s``."""
+        """Waits for the next list, at most ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -205,16 +204,16 @@ class InstanceView:
             return
 
     def model(self, name: str) -> ModelView | None:
-        """None when no instance of it was ever listed."""
+        """Returns the view of a model; None if no instance of it was ever listed."""
         return self._models.get(name)
 
     def servable(self, name: str, now_s: float, total_tokens: int = 1, exclude: Collection[str] = ()) -> bool:
-        """Whether some pair of instances could take a request."""
+        """Returns whether some pair of instances could take a request."""
         self._expire(now_s)
         return bool(serving_groups(self._candidates.get(name, ()), total_tokens, exclude))
 
     def lacks(self, name: str, now_s: float, without: Collection[str] = ()) -> str:
-        """What it takes to serve the model, and is not there if these instances are not; empty if all of it is."""
+        """Returns why the model cannot be served if the instances in ``without`` are not there; empty if it can."""
         self._expire(now_s)
         there = [each for each in self._candidates.get(name, ()) if each.instance_id not in without]
         if serving_groups(there, 1):
@@ -232,13 +231,13 @@ class InstanceView:
         )
 
     def unvouched(self, name: str, *, everyone: bool) -> list[Candidate]:
-        """Instances of the model that no conductor has listed lately; with ``everyone``, none speaks."""
+        """Returns the model's instances that no conductor has listed lately: all of them if ``everyone``."""
         unconfirmed = self._roster.unconfirmed
         known = self._candidates.get(name, ())
         return [each for each in known if everyone or each.instance_id in unconfirmed]
 
     def namespace(self, name: str, tenant: str, cache_salt: str = "") -> BlockKey | None:
-        """Where the key chain of a tenant's requests with a salt begins; None while the model's layout is unknown."""
+        """Returns the start of the key chain for a tenant and salt; None while the model's layout is unknown."""
         known = self._models.get(name)
         if known is None:
             return None
@@ -247,31 +246,31 @@ class InstanceView:
         return _unsalted(known.fingerprint, known.layout.layout_id, tenant, self._secret)
 
     def fingerprint(self, model: str, instance_id: str) -> str:
-        """Of the weights that an instance has, or that it must have by all we know; empty when nobody said."""
+        """Returns the fingerprint of the weights that an instance has, or should have; empty if unknown."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
         if instance is not None:
             return instance.info.model_fingerprint
         return "" if known is None else known.fingerprint
 
     def keys_fit(self, model: str, instance_id: str) -> bool:
-        """Whether keys computed for ``model`` mean the same to this instance (same weights, same layout)."""
+        """Returns whether the keys computed for ``model`` mean the same to this instance (same weights and layout)."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
         if known is None or instance is None:
             return True
         return (instance.info.model_fingerprint, instance.info.layout) == (known.fingerprint, known.layout)
 
     def with_other_weights(self, model: str, fingerprint: str) -> set[str]:
-        """Instances of the model that may not go on with what those weights have generated."""
+        """Returns the instances of the model that must not continue tokens which those weights have generated."""
         infos = [each.info for each in self._instances.values()]
         return {each.instance_id for each in infos if each.model == model and each.model_fingerprint != fingerprint}
 
     def leaves(self, instance_id: str) -> bool:
-        """It has said that it takes nothing new, and is there as far as we know."""
+        """Returns whether the instance has said that it takes nothing new, and is there as far as we know."""
         instance = self._instances.get(instance_id)
         return instance is not None and instance.draining
 
     def avoided(self, instance_ids: Iterable[str], now_s: float) -> set[str]:
-        """Those of them that failed lately."""
+        """Returns those of the instances that failed lately."""
         return {each for each in instance_ids if self.failures.avoids(each, now_s)}
 
     def choose(
@@ -283,11 +282,11 @@ class InstanceView:
         routed: Routed = NOTHING,
         careful: bool = False,
     ) -> common_pb2.Placement:
-        """A placement without the conductor; those that it has lost sight of are for when there are no others. Raises
-        :class:`Unavailable`.
+        """Returns a placement made without the conductor; instances that it has lost sight of are the last resort.
+        Raises :class:`Unavailable`.
 
-        An instance that failed is tried again by one request at a time, when its pause is over, and not by one that is
-        ``careful``, since an instance failed it already, as long as there are others.
+        A failed instance is tried again by one request at a time, when its pause is over. A ``careful`` request, which
+        an instance has failed already, avoids it as long as there are others.
         """
         self._expire(now_s)
         known = self._candidates.get(model, [])
@@ -318,7 +317,7 @@ class InstanceView:
     def begin(
         self, model: str, placement: common_pb2.Placement, routed: Routed = NOTHING
     ) -> tuple[Target | None, Target | None]:
-        """Count a request on its instances until :meth:`end` is called with what this returns."""
+        """Counts a request on its instances until :meth:`end` is called with the result."""
         self.in_flight += 2
         layer = self._layers(model)
         if layer is None:
@@ -326,7 +325,7 @@ class InstanceView:
         prefill, decode = placement.prefill_instance_id, placement.decode_instance_id
         if prefill == decode:
             return layer.sent(routed, decode), None
-        # Who decodes is sent the request, and counts it; who computes the prompt is told of it by that one.
+        # The decode instance is sent the request and counts it; it tells the prefill instance of the request.
         return layer.sent(routed, prefill, counted=False), layer.sent(NOTHING, decode)
 
     def end(self, counted: tuple[Target | None, Target | None]) -> None:
@@ -351,7 +350,7 @@ def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
 
 @lru_cache(maxsize=INSTANCES_MAX)
 def _said(message: bytes) -> tuple[InstanceInfo, Candidate] | None:
-    """What an instance says of itself, which each list has again; ``None`` for store nodes, and what makes no sense."""
+    """Returns the description of an instance, cached as each list repeats it; None for store nodes and invalid ones."""
     try:
         info = info_from_proto(conductor_pb2.InstanceInfo.FromString(message))
     except InvalidArgument:

@@ -1,8 +1,8 @@
-"""Block keys of prompts, with a memory for beginnings that come again.
+"""Block keys of prompts, with a cache for recurring prefixes.
 
-A system prompt or an earlier turn comes again with every request. A run of blocks that was seen before, behind the same
-key, costs one hash here instead of one per block. The result is that of
-:func:`pinyon.core.block_keys.chain_block_keys`, packed.
+A system prompt or an earlier turn recurs with every request. A run of blocks that was seen before, after the same key,
+costs one hash here instead of one per block. The result equals that of :func:`pinyon.core.block_keys.chain_block_keys`,
+packed.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from xxhash import xxh3_128_digest
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys
 
 RUN_BLOCKS = 32
-"""Blocks that are looked up together."""
+"""The number of blocks that are looked up together."""
 RUNS_MAX = 8192
-"""About 6 MiB."""
+"""The default size of the cache, about 6 MiB."""
 
 
 class KeyChains:
-    """``runs`` bounds the memory; the least recently used is forgotten first."""
+    """The cache of at most ``runs`` runs of block keys; the least recently used is evicted first."""
 
     def __init__(self, runs: int = RUNS_MAX) -> None:
         self._limit = runs
         self._runs: OrderedDict[bytes, bytes] = OrderedDict()
-        # Our own: with a known seed, somebody could make a prompt that is taken for another one.
+        # A secret seed: with a known one, a client could make a prompt that is mistaken for another one.
         self._seed = int.from_bytes(os.urandom(8), "little")
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def packed(self, start: BlockKey, tokens_le32: bytes, block_tokens: int) -> bytes:
-        """Keys of all full blocks of ``tokens_le32`` (little-endian u32), 16 bytes each; ``start`` is the namespace."""
+        """Returns the 16-byte keys of all full blocks of ``tokens_le32`` (little-endian u32) in namespace ``start``."""
         step = 4 * block_tokens * RUN_BLOCKS
         runs, seed = self._runs, self._seed
         parts: list[bytes] = []

@@ -1,6 +1,6 @@
-"""Instances of pinyon as what requests go to: a conductor says which, a session brings them there and tokens back.
+"""Instances of pinyon as targets: a conductor chooses them, and sessions carry requests there and tokens back.
 
-When the conductor is away, or has lost sight of a model, the load balancer chooses by what it was told last.
+When the conductor is away, or has lost sight of a model, the load balancer chooses among the last known instances.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class InstanceKind:
     limits: LoopLimits
     clock: Clock
     by_routing: bool = False
-    """Instances are chosen here although a conductor answers, which only says who is there."""
+    """True if instances are chosen here although a conductor answers, which then only lists them."""
 
     # -- where
 
@@ -57,7 +57,7 @@ class InstanceKind:
         try:
             request.chosen = await self._placement(request, cluster)
         except (Unavailable, NotFound, ResourceExhausted) as error:
-            return error  # of anything else waiting makes nothing better
+            return error  # waiting does not help against any other error
         finally:
             if held is not None:
                 held.release()
@@ -65,7 +65,7 @@ class InstanceKind:
         return None
 
     async def _placement(self, request: Request, cluster: Cluster) -> common_pb2.Placement:
-        """Raises :class:`ResourceExhausted` when the conductor rejects it, and :class:`Unavailable`."""
+        """Returns a placement. Raises :class:`ResourceExhausted` for a rejection, and :class:`Unavailable`."""
         exclude = self._excluded(request, cluster)
         if self.by_routing:
             return self._own_choice(request, exclude, cluster)
@@ -74,7 +74,7 @@ class InstanceKind:
             asked = schedule_request(request, exclude, keys)
             return await cluster.conductor.place(asked, schedule_bytes(request, exclude))
         except (Unavailable, NotFound) as refusal:  # ConductorAway among them
-            # The model is ours: what the conductor does not know is any instance of it, or not yet.
+            # The model is ours, so the conductor knows no instance of it, or none yet.
             if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.ask.model):
                 raise
         placement = self._own_choice(request, exclude, cluster)
@@ -92,12 +92,12 @@ class InstanceKind:
         )
 
     def _keys_are(self, cluster: Cluster, model: str) -> bool:
-        """Whether the block keys of requests are those of the cluster's instances: they are the own cluster's."""
+        """Returns whether block keys of requests, which are those of the own cluster, fit the cluster's instances."""
         return cluster is self.clusters.home or cluster.view.same_keys(self.clusters.home.view, model)
 
     def _excluded(self, request: Request, cluster: Cluster) -> set[str]:
-        """Those that failed this request or were taken out, and those that may not go on with what it has got. If then
-        nobody is left, and the client has seen nothing, it starts over."""
+        """Returns the instances that failed this request, were removed, or may not continue its tokens. If then none is
+        left, and the client has seen nothing, the request starts over."""
         excluded = request.failed_instances | cluster.removed
         if not (request.tokens and request.fingerprint):
             return excluded
@@ -115,7 +115,7 @@ class InstanceKind:
         return exclude
 
     def queues(self, request: Request) -> bool:
-        """One that somebody has failed does not: a conductor places it though others wait, as its client has."""
+        """Returns False after a failed attempt: the request goes ahead of others, as its client has waited."""
         return not request.exclude
 
     # -- an attempt
@@ -139,7 +139,7 @@ class InstanceKind:
             if request.finished:
                 view.failures.succeeded(placement.decode_instance_id, placed_s)
             else:
-                # Whoever still lives reports the end itself; who does not cannot.
+                # An instance that still lives reports the end itself; a dead one cannot.
                 cluster.conductor.release(attempt_id)
 
     async def _on_instance(
@@ -156,7 +156,7 @@ class InstanceKind:
         try:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
             fill_submission(opened[1], request, attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
-            del opened  # a part of a message keeps all of it
+            del opened  # a part of a message keeps the whole message alive
             await self._receive(
                 request, stream, lambda: view.failures.succeeded(placement.prefill_instance_id, placed_s)
             )
@@ -165,7 +165,7 @@ class InstanceKind:
             stream.close()
 
     async def _elsewhere(self, request: Request, name: str) -> None:
-        """Another region's part, which its load balancer sees to."""
+        """Runs the attempt in another region, whose load balancer places it."""
         regions, attempt_id = self.regions, request.attempt_id
         sent_s = self.clock()
         request.begin_attempt(None, sent_s, name, regions.region_of(name))
@@ -190,7 +190,7 @@ class InstanceKind:
             stream.close()
 
     async def _receive(self, request: Request, stream: WorkerStream, begun: Callable[[], None]) -> None:
-        """The updates of an attempt, to its end. ``begun`` is called when there is a token, or the end."""
+        """Receives the updates of an attempt, to its end. ``begun`` is called at the first token, or at the end."""
         clock, take, waits = self.clock, request.take, True
         assert take is not None
         while not request.over:
@@ -206,11 +206,11 @@ class InstanceKind:
             if (doing := take(delta)) is not None:
                 await doing
             if request.listener is not None and stream.listener is None:
-                # From here on text goes to who listens right where it is read; the end, and what is not taken, comes
-                # this way.
+                # From here on, text goes to the listener straight from the socket. The end, and text that the listener
+                # does not take, comes this way.
                 stream.listener = partial(request.pass_on, clock)
 
-    # -- after one that failed
+    # -- after a failed attempt
 
     def retries(self, request: Request) -> PinyonError | None:
         error = request.error
@@ -225,7 +225,7 @@ class InstanceKind:
         if not request.retry(self.limits.attempts, self.limits.wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES or request.refused:
                 return error
-            # Whatever the instance called it, the client may try again.
+            # Whatever code the instance used, the client may try again.
             return Unavailable(error.message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
         _log.warning(
             "attempt %d failed: %s", request.tries, error.message,
@@ -250,12 +250,12 @@ class InstanceKind:
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Until the own cluster's next list, or so long."""
+        """Waits for the next list of the region's own cluster, at most ``timeout_s``."""
         await self.clusters.home.view.wait_change(timeout_s)
 
     def forgive(self, request: Request) -> None:
-        """One that failed it may have restarted under its old name. Until something new is heard of it, its address may
-        as well still be dead, and the attempts are few."""
+        """Drops exclusions of instances, as they may have restarted under their old names. An instance that failed
+        lately stays excluded without news of it: its address may still be dead, and attempts are few."""
         failed = request.exclude
         if failed:
             bad = self.models.still_away(failed)

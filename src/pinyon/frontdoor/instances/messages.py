@@ -1,4 +1,4 @@
-"""What a conductor and a worker are told of a request."""
+"""The messages about a request to a conductor and to a worker."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pinyon.messages.sampling import put_sampling
 NO_SLO_MS = 1 << 31
 MS_MAX = (1 << 31) - 1
 KEYS_BYTES_MAX = 512 << 10
-"""Of block keys in a message: with the longest prompt, more would not fit. The conductor is told of the first ones."""
+"""The maximum size of block keys in a message: with the longest prompt, more would not fit. Only the first are sent."""
 
 
 def schedule_request(
     request: Request, exclude: Collection[str] = (), block_keys: bytes | None = None
 ) -> conductor_pb2.ScheduleRequest:
-    """Returns what the conductor is asked. ``exclude`` comes to the instances that failed, and ``block_keys`` are those
-    of its instances, if they are not the request's own.
+    """Returns the conductor's message. ``exclude`` is added to the failed instances; ``block_keys`` replaces the
+    request's own keys if the conductor's instances have others.
 
-    Each attempt has an id of its own: late reports about one do not end another.
+    Each attempt has an id of its own, so that late reports about one do not end another.
     """
     ask = request.ask
     return conductor_pb2.ScheduleRequest(
@@ -33,7 +33,7 @@ def schedule_request(
         prompt_tokens=ask.prompt_tokens,
         block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
         max_tokens=ask.sampling.max_tokens,
-        # The client of a request that failed elsewhere waits already: late is better than rejected.
+        # The client of a request that failed elsewhere has waited already: late is better than rejected.
         ttft_slo_ms=NO_SLO_MS if request.tries else ask.wishes.ttft_slo_ms,
         tbt_slo_ms=NO_SLO_MS if request.tries else 0,
         exclude_instance_ids=sorted(request.failed_instances.union(exclude)),
@@ -43,7 +43,7 @@ def schedule_request(
 
 
 def schedule_bytes(request: Request, exclude: Collection[str] = ()) -> int:
-    """Returns what :func:`schedule_request` takes in a message at most; ``exclude`` holds those that failed, too."""
+    """Returns the most that :func:`schedule_request` takes in a message; ``exclude`` includes the failed instances."""
     names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
     return min(KEYS_BYTES_MAX, len(request.ask.block_keys)) + request.ask.texts_bytes + names + FIXED_BYTES
 
@@ -51,9 +51,9 @@ def schedule_bytes(request: Request, exclude: Collection[str] = ()) -> int:
 def fill_submission(
     message: worker_pb2.Submission, request: Request, attempt_id: str, send_keys: bool, fingerprint: str, now_s: float
 ) -> None:
-    """Writes the attempt that has begun, where it is sent from: prompts are too large to copy for nothing.
+    """Writes the present attempt straight into a message that will be sent, as prompts are too large to copy.
 
-    ``fingerprint`` is of the weights that the instance should have: those of the tokens generated before, if any.
+    ``fingerprint`` names the weights that the instance should have, unless earlier tokens of the request decide that.
     """
     ask, resumed = request.ask, request.resumed
     if not request.tokens:
@@ -74,7 +74,7 @@ def fill_submission(
         message.placement.CopyFrom(placement)
         slo_ms = placement.ttft_slo_ms
     if request.tokens:
-        message.sampling.prompt_logprobs = False  # they came with the first one
+        message.sampling.prompt_logprobs = False  # they came with the first token
     elif slo_ms:
         message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - request.arrived_s) * 1e3))
     message.timeout_ms = max(1, round((request.deadline_s - now_s) * 1e3))

@@ -1,4 +1,4 @@
-"""What the load balancer shows of requests on instances of pinyon."""
+"""The load balancer's metrics of requests on instances of pinyon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.
 
 
 class LbMetrics(RequestMetrics[Request]):
-    """Of requests of either front door, on our own instances. ``models``: those served."""
+    """The metrics of requests from both front doors on our own instances. ``models`` are those served."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class LbMetrics(RequestMetrics[Request]):
             self._resumes.add()
 
     def _unfinished(self) -> float:
-        # A copy in one go: the metrics server reads in a thread of its own.
+        # list() copies the set at once, as the metrics server reads in a thread of its own
         return float(sum([len(request.tokens) for request in list(self._open)]))
 
     def ended(self, request: Request, outcome: str, now_s: float) -> None:
-        """``outcome`` is a finish reason or an error's code."""
+        """Counts an ended request; ``outcome`` is a finish reason or an error's code."""
         self._open.discard(request)
         done, tokens, usage = request.finish_reason is not None, len(request.tokens), request.usage()
         used = Usage(usage.prompt_tokens, tokens, usage.cached_tokens) if done else Usage(0, tokens, 0)

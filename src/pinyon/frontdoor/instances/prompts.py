@@ -1,8 +1,8 @@
-"""From what a client wrote for one model to what the suite works on: tokens, block keys, limits.
+"""The preparation of prompts: from a client's text for one model to tokens, block keys and limits.
 
-Short prompts are worked on the event loop (a few µs), and so are longer ones that a tokenizer mostly knows; others in
-threads, and long texts for a tokenizer that keeps the GIL in a process, so that one long prompt does not hold up the
-streams of others.
+Short prompts are tokenized on the event loop (a few µs), and so are longer ones that the tokenizer mostly knows. Others
+go to threads, and long texts for a tokenizer that keeps the GIL to a process, so that one long prompt does not hold up
+the streams of others.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from pinyon.openai.token_texts import TokenTexts
 
 INLINE_CHARS = 2048
 NEW_CHARS = 2 * INLINE_CHARS
-"""Where a tokenizer remembers what it has seen: of what it has not; about 1 ms."""
+"""The unseen characters that a tokenizer which remembers texts may process on the event loop, in about 1 ms."""
 THREAD_CHARS = 64 << 10
-"""A tokenizer works on them for about 5 ms, if they are new."""
+"""The characters, if all are unseen, that a tokenizer processes in about 5 ms."""
 INLINE_BYTE_CHARS = 128 << 10
-"""Where every byte is a token."""
+"""The size up to which texts are tokenized on the event loop where every byte is a token."""
 INLINE_MESSAGES = 64
 INLINE_TOKENS = 64 << 10
-"""Whose block keys are made on the event loop: about 1 ms."""
+"""The number of tokens whose block keys are computed on the event loop, in about 1 ms."""
 PROMPT_TOKENS_MAX = 768 * 1024
-"""With its keys this many tokens still fit into one gRPC message of 4 MiB."""
+"""The longest prompt that, with its keys, still fits into one gRPC message of 4 MiB."""
 PROMPTS_LOGPROBS_MAX = 4 * PROMPT_LOGPROBS_MAX
-"""Of all prompts and choices of one call, likeliest ones included: all are in memory before the answer is written."""
+"""The limit for log-probabilities of all prompts and choices of a call, likeliest tokens included, as all are in memory
+before the answer is written."""
 DECODED_TOKENS = 1024
-"""Decoded at once: a tokenizer keeps the GIL for about 2 ms."""
+"""The number of tokens that are decoded at once: the tokenizer keeps the GIL for about 2 ms."""
 COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for ``/v1/completions``."""
+"""The default of OpenAI's ``/v1/completions``."""
 
 
 class Prompts:
-    """Makes an :class:`Ask` of a :class:`Call` for the card's model. ``close`` ends its process."""
+    """The factory that makes an :class:`Ask` of a :class:`Call` for the card's model. ``close`` ends its process."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Prompts:
         self._inline_chars = INLINE_BYTE_CHARS if isinstance(tokenizer, ByteTokenizer) else INLINE_CHARS
         remembers = isinstance(tokenizer, HfTokenizer) and tokenizer.remembers
         self._looked_at_chars = THREAD_CHARS if remembers else 0
-        """Of longer ones, what is known of them may be enough to be quick."""
+        """The size up to which longer prompts are tried on the event loop, as the tokenizer may know most of them."""
         self._process = None if card.path is None else TokenizerProcess(card.path)
         self._off_loop = off_loop
         self._chains = chains
@@ -82,7 +83,7 @@ class Prompts:
             await self._process.close()
 
     def max_context(self) -> int:
-        """Longest prompt plus generation in tokens: what the instances take, or the model's while none is known."""
+        """Returns the most tokens of prompt plus generation: the instances' limit, or the model's if none is known."""
         known = self._view.model(self.model)
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
@@ -96,10 +97,8 @@ class Prompts:
         holder: str = "",
         wishes: Wishes = NONE,
     ) -> Ask:
-        """``holder``: in whose name places are taken; empty: in nobody's.
-
-        Raises :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
-        """
+        """Returns the request of a call with one choice. ``holder`` names the client that places are counted against
+        (empty: none). Raises :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`."""
         self._check(call)
         context = self.max_context()
         rendering = self._owned(call.rendering, holder, request_class.cache_salt)
@@ -124,14 +123,14 @@ class Prompts:
         holder: str = "",
         wishes: Wishes = NONE,
     ) -> list[Ask]:
-        """As :meth:`ask`, of all choices: ``n`` of the first prompt, ``n`` of the second one, and so on.
+        """Returns the requests of all choices: ``n`` for the first prompt, ``n`` for the second, and so on.
 
-        Choices of one prompt have seeds that follow each other; the first has the call's.
+        The choices of one prompt have consecutive seeds, starting with the call's. Otherwise, it is like :meth:`ask`.
         """
         self._check(call)
         context = self.max_context()
         prompts = (call.prompt, *call.others)
-        # One call must not hold up the loop with many short prompts either.
+        # many short prompts of one call must not hold up the event loop either
         inline = sum(map(_size, prompts)) <= self._inline_chars
         rendering = self._owned(call.rendering, holder, request_class.cache_salt)
         all_tokens, total = [], 0
@@ -165,14 +164,14 @@ class Prompts:
         return asks
 
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
-        """A prompt's tokens as little-endian u32. Raises as :meth:`ask`, but it may be longer than the context."""
+        """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`ask`."""
         self._check_rendering(rendering)
         rendering = self._owned(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:
-        """Their text. Raises :class:`InvalidArgument` naming ``field`` if one is outside the vocabulary, or there are
-        too many: more than a text that is tokenized may become."""
+        """Returns the text of tokens. Raises :class:`InvalidArgument` naming ``field`` if a token is outside the
+        vocabulary, or there are more than a tokenized text may have."""
         limit = min(self.max_context() * self._chars_per_token_max, PROMPT_TOKENS_MAX)
         if len(tokens) > 4 * limit:
             count = len(tokens) // 4
@@ -183,7 +182,7 @@ class Prompts:
         return await self._off_loop.run(holder, self._decode, tokens, skip_special_tokens)
 
     def _decode(self, tokens: bytes, skip_special_tokens: bool) -> str:
-        """Piece by piece, for others to have the GIL in between."""
+        """Returns the text of tokens, decoding pieces so that other threads get the GIL in between."""
         ids = np.frombuffer(tokens, "<u4")
         detokenizer = IncrementalDetokenizer(self.tokenizer, skip_special_tokens=skip_special_tokens)
         starts = range(0, len(ids), DECODED_TOKENS)
@@ -195,7 +194,7 @@ class Prompts:
         call.sampling.check_tokens(self._card.config.vocab_size)
 
     def _owned(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
-        """What is remembered of a text is for those who share its KV, too."""
+        """Returns the rendering with an owner: what is remembered of a text is for those who share its KV."""
         if not self._looked_at_chars or not (holder or salt):
             return rendering
         return rendering._replace(whose=f"{len(holder)}:{holder}{salt}")
@@ -232,8 +231,8 @@ class Prompts:
         return call.sampling.settled(wanted, seed)
 
     async def keys_of(self, request_class: RequestClass, tokens: bytes, holder: str = "") -> bytes:
-        """Block keys of a prompt in the region's own layout, packed; empty while nobody told that. Raises
-        :class:`InvalidArgument` for tokens that the model has not."""
+        """Returns a prompt's packed block keys in the region's own layout; empty while that is unknown. Raises
+        :class:`InvalidArgument` for tokens outside the model's vocabulary."""
         self._check_tokens(tokens, "prompt")
         return await self._keys(self.model, request_class, tokens, holder)
 
@@ -243,7 +242,7 @@ class Prompts:
         start = self._view.namespace(model, request_class.tenant, request_class.cache_salt)
         known = self._view.model(model)
         if start is None or known is None:
-            return b""  # nobody told the layout yet: the worker computes them
+            return b""  # the layout is not known yet, so the worker computes them
         block_tokens = known.layout.block_tokens
         if not inline or len(tokens) > 4 * INLINE_TOKENS:
             return await self._off_loop.run(holder, _packed_keys, start, tokens, block_tokens)
@@ -263,7 +262,7 @@ class Prompts:
                 field=field,
             )
         if type(prompt) is not str and rendering.variables is not None:
-            chars += _json_size(rendering.variables)  # its template may write them
+            chars += _json_size(rendering.variables)  # the template may write them
         try:
             if inline and (type(prompt) is str or len(prompt) <= INLINE_MESSAGES):
                 if chars <= self._inline_chars:
@@ -284,7 +283,7 @@ class Prompts:
 
 
 class Models:
-    """One or more, each name once; the first is for who names none. ``close`` ends what they have started."""
+    """The served models, each name once; the first is the default. ``close`` ends what they have started."""
 
     def __init__(self, served: Sequence[Prompts]) -> None:
         self.default = served[0]
@@ -298,7 +297,7 @@ class Models:
         return tuple(self._by_name)
 
     def of(self, name: str | None) -> Prompts:
-        """Raises :class:`NotFound`."""
+        """Returns the model of that name, or the default. Raises :class:`NotFound`."""
         if name is None:
             return self.default
         found = self._by_name.get(name)
@@ -321,7 +320,7 @@ def _packed_keys(start: BlockKey, tokens: bytes, block_tokens: int) -> bytes:
 
 
 def _size(prompt: PromptInput) -> int:
-    """Characters, or of tokens bytes; of what is malformed in a conversation, the template complains."""
+    """Returns the characters of a prompt, or the bytes of tokens. The template reports malformed conversations."""
     if isinstance(prompt, str | bytes):
         return len(prompt)
     total = 0
@@ -337,7 +336,7 @@ def _size(prompt: PromptInput) -> int:
 
 
 def _json_size(value: object) -> int:
-    """About how many characters it has as JSON."""
+    """Returns about how many characters a value has as JSON."""
     if type(value) is str:
         return len(value)
     if type(value) is dict:

@@ -1,7 +1,7 @@
-"""The requests that this load balancer serves, for who records a trace of them. It alone sees them whole: their tokens,
-class and time when they come, and how much was generated for them.
+"""Recording of the requests that this load balancer serves, as a trace. Only the load balancer sees them whole: their
+tokens, class and arrival time, and how much was generated for them.
 
-Nobody waits for who records: what he does not take in time is left out and counted.
+No request waits for a recording: requests that its reader does not take in time are left out and counted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pinyon.frontdoor.instances.request import Request
 RECORDINGS_MAX = 4
 WAITING_MAX = 4096
 WAITING_BYTES_MAX = 32 << 20
-"""Of prompts that wait to be told."""
+"""The bytes of prompts that wait for the reader of a recording."""
 MESSAGE_BYTES = 1 << 20
-"""Of prompts whose hashes go into one message, the last one apart: a quarter of that on the wire."""
+"""The bytes of prompts after which a message is full; their hashes take a quarter of that on the wire."""
 
 
 class Recorder:
-    """Owned by the event loop's thread. While nobody records, a request costs one look at an empty list."""
+    """The recorder, owned by the event loop's thread. Without recordings, a request costs one look at an empty list."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,13 +38,13 @@ class Recorder:
         return len(self._recordings)
 
     def ended(self, request: Request) -> None:
-        """One that had tokens is told to those who record."""
+        """Offers an ended request that had tokens to all recordings."""
         if self._recordings and request.first_token_s:
             for recording in self._recordings:
                 recording.offer(request)
 
     async def record(self, salt: bytes) -> AsyncGenerator[admin_pb2.RecordResponse, None]:
-        """What is served from now on. Raises :class:`ResourceExhausted` if enough others record."""
+        """Yields what is served from now on. Raises :class:`ResourceExhausted` if too many recordings run."""
         if self._closed:
             raise Unavailable("the load balancer is stopping")
         if len(self._recordings) >= RECORDINGS_MAX:
@@ -59,7 +59,7 @@ class Recorder:
             self._recordings.remove(recording)
 
     def close(self) -> None:
-        """Who records is told the rest, and that it was the end."""
+        """Ends all recordings; their readers still get the rest."""
         self._closed = True
         for recording in self._recordings:
             recording.end()
@@ -91,7 +91,7 @@ class _Recording:
         self._news.set()
 
     async def take(self) -> admin_pb2.RecordResponse | None:
-        """The next message; None after the last one."""
+        """Returns the next message; None after the last one."""
         while not self._waiting and not self._ended:
             self._news.clear()
             await self._news.wait()
@@ -108,7 +108,7 @@ class _Recording:
 
 
 def _hashed(salt: bytes, batch: Sequence[tuple[Ask, int]]) -> list[admin_pb2.RecordedRequest]:
-    """In a thread: a microsecond for 16 tokens, and prompts may have a million."""
+    """Hashes requests, in a thread: 16 tokens take a microsecond, and a prompt may have a million."""
     return [
         admin_pb2.RecordedRequest(
             arrived_unix_s=ask.request_class.arrived_unix_s,
@@ -125,6 +125,6 @@ def _hashed(salt: bytes, batch: Sequence[tuple[Ask, int]]) -> list[admin_pb2.Rec
 
 
 def _session(salt: bytes, ask: Ask) -> bytes:
-    """Two tenants, or two users of one, may call theirs the same."""
+    """Returns a hash of session, user and tenant, as two users or tenants may give their sessions the same name."""
     asked = ask.request_class
     return hashed_name(salt, asked.tenant, asked.user, asked.session) if asked.session else b""

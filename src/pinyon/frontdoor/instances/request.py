@@ -1,8 +1,8 @@
 """One request from its acceptance to its last token, over as many instances as that takes. No I/O.
 
-When an instance fails, the request goes on elsewhere with its prompt and the tokens generated so far: the sampler
-depends only on logits, seed and index, so the tokens continue exactly, on the same weights. The new instance replays
-the text from the first generated token on; what was handed to the client already is dropped by length.
+When an instance fails, the request goes on elsewhere with its prompt and the tokens generated so far. The sampler
+depends only on logits, seed and index, so with the same weights the tokens continue exactly. The new instance replays
+the text from the first generated token on; text that the client has already got is dropped by length.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from pinyon.messages.request_class import class_to_proto
 from pinyon.runtime.telemetry import Span
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
-"""``error.field`` when it speaks against the instance that computes the prompt, or the one that decodes."""
+"""The ``error.field`` of errors against the instance that computes the prompt, or the one that decodes."""
 
 NO_LOGPROBS = common_pb2.Logprobs()
-"""Not to be changed."""
+"""An empty message, which must not be changed."""
 
 STREAM_GAP_S = 0.002
-"""Least time between two pieces of a stream: nobody sees 2 ms, and 500 pieces a second are enough for one reader."""
+"""The minimum time between two pieces of a stream: nobody notices 2 ms, and 500 a second suffice for a reader."""
 WHOLE_GAP_S = 0.1
-"""The same for an answer that is sent whole: nobody waits for its parts."""
+"""A longer gap for an answer that is sent whole: nobody waits for its parts."""
 
 RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
-"""Worth another instance: a peer is gone, a restarted one took its address, or it gave up what nobody cancelled."""
+"""The codes that justify another instance: a peer is gone or has restarted, or gave up what nobody cancelled."""
 
 QUICK_S = 0.5
-"""An instance that refuses sooner than this has cost nothing: that is no attempt."""
+"""The time within which a refusal by an instance costs nothing, so it does not count as an attempt."""
 
 
 class Delta:
-    """What is new for the client."""
+    """The news of a request for its client."""
 
     __slots__ = ("logprobs", "text", "tokens")
 
@@ -54,15 +54,15 @@ class Delta:
         self.text = text
         self.tokens = tokens
         self.logprobs = logprobs
-        """Of ``tokens``, if they were asked for. Never changed: it may be a part of what arrived."""
+        """The log-probabilities of ``tokens``, if requested. Never changed: they may be part of a received message."""
 
 
 Take = Callable[[Delta], Awaitable[None] | None]
-"""Is handed what is new for a client, in the request's task. While the client is behind it says what to await."""
+"""A function that gets each delta in the request's task. While the client is behind, it returns what to await."""
 
 
 class Request(Flight):
-    """State of one request on instances of pinyon."""
+    """The state of one request on instances of pinyon."""
 
     __slots__ = (
         "_drop_chars",
@@ -104,37 +104,37 @@ class Request(Flight):
         )
         self.ask = ask
         self.whole = whole
-        """The client gets the answer in one piece."""
+        """True if the client gets the answer in one piece."""
         self.gap_s = WHOLE_GAP_S if whole else STREAM_GAP_S
         self.listener: Callable[[str], bool] | None = None
-        """Takes new text at once, if it can: False, and it was not taken. Set by whoever takes what the dispatcher
-        hands on, once it needs only the text of what is to come."""
+        """Takes new text at once and returns True, or returns False. Set by the receiver of deltas once it needs only
+        text."""
         self.take: Take | None = None
-        """Takes what is new for the client, while it runs."""
+        """The receiver of deltas, while the request runs."""
         self.placed_s = 0.0
         self.first_token_s = 0.0
         self.region: str = ""
-        """Another region that has the present attempt."""
+        """The region that has the present attempt, if that is another one."""
         self.lb: str = ""
-        """The load balancer there."""
+        """The load balancer in that region."""
         self.tokens: list[int] = []
         self.fingerprint = ""
-        """Of the weights that generated ``tokens``; empty: not known."""
+        """The fingerprint of the weights that generated ``tokens``; empty if unknown."""
         self.chosen: common_pb2.Placement | None = None
         self.placed_by: Cluster | None = None
-        """Where the next attempt runs, or the present one: the placement, and the cluster whose conductor made it. It
-        stays that one's, though the cluster may be given back meanwhile."""
+        """The placement of the next or the present attempt, and the cluster whose conductor made it, even if the
+        cluster is given back meanwhile."""
         self.placement: common_pb2.Placement | None = None
-        """Of the present one."""
+        """The placement of the present attempt."""
         self.prefill: worker_pb2.PrefillReport | None = None
         self.prompt_logprobs = NO_LOGPROBS
-        """Of the prompt's tokens from the second one on, if they were asked for; they come with the first token. As
-        they travel: there may be hundreds of thousands."""
+        """The log-probabilities of the prompt's tokens from the second one on, if requested. They come with the first
+        token and stay in wire form, as there may be hundreds of thousands."""
         self.finish_reason: FinishReason | None = None
         self.reached = False
-        """The last attempt's instance was there."""
+        """True if the last attempt's instance was there."""
         self.lost = False
-        """It went away while it had the request, which may be to blame."""
+        """True if the instance went away while it had the request, which may be to blame."""
         self._failed_lbs: set[str] = set()
         self._usage: common_pb2.Usage | None = None
         self._held: list[str] = []
@@ -142,21 +142,21 @@ class Request(Flight):
         self._failing_since_s: float | None = None
         self._submitted_s = 0.0
         self.class_message = class_to_proto(ask.request_class)
-        """As it travels, to the conductor and to the worker."""
+        """The request's class as a message, for the conductor and for the worker."""
         self.resumed = 0
-        """Of ``tokens``: so many are in the present attempt's prompt."""
+        """The number of ``tokens`` that are part of the present attempt's prompt."""
         self._sent_chars = 0
         self._drop_chars = 0
         self._drop_tokens = 0
 
     @property
     def finished(self) -> bool:
-        """It has its ``finish_reason``."""
+        """True if the request has its ``finish_reason``."""
         return self.finish_reason is not None
 
     @property
     def over(self) -> bool:
-        """The last attempt is: there is a ``finish_reason``, or an ``error``."""
+        """True if the last attempt is over: there is a ``finish_reason``, or an ``error``."""
         return self.finish_reason is not None or self.error is not None
 
     def traced(self, span: Span) -> None:
@@ -174,10 +174,9 @@ class Request(Flight):
     def begin_attempt(
         self, placement: common_pb2.Placement | None, now_s: float, lb: str = "", region: str = ""
     ) -> None:
-        """The request was placed: it begins, or goes on, there. Without a placement, at the load balancer of another
-        region."""
-        # At least one token must be left to generate; if the last one is known already it is simply generated again.
-        # Another region sees to that by itself, and to what of it is new.
+        """Begins an attempt by a placement, or without one at the load balancer ``lb`` of another region."""
+        # At least one token must be left to generate; if the last one is known already, it is simply generated again.
+        # Another region sees to that by itself, and to which tokens are new.
         self.resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if lb else 1))
         self.lb, self.region = lb, region
         self._drop_chars = self._sent_chars
@@ -190,9 +189,9 @@ class Request(Flight):
         self.reached = self.lost = False
 
     def fold(self, update: worker_pb2.StreamUpdate, now_s: float) -> Delta:
-        """Take one update. ``finish_reason`` or ``error`` is set if it was the attempt's last one.
+        """Takes one update and returns its news. Sets ``finish_reason`` or ``error`` if it was the attempt's last one.
 
-        Raises :class:`Internal` if it has not the log-probabilities that were asked for.
+        Raises :class:`Internal` if it lacks the log-probabilities that were requested.
         """
         text, tokens = update.text, update.tokens[:]
         logprobs = self._logprobs(update) if tokens and self.ask.sampling.logprobs >= 0 else NO_LOGPROBS
@@ -221,8 +220,8 @@ class Request(Flight):
         return Delta(text, tokens, logprobs)
 
     def pass_on(self, clock: Clock, updates: Sequence[worker_pb2.StreamUpdate]) -> bool:
-        """Give the text of updates that are not the last to the ``listener``, and fold them; False: it has not taken
-        it, and nothing has changed."""
+        """Gives the text of updates, none of them the last, to the ``listener`` and folds them. Returns False if the
+        listener did not take it; then nothing has changed."""
         listener = self.listener
         if listener is None or self._drop_chars or self._drop_tokens:
             return False
@@ -233,20 +232,20 @@ class Request(Flight):
             for update in updates:
                 self.fold(update, clock())
             return True
-        for update in updates:  # all that is left of it
+        for update in updates:  # all that is left to fold
             self.tokens += update.tokens
         self._failing_since_s = None
         self._sent_chars += len(text)
         return True
 
     def _logprobs(self, update: worker_pb2.StreamUpdate) -> common_pb2.Logprobs:
-        """Of its tokens; those of the prompt are kept."""
+        """Returns the log-probabilities of an update's tokens; keeps those of the prompt."""
         sampling = self.ask.sampling
         try:
             check_logprobs(update.logprobs, len(update.tokens))
             if sampling.prompt_logprobs and not self.tokens:
                 check_logprobs(update.prompt_logprobs, self.ask.prompt_tokens - 1)
-                # A copy: a part of a message keeps all of it.
+                # a copy, as a part of a message keeps the whole message alive
                 self.prompt_logprobs = common_pb2.Logprobs()
                 self.prompt_logprobs.CopyFrom(update.prompt_logprobs)
         except InvalidArgument as error:
@@ -266,7 +265,7 @@ class Request(Flight):
 
     @property
     def failed_instance(self) -> str | None:
-        """Whom the last attempt's error speaks against; None when another instance would say the same."""
+        """The target that the last attempt's error speaks against; None when another one would answer the same."""
         error, placement = self.error, self.placement
         if self.lb:
             return self.lb if error is not None and self._region_failed(error) else None
@@ -279,33 +278,33 @@ class Request(Flight):
 
     @property
     def refused(self) -> bool:
-        """The other region has not taken it: it costs nothing, and somebody else may."""
+        """True if the other region has not taken the request: that costs nothing, and another target may take it."""
         return bool(self.lb) and self.error is not None and self.error.field == REGION_FIELD
 
     @property
     def failed_instances(self) -> set[str]:
-        """Of those that failed it, and are not forgiven: instances, which a conductor knows."""
+        """The instances that failed the request and are still excluded, without load balancers."""
         return self.exclude - self._failed_lbs
 
     @property
     def found_full(self) -> bool:
-        """The last attempt met an instance without room: another one may have some."""
+        """True if the last attempt met an instance without room: another one may have some."""
         error = self.error
         return isinstance(error, ResourceExhausted) and error.field in (PREFILL_FIELD, DECODE_FIELD)
 
     def retry(self, attempts: int, patience_s: float, now_s: float, *, leaving: bool = False) -> bool:
-        """After ``error``: whether another attempt is worthwhile; if so, the failed instance is excluded.
+        """Returns whether another attempt is worthwhile after ``error``; if so, excludes the failed instance.
 
-        ``attempts`` bounds those that cost something: instances that were ``lost``, that generated, or that failed it
-        slowly. Those that were not ``reached`` or that refused it at once are passed over, as many as there are, for
-        ``patience_s`` without a token; so are those that gave it up when they were ``leaving``, which is not its fault.
+        ``attempts`` limits costly attempts: those whose instance was ``lost``, had generated, or failed slowly.
+        Instances that were not ``reached``, or refused at once, are passed over for ``patience_s`` without a token,
+        however many. So are instances that gave up because they were ``leaving``, which is not the request's fault.
         """
         failed = self.failed_instance
         if failed is None:
             return False
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        if self.refused:  # it may have room soon; until then it counts as full for everybody
+        if self.refused:  # it may have room soon; until then, it counts as full for all requests
             self._failing_since_s = None
             return self.tries < TRIES_MAX
         rejected = bool(self.lb) and self.error is not None and self.error.field == REJECTED_FIELD
@@ -322,28 +321,28 @@ class Request(Flight):
         return paid or now_s - self._failing_since_s <= patience_s
 
     def go_on_after(self, tokens_le32: bytes) -> None:
-        """These were generated before, in another region, where their text is known."""
+        """Continues after tokens that were generated in another region, where their text is known."""
         self.tokens = np.frombuffer(tokens_le32, "<u4").tolist()
 
-    # -- what nobody has seen yet
+    # -- held back from the client
 
     def hold(self, delta: Delta) -> None:
-        """Keep it until the answer is whole."""
+        """Keeps a delta until the answer is whole."""
         self._held.append(delta.text)
         if delta.logprobs is not NO_LOGPROBS:
             self._held_logprobs.MergeFrom(delta.logprobs)
 
     def held(self) -> Delta:
-        """All of it."""
+        """Returns the kept deltas as one."""
         return Delta("".join(self._held), self.tokens, self._held_logprobs)
 
     @property
     def can_start_over(self) -> bool:
-        """There are tokens, and the client has seen none of them."""
+        """True if there are tokens, and the client has seen none of them."""
         return self.whole and bool(self.tokens)
 
     def start_over(self) -> None:
-        """Forget what was generated: nobody is left who could go on with it."""
+        """Forgets the generated tokens, as no instance is left that could continue them."""
         self.tokens = []
         self.fingerprint = ""
         self.prefill, self.prompt_logprobs = None, NO_LOGPROBS
@@ -353,11 +352,11 @@ class Request(Flight):
 
     @property
     def used_tokens(self) -> int:
-        """Prompt and generation, as far as instances were asked for them."""
+        """The tokens of prompt and generation that instances were asked for."""
         return self.ask.prompt_tokens + len(self.tokens) if self.tries else 0
 
     def usage(self) -> Usage:
-        """Of the whole request, whatever attempts it took."""
+        """Returns the usage of the whole request, over all attempts."""
         said = self._usage
         prompt = self.ask.prompt_tokens
         if said is None:
@@ -377,7 +376,7 @@ class Request(Flight):
         )
 
     def report(self, now_s: float) -> dict[str, object]:
-        """For ``x-pinyon-report``: where the request ran, what was reused and what took how long (ms)."""
+        """Returns the facts for ``x-pinyon-report``: where the request ran, what was reused, and the times in ms."""
         placement = self.placement or common_pb2.Placement()
         prefill = self.prefill or worker_pb2.PrefillReport()
         return {
@@ -404,7 +403,7 @@ class Request(Flight):
 
 
 def facts_of(requests: Sequence[Request]) -> dict[str, object]:
-    """Returns what the access log says of the generations that one call became."""
+    """Returns the facts for the access log about all requests of one call."""
     request = requests[0]
     facts: dict[str, object] = {
         "model": request.ask.model,

@@ -1,4 +1,4 @@
-"""What the HTTP front door offers of our own instances, by path."""
+"""The HTTP routes of a load balancer in front of our own instances, by path."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OTHERS = {
     "score": "Scoring",
     "threads": "The Assistants API",
 }
-"""What clients ask for that generation has no part in, by what follows ``/v1/``."""
+"""The APIs that clients ask for and that are not served here, by what follows ``/v1/``."""
 
 
 class OwnRoutes(Routes):
-    """What our own instances are asked for."""
+    """The routes of our own instances."""
 
     def __init__(self, completions: Completions, tokenization: Tokenization, models: Models) -> None:
         created_s = int(time.time())

@@ -33,12 +33,12 @@ from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.sampling import sampling_from_proto
 
 REQUEST_BYTES = 4096
-"""What a request holds beside its prompt, about."""
+"""The approximate bytes that a request holds beside its prompt."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenServing(Serving):
-    """In front of our own instances."""
+    """The serving of other regions' requests by our own instances."""
 
     prompts: Models
     dispatcher: Dispatcher
@@ -97,7 +97,7 @@ class _TokenInbound(Inbound[TokenServing]):
     async def _request(
         self, submission: worker_pb2.Submission, whose: RequestClass, now_s: float, timeout_s: float
     ) -> Request:
-        """Raises :class:`PinyonError`. A model that is not served here is no fault of the request."""
+        """Returns the request. Raises :class:`PinyonError`; an unknown model is no fault of the request."""
         tokens, generated = submission.prompt_tokens_le32, submission.generated_tokens
         if len(tokens) % 4 or len(tokens) < 4 * (generated + 1):
             raise InvalidArgument(f"{len(tokens)} bytes with {generated} tokens generated are no prompt")

@@ -15,13 +15,13 @@ from pinyon.openai.large import is_large
 from pinyon.openai.parse import parse_detokenize, parse_tokenize
 
 PIECE_TOKENS = 4096
-"""Written at once: less than 1 ms."""
+"""The tokens that are written at once, in less than 1 ms."""
 PIECE_CHARS = 64 << 10
 
 
 class Tokenization:
-    """Both take no place in the queue; what is long is worked beside the event loop, where places are bounded. Each is
-    a request of its tenant's limit per minute."""
+    """The handlers of both routes. They take no place in the queue, but each request counts in its tenant's limit per
+    minute. Long work runs beside the event loop, where places are limited."""
 
     def __init__(self, admission: Admission, models: Models, off_loop: OffLoop) -> None:
         self._admission = admission
@@ -43,7 +43,7 @@ class Tokenization:
 
     def _answer(self, prompts: Prompts, tokens: bytes, strings: bool) -> bytes:
         ids = np.frombuffer(tokens, "<u4")
-        # Piece by piece, for others to have the GIL in between.
+        # in pieces, so that other threads get the GIL in between
         pieces = [ids[at : at + PIECE_TOKENS].tolist() for at in range(0, len(ids), PIECE_TOKENS)]
         numbers = ",".join([",".join(map(str, piece)) for piece in pieces])
         texts = "null"

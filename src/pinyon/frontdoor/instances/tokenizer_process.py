@@ -1,8 +1,8 @@
-"""Long prompts are tokenized in a process of its own: the library keeps the GIL for as long as a text takes.
+"""The process that tokenizes long prompts, as the library keeps the GIL for as long as a text takes.
 
-A frame is its length as u64 and so many bytes. To the process: :func:`tokenize`'s pickled arguments, from us only.
-From it: a status byte, then tokens as little-endian u32, or why there are none (of a refusal its field, a newline, its
-text). It ends with its input, however we end.
+A frame is its length as u64 and that many bytes. Frames to the process hold the pickled arguments of :func:`tokenize`,
+from us only. Frames from it hold a status byte, then tokens as little-endian u32 or the reason why there are none (for
+a refusal: field, newline, text). The process ends with its input, however the parent ends.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from pinyon.runtime.logging import get_logger
 
 WAITING_MAX = 64
 ANSWER_S = 60.0
-"""Longer than any prompt that is allowed takes."""
+"""The time limit of an answer, longer than any allowed prompt takes."""
 TOKENS, REFUSED, FAILED = 0, 1, 2
 
 _log = get_logger("lb.tokenizer")
 
 
 def strftime_now(form: str) -> str:
-    """Local time, as ``transformers`` gives it to templates that write the date."""
+    """Returns local time as ``transformers`` gives it to templates that write the date."""
     return datetime.now().strftime(form)
 
 
 def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN, new_chars: int | None = None) -> bytes:
-    """Tokens as little-endian u32 of a text or a conversation. Raises :class:`InvalidArgument`, and :class:`MuchNew` if
-    that would take longer than ``new_chars`` characters that the tokenizer has not seen."""
+    """Returns the tokens of a text or a conversation as little-endian u32. Raises :class:`InvalidArgument`, and
+    :class:`MuchNew` if more than ``new_chars`` of its characters are new to the tokenizer."""
     added = rendering.add_special_tokens
     if type(prompt) is str:
         return card.tokenizer.encode(
@@ -57,7 +57,7 @@ def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN,
 
 
 class TokenizerProcess:
-    """Started with the first prompt, one prompt at a time, by a thread that waits for it. ``close`` ends it."""
+    """The process, started with the first prompt. A thread gives it one prompt at a time. ``close`` ends it."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
@@ -66,7 +66,7 @@ class TokenizerProcess:
         self._closed = False
 
     async def tokenize(self, name: str, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
-        """As :func:`tokenize`; ``name``: in whose, empty: in nobody's.
+        """Returns the result of :func:`tokenize`, counted against the client ``name`` (empty: against none).
 
         Raises :class:`Unavailable` when too many prompts wait, of this client or of all, or the process dies.
         """
@@ -75,7 +75,7 @@ class TokenizerProcess:
     async def close(self) -> None:
         self._closed = True
         if (process := self._process) is not None:
-            process.kill()  # whoever waits for it learns of that
+            process.kill()  # the waiting thread learns of that
         await asyncio.to_thread(self._thread.close)
         self._end()
 
@@ -130,7 +130,7 @@ class TokenizerProcess:
 
 
 def serve(model: str, requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Until ``requests`` end. Raises :class:`EOFError` then."""
+    """Answers ``requests`` until they end. Raises :class:`EOFError` then."""
     card = load_card(model, strftime_now=strftime_now)
     while True:
         data = _read(requests)
@@ -138,7 +138,7 @@ def serve(model: str, requests: IO[bytes], answers: IO[bytes]) -> None:
             status, answer = TOKENS, tokenize(card, *pickle.loads(data))
         except InvalidArgument as error:
             status, answer = REFUSED, f"{error.field or ''}\n{error.message}".encode("utf-8", "replace")
-        except Exception as error:  # the parent says what became of it
+        except Exception as error:  # the parent reports the failure
             status, answer = FAILED, type(error).__name__.encode("ascii", "replace")
         _write(answers, bytes((status,)) + answer)
 
@@ -150,7 +150,7 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> bytes:
-    """Raises :class:`EOFError` where it ends."""
+    """Returns the data of one frame. Raises :class:`EOFError` at the end."""
     head = pipe.read(8)
     data = pipe.read(int.from_bytes(head, "little"))
     if len(head) < 8 or len(data) < int.from_bytes(head, "little"):

@@ -22,9 +22,9 @@ from pinyon.runtime.pace import Pace
 
 SESSIONS_MAX = 4096
 DIALS = 16
-"""Sessions that are opened in one turn of the loop, for those that are only watched: each takes it some 0.7 ms."""
+"""The sessions to watched instances that are opened in one turn of the event loop: each takes it about 0.7 ms."""
 EARLY_S = 0.001
-"""The event loop's timers have millisecond steps, and may be early by one."""
+"""The step of the event loop's timers, which may be early by one step."""
 WRITE_S = 10.0
 MESSAGES_MAX = 32
 CANCEL_BYTES = 16
@@ -34,17 +34,16 @@ METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", worker_pb2.Sessio
 _log = get_logger("lb.worker")
 
 OnLoad = Callable[[str, str, worker_pb2.Load, int], None]
-"""Address, instance id, what it says, and how many of our submissions were on their way to it then: it does not know of
-them."""
+"""A callback with address, instance id, load, and how many of our submissions were under way then and are not included
+in the load."""
 
 
 class WorkerSessions:
-    """``unread_tokens`` bounds what one request's mailbox holds.
+    """The sessions to instances. ``unread_tokens`` limits the mailbox of one request.
 
-    With ``on_load``, instances are asked to tell their load, at most every ``load_interval_s`` seconds, and those that
-    are to be :meth:`watch` ed do so even if nothing was sent to them. ``on_load_lost`` says of an instance that has
-    told some that no more will come, until it is heard of again: its session has ended, or is to a process that has
-    gone.
+    With ``on_load``, instances are asked to report their load, at most every ``load_interval_s`` seconds. Those to
+    :meth:`watch` report even if nothing was sent to them. The callback ``on_load_lost`` gets an instance that has
+    reported when its session has ended, or is to a process that has gone. No more reports come until it is back.
     """
 
     def __init__(
@@ -64,32 +63,32 @@ class WorkerSessions:
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=SESSIONS_MAX)
         self._sessions: dict[str, WorkerSession] = {}
         self._retired: set[WorkerSession] = set()
-        """To instances that have restarted or gone: what runs there may end, nothing new begins."""
+        """The sessions to instances that have restarted or gone: their requests may end, no new ones begin."""
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._watched: dict[str, str] = {}
-        """Address → instance id."""
+        """The ids of watched instances, by address."""
         self._silent: dict[str, float] = {}
-        """Those of them without a session, and when the next one may be opened."""
+        """The addresses of watched instances without a session, and when the next may be opened."""
         self._redial: asyncio.TimerHandle | None = None
         self._redial_s = math.inf
-        """When that is due."""
+        """The time at which the timer is due."""
 
     def __len__(self) -> int:
         return len(self._sessions) + len(self._retired)
 
     @property
     def streams(self) -> int:
-        """Requests that an instance works on for us."""
+        """The number of requests that instances work on for us."""
         return sum(len(session.streams) for session in (*self._sessions.values(), *self._retired))
 
     async def open(
         self, address: str, size_bytes: int, gap_s: float, instance_id: str = ""
     ) -> tuple[WorkerStream, worker_pb2.Submission]:
-        """A stream to the instance at ``address``, and the submission to fill in before the next ``await``.
+        """Returns a stream to the instance at ``address``, and the submission to fill in before the next ``await``.
 
-        Waits while more is to be sent there than it takes. With TLS, a new session is one to the instance of that id
-        (empty: any worker) or to nobody. Raises :class:`Unavailable`.
+        Waits while the instance does not keep up. With TLS, a new session accepts only the instance of that id (empty:
+        any worker). Raises :class:`Unavailable`.
         """
         while True:
             session = self._session(address, instance_id)
@@ -99,7 +98,7 @@ class WorkerSessions:
 
     def _session(self, address: str, instance_id: str) -> WorkerSession:
         session = self._sessions.get(address)
-        if session is not None and session.stream.ending:  # it says so itself only when all of it has ended
+        if session is not None and session.stream.ending:  # its own end is reported only when all of it has ended
             self._ended(session)
             self._close(session)
             session = None
@@ -113,8 +112,8 @@ class WorkerSessions:
         return session
 
     def keep_only(self, addresses: frozenset[str], renewed: Iterable[str] = (), restarted: Iterable[str] = ()) -> None:
-        """Let go of sessions to instances that are no longer there; the ``renewed`` may be dialed at once, and to the
-        ``restarted`` the present sessions may be to processes that are gone."""
+        """Retires sessions to instances that are not there any more, and to the ``restarted``, as these may be to
+        processes that are gone. The ``renewed`` may be dialed at once."""
         for address in self._watched.keys() - addresses:
             del self._watched[address]
             self._silent.pop(address, None)
@@ -126,10 +125,10 @@ class WorkerSessions:
                 self._dial_at(address, self._clock())
 
     def watch(self, instances: Mapping[str, str]) -> None:
-        """From now on hold a session to each of these (instance ids by address), and no more to those that were watched
-        before and are not needed. One that ends is opened again after a pause, which grows while nobody answers.
+        """Keeps a session to each of these instances (ids by address) from now on, and drops unneeded ones to instances
+        watched before. A session that ends is reopened after a pause, which grows while the instance does not answer.
 
-        Those beyond :data:`SESSIONS_MAX` are left out. Nothing is opened for those that :meth:`keep_only` lets go.
+        Instances beyond :data:`SESSIONS_MAX` are left out, as are those that :meth:`keep_only` drops.
         """
         before, self._watched = self._watched, dict(islice(instances.items(), SESSIONS_MAX))
         for address in before.keys() - self._watched.keys():
@@ -147,7 +146,7 @@ class WorkerSessions:
                 self._dial_at(address, self._clock())
 
     def _dial_at(self, address: str, when_s: float) -> None:
-        """Open a session to a watched instance then, unless there is one."""
+        """Opens a session to a watched instance at ``when_s``, unless there is one then."""
         self._silent[address] = when_s
         if when_s < self._redial_s and not self._closed:
             if self._redial is not None:
@@ -163,7 +162,7 @@ class WorkerSessions:
         for address in due[:DIALS]:
             try:
                 self._session(address, self._watched[address])
-            except Unavailable:  # there are too many, or its pause has grown meanwhile
+            except Unavailable:  # there are too many, or the pause has grown meanwhile
                 silent[address] = now_s + max(FIRST_PAUSE_S, self._pauses.left_s(address, now_s))
         if silent:
             next_s = min(silent, key=silent.__getitem__)
@@ -175,7 +174,7 @@ class WorkerSessions:
             self._on_load(session.address, session.instance_id, load, unseen)
 
     def _gone(self, session: WorkerSession) -> None:
-        """It is the present session to its address no more."""
+        """Reports that an address has lost its present session, and dials a watched one again."""
         if self._on_load_lost is not None and session.heard and session.instance_id:
             self._on_load_lost(session.address, session.instance_id)
         if session.address in self._watched and not self._closed:
@@ -210,7 +209,7 @@ class WorkerSessions:
             self._gone(session)
 
     async def close(self) -> None:
-        """End all sessions and wait for them."""
+        """Ends all sessions and waits for them."""
         self._closed = True
         if self._redial is not None:
             self._redial.cancel()
@@ -219,36 +218,37 @@ class WorkerSessions:
 
 
 class WorkerSession:
-    """One long-lived stream to one decode instance; all submissions of one loop turn travel in one message. Opens its
-    stream at once; ends when that breaks, and is then replaced by a new one."""
+    """One long-lived stream to a decode instance; the submissions of one event-loop turn travel in one message. It
+    opens its stream at once. When that breaks, the session ends and is replaced by a new one."""
 
     def __init__(self, owner: WorkerSessions, address: str, instance_id: str) -> None:
-        """``instance_id``: of the instance there; empty if nobody said."""
+        """Opens the stream; ``instance_id`` is empty if it is unknown."""
         self._owner = owner
         self.address, self.instance_id = address, instance_id
         self.streams = WorkerStreams(owner._unread_tokens, self._cancel, lambda: owner._idle(self))
         self.heard = False
-        """It has said something of its load."""
+        """True once the instance has reported its load."""
         connect = owner._channels.sessions_to(peer_name(WORKER, instance_id))
         self.stream = Dialed(address, METHOD, WRITE_S, connect)
         pace = Pace(lambda: len(self.streams), time.monotonic)
         self.outgoing: Outgoing[worker_pb2.SessionRequest] = Outgoing(worker_pb2.SessionRequest, pace, MESSAGES_MAX)
-        """Has room while the instance takes what is sent to it. One that takes nothing for ``WRITE_S`` ends it."""
+        """The outgoing messages. There is room while the instance takes them; the session ends when it has taken none
+        for ``WRITE_S``."""
         if owner._on_load is not None:
             self.outgoing.message(ASK_BYTES).load_interval_ms = max(1, round(owner._load_interval_s * 1e3))
         self._task = asyncio.create_task(self._run(), name=f"worker-session {address}")
 
     def open(self, size_bytes: int, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
-        """A stream, and the submission to fill in before the loop turns: it is part of the next message."""
+        """Returns a stream and its submission, to fill in before the event loop turns and the message may be sent."""
         stream = self.streams.open(gap_s)
         return stream, self.outgoing.message(size_bytes).submissions.add(stream_id=stream.stream_id)
 
     def _cancel(self, stream_id: int) -> None:
-        if not self.stream.ending:  # else it is gone, and with it all it did for us
+        if not self.stream.ending:  # an ended session has dropped all its requests anyway
             self.outgoing.message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
 
     async def close(self) -> None:
-        """End the session; its requests fail as if the instance had gone."""
+        """Ends the session; its requests fail as if the instance had gone."""
         self.stream.end(Cancelled("closed"))
         await asyncio.wait({self._task})
 

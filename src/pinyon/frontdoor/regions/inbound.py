@@ -1,5 +1,5 @@
-"""The gRPC door for load balancers of other regions. A session from one: who that is, what it is told of this region,
-and the requests that come over it. What these are made of is known by the :class:`Serving`."""
+"""The gRPC door for load balancers of other regions: sessions with them, reports about this region, and their requests.
+A :class:`Serving` knows what the requests consist of."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
 
 STATE_S = 0.1
-"""Between two states, if something has changed (SkyWalker §4.1)."""
+"""The time between two states, if something has changed (SkyWalker §4.1)."""
 STATE_TICKS_MAX = 5
-"""A state is a sign of life, too: one comes at least every so many times."""
+"""The ticks after which an unchanged state is sent again, as a sign of life."""
 REQUESTS_MAX = 4096
-"""Of one session at once."""
+"""The maximum number of requests in one session at once."""
 MESSAGES_MAX = 16
-"""That wait for a caller who takes none, of 2 MiB at most and so many parts."""
+"""The messages, of at most 2 MiB and ``PARTS_MAX`` parts, that may wait for a caller which takes none."""
 PARTS_MAX = 4096
 WRITE_S = 5.0
 FIRST_S = 5.0
@@ -60,8 +60,8 @@ SESSIONS_MAX = 256
 LB_ID_CHARS_MAX = 128
 FAREWELL_S = 0.2
 SILENT_TICKS = 60
-"""Of :data:`STATE_S`: a caller that says nothing in so many is frozen, or cut off, as it probes each second. What is
-served for it would have no end, and it would have its share of the room."""
+"""The ticks of :data:`STATE_S` after which a silent caller counts as frozen or cut off, as it probes each second.
+Otherwise its requests would never end, and it would keep its share of the room."""
 PEER_CALLERS: Callers = {"Session": frozenset({LB})}
 
 _log = get_logger("lb.regions")
@@ -69,21 +69,22 @@ _log = get_logger("lb.regions")
 
 @dataclass(slots=True, eq=False)
 class Arrivals:
-    """What is looked at of each request from another region before it is served here, whatever it is made of."""
+    """The checks of each request from another region before it is served here, whatever the request consists of."""
 
     own: Peer
     geography: Callable[[], Geography]
-    """Who may send to whom, as this region has it."""
+    """Returns this region's rules on which region may send to which."""
     line: Line
     metrics: DoorMetrics
     draining: Callable[[], bool]
 
     def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
-        """A place in the line. Raises :class:`ResourceExhausted`: with :data:`REGION_FIELD` there is no room now, with
-        :data:`REJECTED_FIELD` it may not be served here; and :class:`FailedPrecondition` for a second hop."""
+        """Returns a place in the line. Raises :class:`ResourceExhausted` with :data:`REGION_FIELD` when there is no
+        room, with :data:`REJECTED_FIELD` when it may not be served here; :class:`FailedPrecondition` for a second
+        hop."""
         if hops != 1:
             raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
-        # What the sender must not send, or this region must not serve, is refused here again.
+        # Refuses again what the sender must not send, or this region must not serve.
         verdict = self.geography().may(sender.region, self.own.region, geographies, tenant)
         if not verdict.allowed:
             raise ResourceExhausted(f"Not served in {self.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
@@ -97,8 +98,8 @@ class Arrivals:
         return place
 
     def state(self, model: str, room: Room) -> peer_pb2.ModelState:
-        """What others are told of it."""
-        # While there is room here, nobody waits for it: those who do must not be served here.
+        """Returns a model's state for other regions."""
+        # If there is room, the waiting requests must not be served here, so they do not wait for it.
         queued = 0 if room.share or room.share is None else self.line.queued
         return peer_pb2.ModelState(
             model=model,
@@ -112,37 +113,37 @@ class Arrivals:
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """Of one load balancer: what serves what other regions send, over ``sessions``. Each kind has some of its
-    own."""
+    """The part of a load balancer that serves other regions' requests, over ``sessions``. Each kind of target has a
+    subclass."""
 
     arrivals: Arrivals
     models: ServedModels
     access: AccessLog
     budget: Budget
-    """Of bytes that requests of other regions hold here."""
+    """The budget of bytes that requests of other regions hold here."""
     timeout_s: float
     clock: Clock
     sessions: set[Inbound[Any]] = field(default_factory=set, init=False)
     ending: bool = field(default=False, init=False)
-    """Sessions end as soon as they have no requests."""
+    """True once sessions end as soon as they have no requests."""
 
     def session(self, peer: Peer) -> Inbound[Any]:
-        """One that has just begun."""
+        """Returns a session that has just begun."""
         raise NotImplementedError
 
     @property
     def running(self) -> int:
-        """Requests of other regions."""
+        """The number of requests from other regions."""
         return sum(session.running for session in self.sessions)
 
     def end(self) -> None:
-        """The load balancer takes nothing new: what is here may finish, and nobody keeps a session for more."""
+        """Takes no new requests. Present ones may finish, and sessions end when they have none."""
         self.ending = True
         for session in list(self.sessions):
             session.end_if_idle()
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
-        """Of each model, for each of so many load balancers that may send, and one of that region."""
+        """Returns each model's state for a load balancer of that region, one of ``sharing`` that may send."""
         return [self.arrivals.state(model, room) for model, room in self.models.rooms(sharing, region)]
 
 
@@ -150,13 +151,13 @@ S = TypeVar("S", bound=Serving)
 
 
 class Inbound(Generic[S]):
-    """One session, after its welcome, and the requests of it. ``run`` ends with it; then nothing of it is left. A kind
-    says what requests are made of, and how one is served."""
+    """One session, after its welcome, and its requests. ``run`` ends with the session and leaves nothing of it.
+    Subclasses know what requests consist of, and how one is served."""
 
     def __init__(self, serving: S, peer: Peer) -> None:
         self.serving, self.peer = serving, peer
         self._received = self._last_id = 0
-        """Requests that have come, in all, and the number of the last one."""
+        """The number of requests received in all, and the id of the last one."""
         self._silent = self._version = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         pace = Pace(lambda: len(self._tasks), serving.clock)
@@ -167,7 +168,7 @@ class Inbound(Generic[S]):
 
     @property
     def running(self) -> int:
-        """Requests."""
+        """The number of requests."""
         return len(self._tasks)
 
     async def run(
@@ -194,7 +195,7 @@ class Inbound(Generic[S]):
         if self.serving.ending and not self._tasks and self._stream is not None:
             self._stream.end()
 
-    # -- for a kind
+    # -- called by subclasses
 
     def begin(
         self,
@@ -203,11 +204,11 @@ class Inbound(Generic[S]):
         run: Callable[[Head, Share], Awaitable[int]],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """``run`` serves a new request, and returns its status; what its head says of it is for the log. It runs until
-        it has ended, or is cancelled, maybe before its first step: ``ended`` is told in any case. Raises
+        """Serves a new request by ``run``, which fills the head for the log and returns the status. The request may be
+        cancelled at any time, even before its first step; ``ended`` is called in any case. Raises
         :class:`InvalidArgument`."""
         self._received += 1
-        if stream_id <= self._last_id:  # also of one that has ended
+        if stream_id <= self._last_id:  # even if that request has ended
             raise InvalidArgument(f"stream {stream_id} is no new one", field="stream_id")
         self._last_id = stream_id
         if self.running >= REQUESTS_MAX:
@@ -242,40 +243,40 @@ class Inbound(Generic[S]):
 
     @staticmethod
     def hold(share: Share, name: str, size: int) -> None:
-        """So many bytes, in that name. Raises :class:`ResourceExhausted`."""
+        """Holds that many bytes in that name. Raises :class:`ResourceExhausted`."""
         share.rename(name)
         if not share.hold(size):
             raise ResourceExhausted("requests of other regions hold too much", field=REGION_FIELD)
 
     def put(self, part: Message) -> None:
-        """It goes to the caller, in order, if that is there."""
+        """Sends a part to the caller, in order, unless the caller is gone."""
         stream = self._stream
         if stream is None or stream.ending:
             return
-        if not self._outgoing.has_room:  # who reads so slowly is not there
+        if not self._outgoing.has_room:  # a caller that reads so slowly counts as gone
             stream.end(ResourceExhausted(f"{MESSAGES_MAX} messages wait"))
             return
         self.add(self._outgoing.message(part.ByteSize() + FRAME_BYTES), part)
 
-    # -- what a kind says
+    # -- implemented by subclasses
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
-        """Raises :class:`PinyonError`, which ends the session, for what no load balancer of ours sends."""
+        """Takes a message. Raises :class:`PinyonError`, which ends the session, if none of ours would send it."""
         raise NotImplementedError
 
     def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
-        """Into a message goes a part that was :meth:`put`."""
+        """Adds a part that was :meth:`put` to a message."""
         raise NotImplementedError
 
     def told(self, error: PinyonError) -> PinyonError:
-        """Returns what the region is told that has sent the request: another one may have what it needs."""
+        """Returns the error for the region that sent the request; another region may have what it needs."""
         raise NotImplementedError
 
     def fail(self, stream_id: int, error: PinyonError) -> None:
-        """It ends here."""
+        """Ends a request with that error."""
         raise NotImplementedError
 
-    # -- what comes
+    # -- incoming
 
     def _take(self, message: peer_pb2.SessionRequest) -> None:
         self._silent = 0
@@ -290,13 +291,13 @@ class Inbound(Generic[S]):
     def _ended(self, stream_id: int) -> None:
         self._tasks.pop(stream_id, None)
         if self.serving.ending and not self._tasks:
-            # Not before what it said last has gone: its caller would take that for lost.
+            # Earlier, the caller could miss the last updates and take its request for lost.
             asyncio.get_running_loop().call_later(FAREWELL_S, self.end_if_idle)
 
-    # -- what goes
+    # -- outgoing
 
     async def _states(self, stream: Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest]) -> None:
-        """Tell how the region is, whenever that has changed."""
+        """Sends the region's state whenever it has changed."""
         ticks = 0
         last: peer_pb2.RegionState | None = None
         while True:
@@ -310,7 +311,7 @@ class Inbound(Generic[S]):
                 last, ticks = state, 0
                 self._version += 1
                 told = self._outgoing.message(state.ByteSize() + 2 * FRAME_BYTES).state
-                told.CopyFrom(state)  # one that waits still is of no interest any more
+                told.CopyFrom(state)  # replaces a state that is still waiting
                 told.version = self._version
             await asyncio.sleep(STATE_S)
 
@@ -321,7 +322,7 @@ class Inbound(Generic[S]):
 
 
 class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
-    """With TLS, who calls has the certificate of a load balancer of the region that it names. Without, anybody may."""
+    """The gRPC service: with TLS for load balancers certified for the region they name, without TLS for anybody."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -350,7 +351,7 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
         await self._serving.session(peer).run(stream, welcome)
 
     def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
-        """Raises :class:`PinyonError` for whom we do not speak with."""
+        """Returns the caller. Raises :class:`PinyonError` for callers that may not have a session."""
         if hello.version != PEER_VERSION:
             raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
         if hello.kind != self._own.kind:

@@ -1,4 +1,4 @@
-"""One long-lived stream to each load balancer of other regions: requests there, what comes back, and how it is."""
+"""A long-lived stream to each load balancer of other regions: for requests, their answers and the region's state."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PEER_VERSION = 2
 WRITE_S = 5.0
 TICK_S = 0.25
 PROBE_TICKS = 4
-"""Between two probes of the latency."""
+"""The ticks between two probes of the latency."""
 SILENT_TICKS = 12
-"""A peer that says nothing in so many is frozen, or cut off: what it has goes on elsewhere. They are counted, not
-timed: while our own loop is held up, none passes."""
+"""The ticks after which a silent peer counts as frozen or cut off, so its requests go on elsewhere. Ticks are counted,
+not timed, so that none passes while our own event loop is held up."""
 REQUESTS_MAX = 8192
-"""Under way to one peer."""
+"""The maximum number of requests under way to one peer."""
 SMOOTHING = 0.2
 METHOD = Method("/pinyon.api.lb.v1.PeerService/Session", peer_pb2.SessionRequest, peer_pb2.SessionResponse)
 
@@ -37,8 +37,8 @@ _log = get_logger("lb.regions")
 
 
 class RegionLinks:
-    """``know`` → ``talk`` → ``close``. Those of the own region are not among them: what they serve is served here as
-    well."""
+    """The links: ``know`` → ``talk`` → ``close``. Load balancers of the own region have none, as their instances are
+    ours too."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RegionLinks:
         clock: Clock,
         sessions_to: Callable[[str], OpenSession],
     ) -> None:
-        """``sessions_to``: what opens them to load balancers of a region."""
+        """Starts without links. ``sessions_to`` returns what opens sessions to load balancers of a region."""
         self.own = own
         self._models = models
         self._unread_tokens = unread_tokens
@@ -66,7 +66,7 @@ class RegionLinks:
         return self._links.values()
 
     def know(self, peers: Collection[Peer]) -> None:
-        """These are all there are; links to others are ended, and requests there go on elsewhere."""
+        """Keeps links to exactly these peers; other links are ended, and their requests go on elsewhere."""
         if self._closed:
             return
         wanted = {
@@ -90,19 +90,19 @@ class RegionLinks:
                 link.start()
 
     def talk(self, name: str) -> Talk:
-        """The session with that load balancer. Raises :class:`Unavailable`."""
+        """Returns the session with that load balancer. Raises :class:`Unavailable`."""
         link = self._links.get(name)
         if link is None:
             raise Unavailable("That region is not known any more.", retry_after_s=1.0)
         return link.talk()
 
     def region_of(self, name: str) -> str:
-        """Empty for one that is not there."""
+        """Returns the region of a load balancer; empty for an unknown one."""
         link = self._links.get(name)
         return "" if link is None else link.peer.region
 
     async def close(self) -> None:
-        """End them all, and wait for that."""
+        """Ends all links, and waits for that."""
         self._closed = True
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.close() for link in links), *self._closing)
@@ -135,8 +135,8 @@ class RegionLinks:
 
 
 class RegionLink:
-    """``start`` → ``talk`` → ``close``. ``on_state`` hears each state of the region, ``on_away`` that it
-    does not answer any more."""
+    """The link to one load balancer: ``start`` → ``talk`` → ``close``. ``on_state`` is called with each state of the
+    region, ``on_away`` when the load balancer does not answer any more."""
 
     def __init__(
         self,
@@ -159,9 +159,9 @@ class RegionLink:
             write_s=WRITE_S, connect=connect, log=_log,
         )  # fmt: skip
         self.distance_s = 0.0
-        """There and back, smoothed; 0: not measured yet."""
+        """The round-trip time, smoothed; 0 if not measured yet."""
         self.sessions = 0
-        """How often the peer was found to be one of ours."""
+        """The number of sessions in which the peer was found to be one of ours."""
 
     def start(self) -> None:
         self._link.start()
@@ -178,7 +178,7 @@ class RegionLink:
         return 0 if self._talk is None else len(self._talk.streams) + len(self._talk.raw)
 
     def talk(self) -> Talk:
-        """The present session. Raises :class:`Unavailable`."""
+        """Returns the present session. Raises :class:`Unavailable`."""
         talk = self._talk
         if talk is None or not talk.welcomed or self.streams >= REQUESTS_MAX:
             raise Unavailable(f"The load balancer of {self.peer.region} is away.", retry_after_s=1.0)
@@ -200,7 +200,7 @@ class RegionLink:
                 self._on_away(self)
             talk.end(reason)
 
-    # -- the talk's part
+    # -- called by the talk
 
     def _measured(self, seconds: float) -> None:
         known = self.distance_s
@@ -208,13 +208,13 @@ class RegionLink:
 
 
 class Talk:
-    """One session's life: requests as tokens, and HTTP requests (``raw``)."""
+    """One session: requests as tokens, and HTTP requests (``raw``)."""
 
     def __init__(self, link: RegionLink, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
         self._link = link
         self._stream = stream
         self.welcomed = False
-        """The peer has said that it is one of ours."""
+        """True once the peer has said that it is one of ours."""
         self.streams = WorkerStreams(link._unread_limit, self._cancel)
         self.raw = RawStreams(link.peer.region, self._put)
         self._silent = 0
@@ -228,7 +228,7 @@ class Talk:
     # -- requests
 
     def open(self, gap_s: float) -> tuple[WorkerStream, worker_pb2.Submission]:
-        """A stream, and the submission to fill in and :meth:`send`."""
+        """Returns a stream, and the submission to fill in and :meth:`send`."""
         stream = self.streams.open(gap_s)
         return stream, worker_pb2.Submission(stream_id=stream.stream_id)
 
@@ -249,7 +249,7 @@ class Talk:
     # -- the stream
 
     async def watch(self) -> None:
-        """Probe it, and end the session if it is silent."""
+        """Probes the peer, and ends the session if it is silent."""
         ticks = 0
         while True:
             await asyncio.sleep(TICK_S)
@@ -277,7 +277,7 @@ class Talk:
         self.raw.take(message.raw_pieces)
 
     def _welcome(self, welcome: peer_pb2.PeerWelcome | None) -> None:
-        """Raises :class:`PinyonError` if that is nobody to send requests to."""
+        """Checks the peer's first message. Raises :class:`PinyonError` if the peer cannot take our requests."""
         link = self._link
         if welcome is None:
             raise InvalidArgument("its first message is no welcome")
@@ -291,7 +291,7 @@ class Talk:
         self._probe, self._probed_s = 1, link._clock()
 
     def _put(self, message: peer_pb2.SessionRequest) -> None:
-        """Into the message that is being filled, or one after it."""
+        """Adds to the message that is being filled, or begins the next one."""
         size = message.ByteSize() + FRAME_BYTES
         if self._ready and self._size + size <= MESSAGE_BYTES:
             self._ready[-1].MergeFrom(message)

@@ -1,5 +1,4 @@
-"""This load balancer as a member of the federation: what it tells the controller, and what it does with what it is
-told."""
+"""The membership of this load balancer in the federation: reports to the controller, and reactions to its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _log = get_logger("lb.regions")
 
 @dataclass(slots=True, eq=False)
 class Membership:
-    """``start`` with its addresses → ``close``. ``session`` is the one to the controller."""
+    """The membership: ``start`` with its addresses → ``close``. ``session`` is the one with the controller."""
 
     lb_id: str
     models: ServedModels
@@ -46,10 +45,10 @@ class Membership:
         await ended(self._task)
         await self.session.close()
 
-    # -- what it is told
+    # -- what the controller says
 
     def told(self, federation: Federation) -> None:
-        """The federation has changed."""
+        """Takes a changed federation."""
         self.links.know(
             [
                 Peer(each.info.lb_id, each.info.region, each.info.grpc_address)
@@ -66,7 +65,7 @@ class Membership:
         self.clusters.adopt({f"{each.region}/{each.name}": each for each in adopted})
 
     async def _watch(self) -> None:
-        """What it serves for others changes by itself while the controller is silent."""
+        """Checks regularly what is served for others, as it changes by itself while the controller is silent."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -74,7 +73,7 @@ class Membership:
             except Exception:
                 _log.exception("what is served for others cannot be found out")
 
-    # -- what it tells
+    # -- what the controller is told
 
     def load(self) -> LbLoad:
         hits, asked = self.models.hits()
@@ -100,5 +99,5 @@ class Membership:
         )
 
     def latencies_ms(self) -> dict[str, float]:
-        """There and back to others, as measured."""
+        """Returns the measured round-trip times to other load balancers."""
         return {link.peer.name: link.distance_s * 1e3 for link in self.links.links if link.distance_s}

@@ -12,8 +12,8 @@ from pinyon.core.request import check_geography
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A load balancer: its name among all, where it is, where its gRPC for other load balancers listens, and of our own
-    what it stands in front of."""
+    """A load balancer: its unique name, its region, and the gRPC address for other load balancers. ``kind`` says what
+    our own stands in front of."""
 
     name: str
     region: str
@@ -22,7 +22,7 @@ class Peer:
 
 
 def parse_peers(text: str) -> list[Peer]:
-    """``REGION=HOST:PORT`` with commas; a region may have several. Raises :class:`InvalidArgument`."""
+    """Parses ``REGION=HOST:PORT`` with commas; a region may have several. Raises :class:`InvalidArgument`."""
     peers = []
     for part in text.split(",") if text else []:
         region, equals, address = part.strip().partition("=")

@@ -1,4 +1,4 @@
-"""HTTP requests on their way to another region, and their answers: bytes in pieces, no faster than they are taken."""
+"""HTTP requests to another region, and their answers: bytes in pieces, no faster than they are taken."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD, Broke, NoRoo
 from pinyon.messages.error import error_from_proto
 
 PIECE_BYTES: Final = 256 << 10
-"""Of a body in one part of a message."""
+"""The maximum size of a body's part in a message."""
 WINDOW_BYTES: Final = 256 << 10
-"""Of an answer that were sent and are not taken; then its sender waits."""
+"""The bytes of an answer that may be sent without being taken; then the sender waits."""
 TAKEN_BYTES: Final = WINDOW_BYTES // 4
-"""So much is taken before its sender is told."""
+"""The bytes that are taken before the sender is told."""
 UNTAKEN_MAX: Final = 4 * WINDOW_BYTES
-"""Beyond, it does not keep to the rules: a whole small answer, or what one read brought, may be above the window."""
+"""The untaken bytes that violate the protocol; a whole small answer, or one read's bytes, may exceed the window."""
 HEAD_BYTES_MAX: Final = 64 << 10
 
 _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9a-z-]+): ([^\x00\r\n]*)")
 
 
 class RawStreams:
-    """Those of one session. ``send`` takes messages for it, which go in order."""
+    """The HTTP requests of one session. ``send`` takes its messages, which are sent in order."""
 
     def __init__(self, region: str, send: Callable[[peer_pb2.SessionRequest], None]) -> None:
         self._region = region
@@ -38,7 +38,7 @@ class RawStreams:
         return len(self._streams)
 
     def open(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Answer:
-        """Send a request, whose number is chosen here. The caller closes the answer, also if it does not come."""
+        """Sends a request, whose number is chosen here. The caller must close the answer, even if none comes."""
         self._opened = head.stream_id = self._opened + 1
         stream = self._streams[head.stream_id] = _Stream(self, head.stream_id, body)
         request = peer_pb2.RawRequest(head=head.SerializeToString(), hops=1, body=stream.next_piece())
@@ -47,27 +47,27 @@ class RawStreams:
         return stream.answer
 
     def take(self, pieces: Iterable[peer_pb2.RawPiece]) -> None:
-        """What has come for them."""
+        """Delivers pieces to their streams."""
         for piece in pieces:
             stream = self._streams.get(piece.stream_id)
             if stream is not None:
                 stream.take(piece)
 
     def written(self, message: peer_pb2.SessionRequest) -> None:
-        """It has gone: the next pieces of bodies may. So there is one of each on its way, and others' are between."""
+        """Continues the bodies of a sent message: each has one piece under way, with pieces of others in between."""
         for each in message.raw_bodies:
             stream = self._streams.get(each.stream_id)
             if stream is not None:
                 self._send_more(stream)
 
     def end(self) -> int:
-        """The session has ended: so have they all; how many."""
+        """Ends all streams with the session. Returns how many."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.answer.broke(f"The region {self._region} went away.")
         return len(streams)
 
-    # -- a stream's part
+    # -- called by a stream
 
     def forget(self, stream_id: int) -> None:
         self._streams.pop(stream_id, None)
@@ -100,7 +100,7 @@ class _Stream:
         self.answer = Answer(self)
 
     def next_piece(self) -> bytes:
-        """Of the body; empty at its end."""
+        """Returns the next piece of the body; empty at its end."""
         piece = bytes(memoryview(self._body)[self._at : self._at + PIECE_BYTES])
         self._at += len(piece)
         return piece
@@ -150,7 +150,7 @@ class _Stream:
         untaken, self._untaken = self._untaken, 0
         self._owner.taken(self.stream_id, untaken)
 
-    # -- the answer's part
+    # -- called by the answer
 
     def pause(self) -> None:
         self._paused = True
@@ -165,7 +165,7 @@ class _Stream:
 
 
 def read_fields(lines: bytes) -> list[tuple[bytes, bytes]]:
-    """Header fields as they are written between regions. Raises :class:`InvalidArgument`."""
+    """Returns header fields from the form that regions exchange. Raises :class:`InvalidArgument`."""
     if len(lines) > HEAD_BYTES_MAX:
         raise InvalidArgument("the header fields are too large")
     *found, rest = lines.split(b"\r\n")
@@ -181,7 +181,7 @@ def read_fields(lines: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _failure(error: PinyonError, *, begun: bool) -> PinyonError:
-    """What the other region's word means here."""
+    """Returns the error that another region's error means here."""
     if not begun and error.field in (REGION_FIELD, REJECTED_FIELD):
         return NoRoom(error.message, lasting=error.field == REJECTED_FIELD)
     if not begun and isinstance(error, InvalidArgument):

@@ -1,4 +1,4 @@
-"""Servers that are served from here: the region's own, and those of regions whose load balancers have failed."""
+"""The clusters of servers that are served from here: the region's own, and those whose load balancers have failed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _log = get_logger("lb.clusters")
 
 
 class UpstreamClusters(Adopted[Watch]):
-    """``start`` → ``own`` and ``adopt`` whenever that changes → ``close``. ``make`` gives a server for a URL. A cluster
-    is its servers' fleet, with what watches it."""
+    """The clusters: ``start`` → ``own`` and ``adopt`` at each change → ``close``. ``make`` makes a server from a URL. A
+    cluster is the fleet of its servers, with the :class:`Watch` over them."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class UpstreamClusters(Adopted[Watch]):
         times: WatchTimes,
         clock: Clock,
     ) -> None:
-        """``fleet`` has the servers of the ``urls``, which are this load balancer's own."""
+        """Takes the ``fleet`` of this load balancer's own servers, those of the ``urls``."""
         self.fleet = fleet
         self._urls = tuple(urls)
         super().__init__(models)
@@ -41,7 +41,7 @@ class UpstreamClusters(Adopted[Watch]):
         self._clock = clock
         self._watch = Watch(fleet, times, clock)
         self._dropped: list[Fleet] = []
-        """That have been given back; requests may run there still."""
+        """The fleets that have been given back; requests may still run there."""
 
     def start(self) -> None:
         self._watch.start()
@@ -54,11 +54,11 @@ class UpstreamClusters(Adopted[Watch]):
         self.fleet.close()
 
     def targets(self, cluster: str) -> Fleet:
-        """Of an adopted one."""
+        """Returns the fleet of an adopted cluster."""
         return self.adopted[cluster].fleet
 
     def servers(self) -> Iterator[tuple[Fleet, Server]]:
-        """All, each name once."""
+        """Yields all servers with their fleets, each name once."""
         seen = set()
         for watch in (self._watch, *self.adopted.values()):
             for server in watch.fleet.servers.values():
@@ -69,7 +69,7 @@ class UpstreamClusters(Adopted[Watch]):
     # -- what the controller says
 
     def own(self, clusters: Sequence[Told]) -> None:
-        """Servers that somebody added to the region's own, and took out of it."""
+        """Takes the servers that were added to the region's own, and those that were removed."""
         added = [url for each in clusters for url in _urls(each.added)]
         removed = {str(url) for each in clusters for url in _urls(each.removed)}
         self._use(self._watch, [*self._urls, *added], removed)
@@ -96,7 +96,7 @@ class UpstreamClusters(Adopted[Watch]):
         self._use(cluster, _urls(told.upstreams))
 
     def end(self, cluster: Watch) -> Coroutine[Any, Any, None]:
-        # What runs there runs on: who has it has its fleet. Servers leave before their models' layers do.
+        # Requests there run on, as they hold the fleet. Servers must leave before their models' layers do.
         cluster.fleet.use([])
         self._dropped = [fleet for fleet in self._dropped if fleet.leaves]
         self._dropped.append(cluster.fleet)
@@ -104,7 +104,7 @@ class UpstreamClusters(Adopted[Watch]):
 
 
 def _urls(told: Sequence[str]) -> list[UpstreamUrl]:
-    """Those that can be asked."""
+    """Returns the URLs that requests can be sent to."""
     found: list[UpstreamUrl] = []
     for text in told:
         if "://" not in text:

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection to a server: one request at a time, and the next one when its answer is here.
+"""One HTTP/1.1 connection to a server: one request at a time, the next one after the answer.
 
-llhttp (by httptools) reads the answers, strictly. Interim answers (1xx) and trailers are dropped; the bytes of a body
-go on as they are, without their transfer coding.
+llhttp (through httptools) parses the answers, strictly. Interim answers (1xx) and trailers are dropped; a body's bytes
+are passed on unchanged, without their transfer coding.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pinyon.frontdoor.answer import Answer
 from pinyon.runtime.deadlines import Deadline
 
 HEAD_BYTES_MAX = 64 << 10
-"""Trailers among them."""
+"""The maximum size of a head, trailers included."""
 HEAD_FIELDS_MAX = 256
 INTERIM_MAX = 16
-"""Interim answers before one that counts."""
+"""The maximum number of interim answers before the final one."""
 LENGTH_DIGITS_MAX = 18
 KEEPALIVE_S = 15
 KEEPALIVE_PROBE_S = 5
 KEEPALIVE_PROBES = 3
-"""A host that is gone is found out within half a minute, also where an answer may take long."""
+"""The TCP keep-alive settings, by which a vanished host is detected within half a minute, even during long answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """In seconds. ``idle_s``: between an answer and the next request; shorter than servers', so that it is seldom they
-    who close. ``stall_s``: between two pieces of an answer."""
+    """The limits of a connection, in seconds. An idle connection is kept for ``idle_s``; shorter than the servers' own
+    limit, so that these rarely close first. Two pieces of an answer are at most ``stall_s`` apart."""
 
     connect_s: float = 2.0
     idle_s: float = 4.0
@@ -42,7 +42,7 @@ class ConnectionLimits:
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """``ended`` is told when a request may follow (True), or never will (False)."""
+    """A connection. ``ended`` is called when a request may follow (True), or never will (False)."""
 
     __slots__ = ("_answer", "_bytes", "_chunked", "_deadline", "_ended", "_fields", "_head_bytes", "_interim", "_keep",
                  "_length", "_limits", "_loop", "_parser", "_reusable", "_transport", "idle_s",
@@ -69,15 +69,15 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_s = limits.idle_s
         self.idle_since_s = 0.0
 
-    # -- what the pool asks for
+    # -- called by the pool
 
     @property
     def usable(self) -> bool:
-        """A request may be sent."""
+        """True if a request may be sent."""
         return self._reusable and self._answer is None and self._transport is not None
 
     def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Answer:
-        """Send a request, and have its answer; ``first_byte_s`` is how long that may take to begin."""
+        """Sends a request and returns its answer, which must begin within ``first_byte_s``."""
         assert self._transport is not None
         assert self._answer is None
         answer = self._answer = Answer(self)
@@ -91,17 +91,17 @@ class UpstreamConnection(asyncio.Protocol):
         return answer
 
     def close(self) -> None:
-        """At once. An answer that is not complete breaks off."""
+        """Closes the connection at once; an incomplete answer breaks off."""
         self._reusable = False
         if self._transport is not None:
             self._transport.abort()
 
     def break_unanswered(self) -> None:
-        """Stops waiting for an answer of which no byte has come."""
+        """Breaks off an answer of which no byte has come."""
         if self._answer is not None and not self._answer.begun:
             self._fail("The server stopped answering.")
 
-    # -- asyncio's part
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -128,13 +128,13 @@ class UpstreamConnection(asyncio.Protocol):
         answer = self._answer
         if answer is not None and answer.has_head and self._length < 0 and not self._chunked:
             self._answer = None
-            answer.got_all()  # that is how an answer without a length ends
+            answer.got_all()  # an answer without a length ends this way
             answer.arrived()
         return False
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None:  # nobody asked
+        if answer is None:  # no request was sent
             self.close()
             return
         answer.begun = True
@@ -144,7 +144,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._deadline.set(self._loop.time() + self._limits.stall_s)
         try:
             self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade):  # nobody asked for an upgrade
+        except (HttpParserError, HttpParserUpgrade):  # no upgrade was requested
             self._fail("The server's answer is not valid HTTP.")
             return
         if self._answer is None:
@@ -155,10 +155,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         answer.arrived()
 
-    # -- httptools' part
+    # -- called by httptools
 
     def on_message_begin(self) -> None:
-        if self._answer is None:  # something follows the answer
+        if self._answer is None:  # data follows the answer
             self._reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -202,10 +202,10 @@ class UpstreamConnection(asyncio.Protocol):
         answer.got_all()
         self.idle_since_s = self._loop.time()
 
-    # -- the answer's part
+    # -- called by the answer
 
     def pause(self) -> None:
-        """Its bytes are not taken: how long that goes on is no fault of the server."""
+        """Pauses reading and the deadline, since a slow client is no fault of the server."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._deadline.set(inf)
@@ -218,12 +218,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def give_up(self, answer: Answer) -> None:
         if answer is self._answer:
-            self.close()  # HTTP/1.1 has no other way to say so
+            self.close()  # HTTP/1.1 has no other way to cancel
 
-    # -- the parts
+    # -- internals
 
     def _over(self) -> None:
-        """The answer is here, or will never be; before its reader runs, so that the next request finds this one."""
+        """Hands the connection back, or closes it, before the answer's reader runs: the next request may find it."""
         if self._reusable and self._transport is not None:
             if not self._transport.is_reading():
                 self._transport.resume_reading()
@@ -232,7 +232,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.close()
 
     def _read_framing(self, status: int) -> bool:
-        """How the body ends, and for how long the server keeps the connection."""
+        """Reads how the body ends, and how long the server keeps the connection; returns False if that is invalid."""
         self._length, self._chunked = -1, False
         self.idle_s = self._limits.idle_s
         for name, value in self._fields:
@@ -265,7 +265,7 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 def _idle_s(value: bytes) -> float:
-    """Of ``keep-alive: timeout=5, max=100``: a second less than it says."""
+    """Returns the seconds in ``keep-alive: timeout=5, max=100``, less one."""
     for option in value.lower().split(b","):
         name, _, seconds = option.strip().partition(b"=")
         if name == b"timeout" and seconds.isdigit() and len(seconds) < 9:

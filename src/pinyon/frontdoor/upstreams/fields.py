@@ -1,4 +1,4 @@
-"""Header fields on their way through: which go on to a server, and which come back from it (RFC 9110 §7.6.1)."""
+"""The header fields that go on to a server, and those that come back from it (RFC 9110 §7.6.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOP = frozenset(
 _NOT_TO_SERVER = _HOP | {
     b"host", b"content-length", b"content-encoding", b"expect",
     b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key",  # they are for us; the server has a key of its own
-    b"accept-encoding",  # what comes back is passed on as it is, and an error may have to be added to it
+    b"accept-encoding",  # the answer is passed on unchanged, and an error may have to be added to it
     b"x-request-id", b"traceparent",
     b"forwarded", b"x-real-ip", b"x-client-ip", b"x-cluster-client-ip", b"true-client-ip", b"cf-connecting-ip",
     b"fastly-client-ip",
@@ -22,18 +22,18 @@ _UNCHECKED = (
     b"x-forwarded-", b"x-original-", b"x-auth-request-", b"x-remote-", b"remote-", b"x-ssl-client-", b"ssl-client-",
     b"x-amzn-oidc-", b"x-goog-authenticated-user-", b"x-ms-client-",
 )  # fmt: skip
-"""How names begin that say who asks, and how: servers believe a proxy in front of them, and nobody has checked it."""
+"""The prefixes of fields about the client's identity: servers trust a proxy with them, but nobody has checked them."""
 _NOT_FROM_SERVER = _HOP | {b"content-length", b"content-type", b"date", b"server", b"x-request-id"}
 _CORS = b"access-control-"
 _RATES = b"x-ratelimit-"
 
 
 def to_server(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Lines of a client's fields (names in lower case) that are for the server, too."""
+    """Returns the lines of a client's fields (names in lower case) that the server gets."""
     kept: list[tuple[bytes, bytes]] = []
     listed: set[bytes] = set()
     for name, value in fields:
-        plain = name.replace(b"_", b"-")  # for many servers these are the same
+        plain = name.replace(b"_", b"-")  # many servers do not distinguish these
         if plain == b"connection":
             listed |= _options(value)
         elif plain not in _NOT_TO_SERVER and not plain.startswith(_UNCHECKED):
@@ -42,8 +42,8 @@ def to_server(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def from_server(fields: Fields, *, own_rates: bool) -> tuple[bytes, bytes]:
-    """The content type, and lines of a server's fields that are for the client, too. ``own_rates``: the client is told
-    of our limits, so not of the server's."""
+    """Returns the content type, and the lines of a server's fields that the client gets. ``own_rates``: the client is
+    told our limits instead of the server's."""
     kind = b""
     kept: list[tuple[bytes, bytes]] = []
     listed: set[bytes] = set()
@@ -58,5 +58,5 @@ def from_server(fields: Fields, *, own_rates: bool) -> tuple[bytes, bytes]:
 
 
 def _options(value: bytes) -> set[bytes]:
-    """Of a Connection field: names of fields that are for this hop only, among others."""
+    """Returns the options of a Connection field, among them the names of fields for this hop only."""
     return {option.strip() for option in value.lower().split(b",")}

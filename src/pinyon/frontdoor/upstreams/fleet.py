@@ -1,4 +1,4 @@
-"""All servers: who may get a request now, and what became of those that did."""
+"""The servers of one cluster: which may get a request now, and the results of their requests."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pinyon.routing.target import Report, Target
 from pinyon.runtime.logging import get_logger
 
 REST_MAX_S = 10.0
-"""A server that wants to be left alone for longer is asked sooner all the same."""
+"""The longest rest that a server gets, even if it asks for more."""
 
 CONTEXT_MAX = 1 << 53
-"""Tokens; a server may say any number, and not all of them fit a float."""
+"""The maximum context in tokens: servers may report any number, and not all of them fit a float."""
 
 _log = get_logger("lb.upstreams")
 
 
 class Fleet:
-    """All on one event loop."""
+    """The servers of one cluster, all on one event loop."""
 
     def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock, cluster: str = "") -> None:
-        """``cluster`` is the name of one of another region, which is served from here for a while."""
+        """Takes the ``servers``; ``cluster`` names an adopted one of another region, and is empty for the own."""
         self.servers: dict[str, Server] = {}
         self._leaving: dict[str, Server] = {}
-        """They get nothing new, and have something of ours still."""
+        """The servers that get no new requests, and still have some of ours."""
         self._models = models
         self._clock = clock
         self._cluster = cluster
@@ -40,7 +40,7 @@ class Fleet:
         self.use(servers)
 
     def use(self, servers: Sequence[Server]) -> None:
-        """These are all there are from now on. Of others, what runs there runs on."""
+        """Uses exactly these servers from now on. Requests on other servers run on."""
         wanted = {server.name: server for server in servers}
         for name, server in list(self.servers.items()):
             if name not in wanted:
@@ -72,7 +72,7 @@ class Fleet:
         return self._models.by_name
 
     def described(self) -> Iterator[Mapping[str, Any]]:
-        """Each model as a server describes it. Of several, the shortest context is all that one can count on."""
+        """Yields each model as the server with the shortest context describes it: that is all one can count on."""
         for name in self.models:
             best: Mapping[str, Any] = {}
             for target in self._layer(name):
@@ -81,10 +81,10 @@ class Fleet:
                     best = said
             yield {"object": "model", "created": 0, "owned_by": "upstream", **best, "id": name}
 
-    # -- what is found out about servers
+    # -- news about servers
 
     def listed(self, server: Server, models: Mapping[str, Mapping[str, Any]]) -> None:
-        """It serves these, and no others."""
+        """Records the models that a server serves; it serves no others."""
         for name in server.models:
             if name not in models and name in self.models:
                 self._layer(name).leave(server.name)
@@ -101,12 +101,12 @@ class Fleet:
 
     @staticmethod
     def _join(layer: Layer, server: Server) -> None:
-        """With an empty cache; whether it gets requests is for :meth:`refresh` to say, and to tell."""
+        """Adds a server with an empty cache; :meth:`refresh` decides whether it gets requests, and announces it."""
         layer.join(server.name, server.room_for)
         layer.set_live(server.name, False)
 
     def found(self, server: Server) -> None:
-        """It says that it is well."""
+        """Records that a server reports to be well."""
         self._breaker.found(server.name)
         if server.gone:
             server.gone = False
@@ -120,8 +120,8 @@ class Fleet:
         self.refresh(server)
 
     def missing(self, server: Server, why: str, *, gone: bool = False, silent: bool = False) -> None:
-        """It is not well, or nobody is there (``gone``). ``silent``: it does not even say so, as it would if it only
-        took nothing new, so what it has not begun to answer goes elsewhere."""
+        """Records that a server is not well, or does not listen (``gone``). A ``silent`` one does not answer at all,
+        unlike one that only takes nothing new, so requests whose answers have not begun go elsewhere."""
         server.gone = server.gone or gone
         server.lacks = why
         if server.healthy:
@@ -132,7 +132,7 @@ class Fleet:
             server.pool.break_unanswered()
 
     def refresh(self, server: Server) -> None:
-        """Whether it gets requests may have changed."""
+        """Updates whether a server gets requests."""
         now_s = self._clock()
         live = server.healthy and self._breaker.allows(server.name, now_s)
         rests = now_s < server.rests_until_s or server.removed
@@ -155,7 +155,7 @@ class Fleet:
             self._models.tell()
 
     def marks(self, server: Server) -> dict[str, int]:
-        """By model: what of ours it can know of, now that it is asked."""
+        """Returns by model how many of our requests a server can know of if it is asked now."""
         found: dict[str, int] = {}
         for name in server.models:
             target = self._layer(name).get(server.name)
@@ -164,7 +164,7 @@ class Fleet:
         return found
 
     def report(self, server: Server, report: Report, marks: Mapping[str, int]) -> None:
-        """It says so; it was asked when ``marks`` were taken."""
+        """Records a server's report; ``marks`` were taken when it was asked."""
         server.report = report
         now_s = self._clock()
         for name in server.models:
@@ -178,10 +178,10 @@ class Fleet:
         self.refresh(server)
         self._models.tell()
 
-    # -- a request's way (pinyon.frontdoor.upstreams.kind.Targets)
+    # -- a request's path (pinyon.frontdoor.upstreams.kind.Targets)
 
     def _server(self, name: str) -> Server:
-        """Also one that leaves."""
+        """Returns the server of that name, even one that leaves."""
         return self.servers.get(name) or self._leaving[name]
 
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
@@ -192,7 +192,7 @@ class Fleet:
         server.outstanding += 1
         if self._breaker.is_open(target):
             self._breaker.tried(target, self._clock())
-            self.refresh(server)  # that was the one request it is tried with
+            self.refresh(server)  # that was the one request to try it with
         return self._layer(forward.served.name).sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
@@ -223,21 +223,21 @@ class Fleet:
         self.refresh(server)
 
     def closed(self, server: Server) -> bool:
-        """It gets nothing now for what became of earlier requests."""
+        """Returns whether the breaker keeps requests from the server because earlier ones failed."""
         return not self._breaker.allows(server.name, self._clock())
 
     # -- whether requests would be served (pinyon.frontdoor.readiness.Watched)
 
     def lacks(self) -> str:
-        """Why no model is served, for people; empty if one is."""
+        """Returns why no model is served, for people; empty if one is."""
         if any(served.live for served in self.models.values()):
             return ""
-        # Where they are is nobody's business who may ask for this.
+        # Addresses are left out, as anybody may ask for this.
         reasons = sorted({server.lacks or "it is left out, as it failed" for server in self.servers.values()})
         return f"No server behind the load balancer can be used: {'; '.join(reasons[:4])}."
 
     def unserved(self) -> dict[str, str]:
-        """Models of which no request would be served, and why."""
+        """Returns the models that no server would serve, and why."""
         return {
             name: f"No server of the model '{name}' is there." for name, each in self.models.items() if not each.live
         }
@@ -246,12 +246,12 @@ class Fleet:
         """Does nothing: :class:`pinyon.frontdoor.upstreams.watch.Watch` looks at servers."""
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Until there may be room for more, or so long."""
+        """Waits until there may be room for more requests, at most ``timeout_s``."""
         await self._models.wait_news(timeout_s)
 
     @property
     def leaves(self) -> bool:
-        """Servers that are not of it any more have requests still."""
+        """True while servers that have left the fleet still have requests."""
         return bool(self._leaving)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""State of one request that goes on to somebody else's server. The loop and :class:`ServerKind` act, this knows."""
+"""The state of one request for somebody else's server, on which the loop and :class:`ServerKind` act."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pinyon.runtime.telemetry import Span
 
 
 class Incoming(NamedTuple):
-    """How a request has come: its place in the line, how long it may take (s), and of one from another region which one
-    that is, and the model that it is for."""
+    """The circumstances of a request: its place in the line and its time limit (s). If another region sent it, also
+    that region and the request's model."""
 
     ticket: Turn
     limit_s: float
@@ -28,7 +28,7 @@ class Incoming(NamedTuple):
 
 
 class Forward(Flight):
-    """``asked`` is what its body says; ``url`` and the lines ``fields`` are what of its head goes on."""
+    """The state of one request. ``asked`` is read from its body; ``url`` and the lines ``fields`` go to the server."""
 
     __slots__ = (
         "_used",
@@ -58,17 +58,17 @@ class Forward(Flight):
         self.url, self.fields = head.raw.target, fields
         self.ticket, self.sender = incoming.ticket, incoming.sender
         self.cluster = ""
-        """The adopted cluster that the present attempt runs in; empty: the region's own, or another region."""
+        """The adopted cluster of the present attempt; empty for the region's own, or another region."""
         self.passing: Passing | None = None
-        """An answer is on its way."""
+        """The answer that is on its way, if any."""
         self.final = False
-        """The client has seen something of the answer that failed."""
+        """True if the client has seen a part of the answer that failed."""
         self.status = 0
         self._used: Usage | None = None
 
     @property
     def used(self) -> Usage | None:
-        """Tokens that its answer took, as far as that has come and says so."""
+        """The tokens that the answer took, if it has said so yet."""
         if self._used is None and self.passing is not None:
             self._used = self.passing.used()
         return self._used
@@ -102,11 +102,11 @@ class Forward(Flight):
 
     @property
     def here(self) -> bool:
-        """The present attempt is at a server, and not in another region."""
+        """True if the present attempt is at a server, not in another region."""
         return self.choice.where is not Where.REMOTE
 
     def whose(self) -> RequestClass:
-        """For another region. What it says of itself, that one reads from it."""
+        """Returns the request's class for another region, which reads the rest from the request."""
         labels = self.head.labels
         return RequestClass(
             session=labels.session,
@@ -117,7 +117,7 @@ class Forward(Flight):
         )
 
     def facts(self) -> dict[str, Any]:
-        """Returns what the access log says of it."""
+        """Returns the facts for the access log."""
         facts: dict[str, Any] = {"model": self.served.name}
         if self.choice.target:
             facts["upstream"] = self.choice.target

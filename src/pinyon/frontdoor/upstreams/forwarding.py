@@ -1,4 +1,4 @@
-"""Requests in front of other people's servers: read, run by the loop, and answered."""
+"""The handling of requests for other people's servers: read, run by the loop, and answered."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SHOWN_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ForwardingLimits:
-    """``request_s`` is for a whole request. ``default_tokens`` count as generated where a client names no limit.
-    ``secret`` is what routing keys start from."""
+    """The limits: ``request_s`` for a whole request; ``default_tokens`` count as generated if a client sets no limit.
+    Routing keys start from ``secret``."""
 
     request_s: float = 600.0
     default_tokens: int = 256
@@ -42,7 +42,7 @@ class ForwardingLimits:
 
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """One per load balancer."""
+    """The handler of requests, one per load balancer."""
 
     admission: Admission
     models: ServedModels
@@ -52,13 +52,13 @@ class Forwarding:
     clock: Clock
 
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
-        """Returns the status. Raises :class:`PinyonError` while the answer has not begun."""
+        """Serves a request and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         with self.admission.admit(head.client) as ticket:
             return await self.serve_forwarded(head, body, reply, Incoming(ticket, self.limits.request_s))
 
     async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
-        """One that another region has sent, and the caller has let in. It goes to a server of this region, or fails.
-        Raises :class:`PinyonError`, also in the middle of an answer."""
+        """Serves a request that the caller has admitted; one from another region goes to a server of this region, or
+        fails. Raises :class:`PinyonError`, even in the middle of an answer."""
         limit_s = incoming.limit_s
         deadline_s = head.arrived_s + limit_s
         forward: Forward | None = None
@@ -78,8 +78,8 @@ class Forwarding:
         return await self._break_off(forward, error)
 
     async def _break_off(self, forward: Forward, error: PinyonError) -> int:
-        """The status line has gone out: in a stream the error is an event. Anything else just ends, and as it is not
-        complete, the connection does so, too."""
+        """Ends an answer whose status line has gone out. A stream gets the error as an event. Any other answer stays
+        incomplete, so that the connection ends, too."""
         passing, head, reply = forward.passing, forward.head, forward.reply
         assert passing is not None
         if passing.is_stream and passing.said_all:
@@ -87,7 +87,7 @@ class Forwarding:
             return passing.status
         head.broken = error.grpc_code.lower()
         if forward.sender:
-            raise error  # it is the region that the client is connected to which says so
+            raise error  # the region of the client's connection reports it
         if passing.is_stream:
             await reply.end(stream_error(head.path, error))
         return passing.status
@@ -95,7 +95,7 @@ class Forwarding:
     async def _read(self, head: Head, body: bytes | bytearray, incoming: Incoming, reply: Reply) -> Forward:
         assert head.raw is not None
         if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
-            # An absolute one, or one that hides what it is: a server is asked for what was looked at here.
+            # Absolute or disguised targets are refused: the server must be asked for the path that was checked here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
         arguments = (head.path, head.raw.content_type, body, self.limits.secret, self.limits.default_tokens)
         if is_large(body):
@@ -111,6 +111,6 @@ class Forwarding:
             whose = head.client.tenant
         geographies = allowed_geographies(head.labels, head.client)
         if not self.models.region:
-            geographies = ()  # nobody has said where this is
+            geographies = ()  # this region has no name
         forward.depart(served, Routed(asked.keys, whose), geographies, head.client.tenant)
         return forward

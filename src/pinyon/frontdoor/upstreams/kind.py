@@ -1,5 +1,5 @@
-"""OpenAI servers, and other regions that have some, as what requests go to: a whole HTTP exchange, tried again as long
-as no byte of an answer has come."""
+"""OpenAI servers, and other regions that have some, as targets: whole HTTP exchanges, retried while no byte of an
+answer has come."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
 
 NO_ROOM: Final = frozenset((429, 502, 503))
-"""Another server may have some."""
+"""The statuses for which another server may have room."""
 REFUSED: Final = "The server refused the request."
 REFUSAL_BYTES: Final = 64 << 10
 REFUSAL_S: Final = 1.0
-"""Of a refusal whose text is larger or takes longer only the status is passed on, and when to ask again."""
+"""The limits of a refusal's text. Beyond them, only the status and the retry time are passed on."""
 
 _log = get_logger("lb.upstreams")
 
 
 class Targets(Protocol):
-    """The servers of this region, or other regions: who brings requests there, and remembers what became of them."""
+    """The servers of this region, or other regions: sends requests there, and records the results."""
 
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
-        """Returns when the answer's head is here; the caller closes the answer, and sees to the deadline.
-        ``first_byte_s`` is how long it may take to begin.
+        """Sends a request and returns when the answer's head is here, which must begin within ``first_byte_s``. The
+        caller closes the answer, and watches the deadline.
 
         Raises :class:`Absent`, :class:`Broke`, :class:`ConnectionsFull` and :class:`NoRoom`
         (:mod:`pinyon.frontdoor.failures`).
@@ -50,23 +50,23 @@ class Targets(Protocol):
         ...
 
     def sent(self, target: str, forward: Forward) -> Target | None:
-        """A request goes there; what this returns is for :meth:`ended`."""
+        """Counts a request that goes to the target; the result is for :meth:`ended`."""
         ...
 
     def ended(self, target: str, sent: Target | None) -> None:
-        """However it did."""
+        """Counts the end of a request, however it ended."""
         ...
 
     def answered(self, target: str, began_s: float) -> None:
-        """Well, and to its end."""
+        """Records an answer that was good and complete."""
         ...
 
     def failed(self, target: str, *, absent: bool = False) -> None:
-        """By the target's fault; ``absent``: it was not there."""
+        """Records a failure by the target's fault; ``absent`` if it was not there."""
         ...
 
     def refused(self, model: str, target: str, rest_s: float) -> None:
-        """It had no room; ``rest_s`` is when it wants to be asked again, 0 if it did not say."""
+        """Records a refusal for lack of room; ``rest_s`` is the requested pause in seconds, 0 for none."""
         ...
 
 
@@ -76,11 +76,11 @@ class ServerKind:
 
     models: ServedModels
     targets: Callable[[Where, str], Targets]
-    """Servers are ``LOCAL``, those of a named cluster ``ADOPTED``, other regions ``REMOTE``."""
+    """Returns the own servers for ``LOCAL``, those of a named cluster for ``ADOPTED``, other regions for ``REMOTE``."""
     metrics: UpstreamMetrics
     limits: LoopLimits
     first_byte_s: float
-    """So long a stream may take to begin."""
+    """The time within which a stream must begin."""
     clock: Clock
 
     async def place(self, forward: Forward, choice: Choice) -> PinyonError | None:
@@ -128,7 +128,7 @@ class ServerKind:
             if no_room.lasting:
                 forward.exclude.add(name)
             else:
-                targets.refused(forward.served.name, name, 0)  # it may go there when that says again that it has room
+                targets.refused(forward.served.name, name, 0)  # it may go there again when that region reports room
         except (Absent, Broke, ConnectionsFull) as failure:
             self._failed(forward, failure, targets)
         finally:
@@ -146,10 +146,10 @@ class ServerKind:
             forward.paid += error.sends
             forward.final = error.begun
         if not isinstance(error, Absent) or not forward.here:
-            forward.exclude.add(name)  # who is absent gets nothing before it is back
+            forward.exclude.add(name)  # absent targets get nothing until they are back
 
     async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
-        """Keep what it says, should nobody else have room."""
+        """Stores the refusal, in case no other target has room."""
         body, fields = await _refusal_text(answer), answer.fields
         if body is None:
             fields = [each for each in fields if each[0] == b"retry-after"] + [(b"content-type", JSON)]
@@ -167,12 +167,12 @@ class ServerKind:
     def retries(self, forward: Forward) -> PinyonError | None:
         if isinstance(forward.error, NoRoom) and forward.tries < TRIES_MAX:
             return None
-        # One of a forwarded request, whose own region has more: they would multiply.
+        # A forwarded request has one costly attempt, as its own region has more: they would multiply.
         most = 1 if forward.sender else self.limits.attempts
         return forward.error if forward.final or forward.paid >= most or forward.tries >= TRIES_MAX else None
 
     def gives_up(self, forward: Forward) -> bool:
-        """Another region sees to its requests itself; and once everybody has failed one, nobody is waited for."""
+        """Returns True for a request of another region, which retries it, and when all live servers have failed it."""
         return bool(forward.sender) or (bool(forward.exclude) and not forward.served.others(forward.exclude))
 
     def nobody(self, forward: Forward, error: PinyonError) -> PinyonError:
@@ -184,11 +184,11 @@ class ServerKind:
         await self.models.wait_news(timeout_s)
 
     def forgive(self, forward: Forward) -> None:
-        """Nobody: whoever failed it, and is back, is not asked twice."""
+        """Does nothing: a server that failed the request is not asked twice, even if it is back."""
 
 
 async def _refusal_text(answer: Answer) -> bytes | None:
-    """Returns the text of a refusal; ``None`` if it is too large, or did not come whole and soon."""
+    """Returns the text of a refusal; None if it is too large, incomplete or late."""
     try:
         async with asyncio.timeout(REFUSAL_S):
             return await answer.whole(REFUSAL_BYTES)
@@ -197,7 +197,7 @@ async def _refusal_text(answer: Answer) -> bytes | None:
 
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:
-    """0: it does not say, or not in seconds."""
+    """Returns the pause that a server asks for; 0 if it names none, or not in seconds."""
     for name, value in fields:
         if name == b"retry-after":
             digits = value.strip()

@@ -1,4 +1,4 @@
-"""What the load balancer shows of other people's servers, and of requests that went to them."""
+"""The load balancer's metrics of other people's servers, and of requests that went to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pinyon.frontdoor.upstreams.server import Server
 from pinyon.runtime.tally import Count
 
 Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
-"""All there are now, each name once."""
+"""A function that yields all present servers with their fleets, each name once."""
 
 
 class UpstreamMetrics(RequestMetrics[Forward]):
-    """Of one load balancer. Labels are servers that were named in settings, and models that these serve."""
+    """The metrics of one load balancer. Labels are servers named in settings, and their models."""
 
     def __init__(self, registry: CollectorRegistry, line: Line, servers: Servers) -> None:
         super().__init__(registry, line)
@@ -33,7 +33,7 @@ class UpstreamMetrics(RequestMetrics[Forward]):
         registry.register(_Servers(servers))
 
     def got_answer(self, upstream: str, status: int) -> None:
-        """Of one attempt."""
+        """Counts the answer of one attempt."""
         self._answers.add((upstream, status // 100))
 
     def ended(self, forward: Forward, outcome: str, now_s: float) -> None:
@@ -42,7 +42,7 @@ class UpstreamMetrics(RequestMetrics[Forward]):
 
 
 class _Servers(Collector):
-    """Read when they are scraped, so that they are exact."""
+    """The gauges of servers, which read the state when they are scraped, so they are exact."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers

@@ -1,4 +1,4 @@
-"""An answer on its way from a server to a client: the bytes as they are, as they come, no faster than the client
+"""An answer on its way from a server to a client: its bytes unchanged, as they come, no faster than the client
 reads."""
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from pinyon.http.answer import STREAM, Reply
 from pinyon.openai.format import DONE, error_event, error_object
 
 WHOLE_BYTES: Final = 256 << 10
-"""An answer that is no stream of events and not larger is passed on when all of it is here: if it breaks off before,
-the client is told so with a status."""
+"""The size up to which an answer that is no stream of events is passed on as a whole: if it breaks off before, the
+client gets an error status."""
 EVENT_BYTES: Final = 64 << 10
-"""Of an event that is not here to its end are kept back: a client can do nothing with them, and an error may have to
-follow."""
+"""The bytes of an incomplete event that are kept back: a client cannot use them, and an error may have to follow."""
 TAIL_BYTES: Final = 4 << 10
-"""Of an answer, at its end: there the usage stands in all of OpenAI's objects, and in the last events of a stream."""
+"""The bytes kept of an answer's end, where the usage stands: in all of OpenAI's objects and streams' last events."""
 TOKENS_MAX: Final = 1 << 40
 DEPTH_MAX: Final = 16
-"""Objects in it."""
+"""The maximum number of objects in the usage."""
 _NAMES = (
     ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
     ("input_tokens", "output_tokens", "input_tokens_details"),
@@ -36,17 +35,17 @@ _EVENTS: Final = b"text/event-stream"
 _ENDS: Final = (b"\n\n", b"\n\r\n")
 _LAST: Final = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.failed",
                 b"event: response.incomplete")  # fmt: skip
-"""How the last event of a stream begins: of completions and chats, of Anthropic's messages, of responses."""
+"""The beginnings of a stream's last event: of completions and chats, of Anthropic's messages, of responses."""
 
 
 class Passing:
-    """One answer."""
+    """One answer on its way."""
 
     __slots__ = ("_answer", "_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
                  "events", "first_s", "is_stream")  # fmt: skip
 
     def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
-        """``rates``: lines that tell the client of its own limits."""
+        """Takes the answer and the client's ``reply``; ``rates`` are lines about the client's own limits."""
         self._answer = answer
         self._reply = reply
         self._clock = clock
@@ -54,16 +53,16 @@ class Passing:
         self._kind, self._fields = kind, fields + rates
         self.is_stream = kind[: len(_EVENTS)].lower() == _EVENTS
         self._recent: list[bytes] = []
-        """What was passed on last: the end of it at least, and the last piece whole."""
+        """The last pieces that were passed on: at least the tail of the answer, and the last piece whole."""
         self._recent_bytes = 0
         self._held = bytearray()
-        """The beginning of an event."""
+        """The beginning of an incomplete event."""
         self._behind = b""
-        """What the client had no room for."""
+        """The bytes that the client had no room for."""
         self.events = 0
-        """Lines of data, about as many as tokens."""
+        """The number of data lines, about as many as tokens."""
         self.first_s = 0.0
-        """When the first byte of its body was here."""
+        """The time at which the first byte of the body came."""
 
     @property
     def status(self) -> int:
@@ -71,19 +70,19 @@ class Passing:
 
     @property
     def said_all(self) -> bool:
-        """A stream that breaks off now has ended all the same."""
+        """True if a stream is complete, even if it breaks off now."""
         return has_ended(b"".join(self._recent))
 
     def run(self) -> Coroutine[Any, Any, None]:
-        """To its end. Raises :class:`PinyonError` where the server's answer breaks off."""
+        """Passes the answer on to its end. Raises :class:`PinyonError` if the server's answer breaks off."""
         return self._stream() if self.is_stream else self._whole()
 
     def used(self) -> Usage | None:
-        """What it took, if it says so."""
+        """Returns the tokens that the answer took, if it says so."""
         return read_usage(b"".join(self._recent)[-TAIL_BYTES:])
 
     async def _stream(self) -> None:
-        """While the client keeps up, what comes is passed on where it comes in, and nobody is woken for it."""
+        """Passes a stream on. While the client keeps up, this happens where bytes come in, and no task is woken."""
         answer, reply = self._answer, self._reply
         while True:
             await answer.pour(self._push)
@@ -108,7 +107,7 @@ class Passing:
             if not events:
                 return True
             self._begin(STREAM)
-        else:  # as nearly all do
+        else:  # the usual case
             events = data
             self.events += data.count(b"data:")
             self._note(data)
@@ -118,10 +117,10 @@ class Passing:
         return False
 
     def _events(self, data: bytes) -> bytes:
-        """What may be passed on now, of that and what was held back."""
+        """Returns the part of ``data``, and of what was held back, that may be passed on now."""
         self._came(data)
         held = self._held
-        seen = max(0, len(held) - 2)  # an end may begin in what was looked through before
+        seen = max(0, len(held) - 2)  # an end may begin in bytes that were searched before
         held += data
         end = len(held)
         if not held.endswith(_ENDS) and end <= EVENT_BYTES:
@@ -170,7 +169,7 @@ class Passing:
             self.events += data.count(b"data:")
 
     def _note(self, data: bytes) -> None:
-        """For :meth:`used`: of much that came in small pieces the end is put together now and then."""
+        """Keeps data for :meth:`used`; many small pieces are joined now and then."""
         recent = self._recent
         self._recent_bytes += len(data)
         if self._recent_bytes > 2 * TAIL_BYTES and recent:
@@ -181,14 +180,14 @@ class Passing:
 
 
 def has_ended(events: bytes) -> bool:
-    """Whether these events, the last ones that came, are the end of a stream."""
+    """Returns whether these events, the last ones that came, are the end of a stream."""
     last = events.rstrip()
     start = max(last.rfind(b"\n\n") + 2, last.rfind(b"\n\r\n") + 3)
     return last[start if start > 2 else 0 :].startswith(_LAST)
 
 
 def stream_error(path: str, error: PinyonError) -> bytes:
-    """The events that end a stream of this route which has broken off: such that clients of the route raise it."""
+    """Returns the events that end a broken stream such that clients of this route raise the error."""
     said = error_object(error, error.http_status)["error"]
     assert isinstance(said, dict)
     if path == "/v1/messages":
@@ -203,7 +202,7 @@ def _event(data: dict[str, object]) -> bytes:
 
 
 def read_usage(tail: bytes) -> Usage | None:
-    """The last usage in there; None where there is none, or none that makes sense."""
+    """Returns the last valid usage in the tail, or None."""
     end = len(tail)
     for _ in range(4):  # a stream's last events may have ``"usage": null``
         at = tail.rfind(b'"usage"', 0, end)
@@ -217,7 +216,7 @@ def read_usage(tail: bytes) -> Usage | None:
 
 
 def _object(tail: bytes, start: int) -> Any:
-    """The JSON object that begins there; None if it is none."""
+    """Returns the JSON object that begins at ``start``, or None."""
     end = start
     for _ in range(DEPTH_MAX):  # it ends with one of its first closing braces, as it holds few objects and no texts
         end = tail.find(b"}", end) + 1

@@ -1,4 +1,4 @@
-"""An answer that goes to another region's load balancer, which passes it on to the client."""
+"""An answer to another region's load balancer, which passes it on to the client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pinyon.messages.error import error_to_proto
 
 
 class PeerReply:
-    """The :class:`pinyon.http.answer.Reply` of one request. Whoever does not take what was sent makes it wait."""
+    """The :class:`pinyon.http.answer.Reply` of one request. It waits while the other region does not take it."""
 
     __slots__ = ("_answer", "_more", "_session", "_stream_id", "_window", "begun", "done")
 
@@ -22,7 +22,7 @@ class PeerReply:
         self._session = session
         self._stream_id = stream_id
         self._answer: peer_pb2.RawAnswer | None = None
-        """Its head, until it has left."""
+        """The head of the answer, until it has been sent."""
         self._window = WINDOW_BYTES
         self._more = asyncio.Event()
         self.begun = False
@@ -57,13 +57,13 @@ class PeerReply:
         self._put(b"", end=True)
 
     def fail(self, error: PinyonError) -> None:
-        """It ends here."""
+        """Ends the answer with that error."""
         if not self.done:
             self.done = True
             self._session.put(peer_pb2.RawPiece(stream_id=self._stream_id, error=error_to_proto(error)))
 
     def taken(self, size: int) -> None:
-        """Of what was sent."""
+        """Widens the window by bytes that the other side has taken."""
         self._window = min(WINDOW_BYTES, self._window + size)
         if self._window > 0:
             self._more.set()

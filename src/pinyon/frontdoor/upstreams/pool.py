@@ -1,5 +1,4 @@
-"""The connections to one server: those that are in use are counted, those that are not wait a while for the next
-request."""
+"""The connections to one server: those in use are counted, and idle ones wait a while for the next request."""
 
 from __future__ import annotations
 
@@ -12,34 +11,34 @@ from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConn
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
 
 STALE_S = 1.0
-"""A connection that was kept and breaks so soon after a request was sent, without a byte, was closed before that."""
+"""The time after a request within which a kept connection that breaks without a byte counts as closed before."""
 
 
 class Pool:
-    """All on one event loop. ``close`` ends what is open."""
+    """The pool, on one event loop. ``close`` ends all connections."""
 
     def __init__(
         self, url: UpstreamUrl, limits: ConnectionLimits, most: int, tls: ssl.SSLContext | None = None
     ) -> None:
-        """``tls``: for https."""
+        """Creates a pool of at most ``most`` connections; ``tls`` is for https."""
         self._url = url
         self._limits = limits
         self._most = most
         self._tls = tls
         self._idle: list[UpstreamConnection] = []
-        """The one that was used last at the end: it is used next, so that those that are too many grow old."""
+        """The idle connections. The one used last is at the end and used next, so that surplus ones age."""
         self._open: set[UpstreamConnection] = set()
         self._connecting = 0
         self.made = 0
-        """Connections, ever."""
+        """The number of connections ever made."""
         self._sweep: asyncio.TimerHandle | None = None
         self._breaks = 0
-        """How often what was not answered was broken off."""
+        """The number of times that unanswered requests were broken off."""
         self._closed = False
 
     @property
     def open(self) -> int:
-        """Connections."""
+        """The number of open connections."""
         return len(self._open)
 
     @property
@@ -47,12 +46,10 @@ class Pool:
         return len(self._idle)
 
     async def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Answer:
-        """Send a request; returns when the answer's head is here. The caller closes the answer.
+        """Sends a request and returns when the answer's head is here. The caller closes the answer.
 
-        Raises:
-            Absent: nobody is there, and nothing was sent.
-            Broke: the answer does not come, or is none.
-            ConnectionsFull: nothing was sent.
+        Raises :class:`Absent` if the server is not there and :class:`ConnectionsFull` if there are too many
+        connections; then nothing was sent. Raises :class:`Broke` if the answer does not come, or is invalid.
         """
         loop = asyncio.get_running_loop()
         broke: Broke | None = None
@@ -71,19 +68,19 @@ class Pool:
             connection = await self._connect(loop)
         except (Absent, ConnectionsFull):
             if broke is not None:
-                raise broke from None  # the request was sent, and may be what ended the server
+                raise broke from None  # the request was sent, and may have ended the server
             raise
         answer = connection.send(head, body, first_byte_s)
         try:
             await answer.head()
         except Broke as error:
             if broke is not None:
-                error.sends = 2  # it may have ended two of a server's processes
+                error.sends = 2  # the request may have ended two of a server's processes
             raise
         return answer
 
     def drop_idle(self) -> None:
-        """Whoever is there now is another one."""
+        """Closes idle connections, as another process is there now."""
         for connection in list(self._idle):
             connection.close()
         self._idle.clear()
@@ -131,7 +128,7 @@ class Pool:
             raise Absent(
                 f"No connection to the server could be made in {self._limits.connect_s:g} s.", silent=True
             ) from None
-        except (OSError, UnicodeError) as error:  # ssl's errors among them
+        except (OSError, UnicodeError) as error:  # includes errors of ssl
             raise Absent("No connection to the server could be made.") from error
         finally:
             self._connecting -= 1
@@ -143,7 +140,7 @@ class Pool:
         return connection
 
     def _ended(self, connection: UpstreamConnection, more: bool) -> None:
-        """A request is over, or the connection is."""
+        """Takes back a connection after a request, or drops one that has closed."""
         if not more:
             self._open.discard(connection)
             if connection in self._idle:

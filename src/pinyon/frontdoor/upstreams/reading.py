@@ -1,4 +1,4 @@
-"""What is read of a request that goes on as it came: for whom it is, and what its way depends on."""
+"""The parts that are read of a request which goes on unchanged: its model and user, and what routing depends on."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ MODEL_CHARS_MAX: Final = 256
 USER_CHARS_MAX: Final = 512
 TOKENS_MAX: Final = 1 << 20
 CHARS_PER_TOKEN: Final = 4
-"""Of English, about: nobody here has the tokenizer."""
+"""The approximate average in English, as the tokenizer is unknown here."""
 FORM_BYTES: Final = 64 << 10
-"""At the beginning of a form, and as much at its end, are looked through for the model's name."""
+"""The bytes at both ends of a form that are searched for the model's name."""
 
 _PROMPTS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
-"""Routes whose prompts servers keep the KV of."""
+"""The routes for whose prompts servers keep KV."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _USERS = ("user", "safety_identifier", "prompt_cache_key")
 _FORM_MODEL: Final = b'name="model"\r\n'
 
 
 class Asked(NamedTuple):
-    """``model`` is empty where none is named. ``keys`` are the prompt's routing keys, for routes that have a prompt.
-    ``tokens`` is a guess at what it takes, prompt and generation; ``prompt_tokens`` at the first of these."""
+    """The parts read of a request. The ``model`` is empty if none is named. The ``keys`` are the prompt's routing keys,
+    on routes that have a prompt. Two are estimates: ``tokens`` of prompt and generation, ``prompt_tokens`` of the
+    prompt."""
 
     model: str = ""
     stream: bool = False
@@ -45,8 +46,8 @@ class Asked(NamedTuple):
 def read_asked(
     path: str, content_type: bytes, body: bytes | bytearray, secret: bytes, default_tokens: int, *, large: bool = False
 ) -> Asked:
-    """Of one request. ``secret`` is what routing keys start from, ``default_tokens`` what is generated where the client
-    names no limit; ``large``: the body :func:`is_large`. Raises :class:`InvalidArgument`."""
+    """Reads a request. Routing keys start from ``secret``; ``default_tokens`` count as generated if the client sets no
+    limit; ``large`` if the body :func:`is_large`. Raises :class:`InvalidArgument`."""
     if content_type[:10].lower() == b"multipart/":
         return Asked(_model_of_form(body), tokens=max(1, len(body) // CHARS_PER_TOKEN))
     try:
@@ -64,7 +65,7 @@ def read_asked(
         return Asked(model, values.get("stream") is True, b"", _user(values), tokens=_guess(len(body)))
     text = prompt_text(values)
     salt = values.get("cache_salt")
-    # One server's cache serves all tenants, so what one of them sent tells where another one's prompt is reused.
+    # A server has one cache for all tenants, so one tenant's requests tell where another's prompt is reused.
     root = routing_root(model, "", secret, salt) if type(salt) is str else _unsalted_root(model, secret)
     prompt_tokens = _guess(len(text))
     generated = _limit(values, default_tokens)
@@ -97,7 +98,7 @@ def _limit(values: Mapping[str, Any], default: int) -> int:
 
 
 def _user(values: Mapping[str, Any]) -> str:
-    """Whose it is; servers have several words for that."""
+    """Returns the user of a request, for which servers have several names."""
     for name in _USERS:
         user = values.get(name)
         if type(user) is str and user:
@@ -108,13 +109,13 @@ def _user(values: Mapping[str, Any]) -> str:
 
 
 def _priority(values: Mapping[str, Any]) -> int | None:
-    """vLLM's: lower is more urgent. What we do not understand is the server's to refuse."""
+    """Returns vLLM's priority (lower is more urgent); None for values that the server may refuse."""
     priority = values.get("priority")
     return priority if type(priority) is int and -PRIORITY_MAX <= priority <= PRIORITY_MAX else None
 
 
 def _model_of_form(body: bytes | bytearray) -> str:
-    """Of ``multipart/form-data``, such as a recording to be written down."""
+    """Returns the model of ``multipart/form-data``, such as a recording to be transcribed."""
     for start in {0, max(0, len(body) - FORM_BYTES)}:
         if (name := _model_within(body[start : start + FORM_BYTES])) is not None:
             return name
@@ -122,7 +123,7 @@ def _model_of_form(body: bytes | bytearray) -> str:
 
 
 def _model_within(form: bytes | bytearray) -> str | None:
-    """The first part that is named so and has a value of one line: each byte is looked at once."""
+    """Returns the first part named so that has a value of one line; looks at each byte once."""
     at = 0
     while (at := form.find(_FORM_MODEL, at)) >= 0:
         head_end = form.find(b"\r\n\r\n", at + len(_FORM_MODEL) - 2)

@@ -1,4 +1,4 @@
-"""Other regions as targets: their load balancers, each of which serves what it gets on the servers of its own."""
+"""Other regions as targets: their load balancers, each of which serves requests on its own servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pinyon.routing.target import Target
 
 
 class RegionTargets:
-    """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.kind.Targets`"""
+    """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.kind.Targets`."""
 
     def __init__(self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics, clock: Clock) -> None:
         self._models = models
@@ -62,12 +62,12 @@ class RegionTargets:
         self._models.tell()
 
     def answered(self, target: str, began_s: float) -> None:
-        """It serves what was sent there then; how it is it says itself."""
+        """Records that the region serves a request sent at ``began_s``; its own reports give its state."""
         self._models.accepted(target, began_s)
 
     def failed(self, target: str, *, absent: bool = False) -> None:
-        """Nothing follows: what its servers do is its own load balancer's business, and the session's end is heard."""
+        """Does nothing: the other load balancer watches its own servers, and a session's end is noticed."""
 
     def refused(self, model: str, target: str, rest_s: float) -> None:
-        """It has room for nobody until it says so again, and is believed again."""
+        """Marks the region as full, until it reports room again and is believed again."""
         self._models.refused(model, target)

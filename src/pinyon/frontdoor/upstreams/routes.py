@@ -1,4 +1,4 @@
-"""What the HTTP front door offers where other people's servers stand behind it."""
+"""The HTTP routes of a load balancer in front of other people's servers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LABELS = {
     "/v1/rerank": "rerank",
     "/v1/score": "score",
 }
-"""Of the metric; all others are one."""
+"""The labels of the metric by path; all other paths share one."""
 NOT_FOR_ONE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
-"""They change a server, and one of many at that: whoever may ask for text may not do so."""
+"""The paths that change one server of many, which those who may ask for text must not do."""
 
 
 class UpstreamRoutes(Routes):
-    """Whatever is posted to ``/v1/`` goes on; what is known of models is said here."""
+    """The routes: all that is posted below ``/v1/`` goes on; lists of models are answered here."""
 
     def __init__(self, forwarding: Forwarding, models: ServedModels, fleet: Fleet) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class UpstreamRoutes(Routes):
 
 
 def passes(path: str) -> bool:
-    """Below ``/v1/``, and where a server would look for it as well: other paths of it are nobody's business."""
+    """Returns whether a path goes on: it is below ``/v1/``, for a server too, so that it reaches nothing else."""
     if not path.startswith("/v1/") or path in NOT_FOR_ONE or len(path) == len("/v1/"):
         return False
     return not any(part in ("", ".", "..") for part in path[len("/v1/") :].split("/")) and path.isprintable()

@@ -1,4 +1,4 @@
-"""One inference server: how it is reached, and what is known of it."""
+"""One inference server: its connections and its state."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pinyon.routing.server_load import ServerKind
 from pinyon.routing.target import Report
 
 PROBE_CONNECTIONS = 4
-"""Of its own: how a server is must be found out also while all others are taken."""
+"""The number of separate connections for probes, which must work even when all others are taken."""
 
 
 class Said(NamedTuple):
-    """Its answer to a small question."""
+    """The answer to a probe."""
 
     status: int
     body: bytes
 
 
 class Server:
-    """Changed by the :class:`pinyon.frontdoor.upstreams.fleet.Fleet` and who watches servers for it."""
+    """One server, changed by the :class:`pinyon.frontdoor.upstreams.fleet.Fleet` and by the watch over it."""
 
     __slots__ = ("_fixed", "_prefix", "capacity", "gone", "healthy", "kind", "lacks", "learned", "models", "name",
                  "outstanding", "pool", "probes", "removed", "report", "rests_until_s", "sharers",
@@ -45,63 +45,63 @@ class Server:
         tls: ssl.SSLContext | None = None,
         sharers: int = 1,
     ) -> None:
-        """``capacity`` in requests; 0: it is not set. ``key`` is for its Authorization field. So many load balancers
-        on this host send to it, this one among them."""
+        """Creates a server with a ``capacity`` in requests (0: not set) and a ``key`` for its Authorization field. On
+        this host, ``sharers`` load balancers send to it, this one included."""
         self.url = url
         self.name = str(url)
         self.pool = Pool(url, limits, connections, tls)
         self.probes = Pool(url, limits, PROBE_CONNECTIONS, tls)
         self.capacity = capacity
         self.told_capacity = 0
-        """What it said of itself."""
+        """The capacity that the server reported."""
         self.sharers = sharers
         self.learned = LearnedCapacity(self.share_of(CAPACITY_GUESS))
         self.kind: ServerKind | None = None
-        """By its metrics; None: it shows none that are understood."""
+        """The kind of server, recognized by its metrics; None if it shows none that are understood."""
         self.models: dict[str, Mapping[str, Any]] = {}
-        """What it lists, by name; still there while it is away."""
+        """The models that the server lists, by name; kept while it is away."""
         self.healthy = False
         self.gone = False
-        """Nobody listened there: whoever does next has an empty cache."""
+        """True if the server did not listen: the next one there has an empty cache."""
         self.lacks = "it has not been asked yet"
-        """Why it serves nothing, if it does not; one sentence without a capital."""
+        """The reason why the server serves nothing, if so: a sentence without a capital letter."""
         self.removed = False
-        """Somebody has said that it gets nothing new."""
+        """True if somebody has declared that the server gets no new requests."""
         self.rests_until_s = 0.0
-        """It asked to be left alone until then."""
+        """The end of the rest that the server asked for."""
         self.outstanding = 0
-        """Requests of ours that it has, of all models."""
+        """The number of our requests at the server, over all models."""
         self.report = Report()
-        """Its last one."""
+        """The last report of the server."""
         self._prefix = url.prefix.encode("ascii")
         self.use_key(key)
 
     def use_key(self, key: str) -> None:
-        """From the next request on."""
+        """Sets the key from the next request on."""
         authorization = b"authorization: Bearer %b\r\n" % key.encode("ascii") if key else b""
         self._fixed = b"host: %b\r\n%b" % (self.url.authority.encode("ascii"), authorization)
 
     @property
     def room_for(self) -> int:
-        """Requests its batch holds, as it was set or said; 0: unknown. Of who says nothing of its load, and so of what
-        others send: our share of what was set, or what is learned."""
+        """The requests that the server's batch holds, as set or reported; 0 if unknown. For a server that reports no
+        load, and so not what others send, our share of what was set, or what was learned."""
         if self.kind is not None:
             return self.capacity or self.told_capacity
         return self.share_of(self.capacity or self.told_capacity) or self.learned.value
 
     def share_of(self, requests: int) -> int:
-        """Rounded up."""
+        """Returns our share of that many requests, rounded up."""
         return -(-requests // self.sharers)
 
     def send(self, url: bytes, fields: bytes, body: bytes | bytearray, first_byte_s: float) -> Awaitable[Answer]:
-        """``url``: from ``/v1/`` on. ``fields`` are lines: all but the host, the key and the length. See
+        """Sends a POST request. ``url`` begins with ``/v1/``; ``fields`` are all lines but host, key and length. See
         :meth:`pinyon.frontdoor.upstreams.pool.Pool.send`."""
         head = self._head(b"POST", url, fields, b"content-length: %d\r\n" % len(body))
         return self.pool.send(head, body, first_byte_s)
 
     async def ask(self, path: bytes, within_s: float, bytes_max: int) -> Said:
-        """A small question, GET, and its answer whole, up to a bound. Raises :class:`Unavailable`: :class:`Absent`
-        where nobody is there, :class:`Broke` for what is no answer, is too long, or comes too late."""
+        """Returns the whole answer to a small GET request, of at most ``bytes_max``. Raises :class:`Unavailable`:
+        :class:`Absent` if the server is not there, :class:`Broke` for an invalid, too long or late answer."""
         head = self._head(b"GET", path, b"accept: */*\r\n")
         try:
             async with asyncio.timeout(within_s):

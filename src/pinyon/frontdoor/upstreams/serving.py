@@ -34,12 +34,12 @@ from pinyon.http.request import parse_head
 from pinyon.messages.request_class import class_from_proto
 
 ADDED_FIELDS: Final = 4
-"""To those that the client may send."""
+"""The number of fields that a load balancer adds to those that a client may send."""
 
 
 @dataclass(slots=True, eq=False)
 class RawServing(Serving):
-    """In front of other people's servers."""
+    """The serving of other regions' requests by other people's servers."""
 
     forwarding: Forwarding
     limits: HttpLimits
@@ -52,7 +52,7 @@ class _RawInbound(Inbound[RawServing]):
     def __init__(self, serving: RawServing, peer: Peer) -> None:
         super().__init__(serving, peer)
         self._arriving: dict[int, _Arriving] = {}
-        """Those whose bodies are not here yet."""
+        """The requests whose bodies have not arrived yet."""
         self._replies: dict[int, PeerReply] = {}
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
@@ -62,7 +62,7 @@ class _RawInbound(Inbound[RawServing]):
             self._begin(request)
         for body in message.raw_bodies:
             arriving = self._arriving.get(body.stream_id)
-            if arriving is not None:  # or it has been refused already
+            if arriving is not None:  # otherwise it has been refused already
                 arriving.add(body.data)
         for taken in message.raw_taken:
             reply = self._replies.get(taken.stream_id)
@@ -124,7 +124,7 @@ class _RawInbound(Inbound[RawServing]):
 
 
 class _Arriving:
-    """A body, of so many bytes."""
+    """The body of a request while it arrives, of a known length in bytes."""
 
     __slots__ = ("_complete", "_left", "_pieces")
 
@@ -134,7 +134,7 @@ class _Arriving:
         self._complete = asyncio.Event()
 
     def add(self, data: bytes) -> None:
-        """Raises :class:`InvalidArgument` for more than was said."""
+        """Adds a piece. Raises :class:`InvalidArgument` for more bytes than announced."""
         self._left -= len(data)
         if self._left < 0 or len(data) > PIECE_BYTES:
             raise InvalidArgument("a body that is larger than it was said to be", field="body")
@@ -149,7 +149,7 @@ class _Arriving:
 
 
 def _fill(head: Head, message: peer_pb2.RawHead, limits: HttpLimits) -> None:
-    """As if it had come by HTTP. Raises :class:`InvalidArgument`, and :class:`HttpError`."""
+    """Fills the head as if the request had come by HTTP. Raises :class:`InvalidArgument`, and :class:`HttpError`."""
     if not head.unique.isascii() or not head.unique.isprintable():
         raise InvalidArgument("request_id is not printable", field="request_id")
     read_fields(message.fields)

@@ -1,4 +1,4 @@
-"""What people write of servers: where one is, ``http://host:port/prefix``, and files with API keys that they want."""
+"""The parsing of servers' URLs, ``http://host:port/prefix``, and of files with their API keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 
 @dataclass(frozen=True, slots=True)
 class UpstreamUrl:
-    """``prefix`` is what comes before ``/v1``: empty, or it begins with a slash and ends without one."""
+    """The URL of a server. ``prefix`` is the path before ``/v1``: empty, or starting but not ending with a slash."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class UpstreamUrl:
 
     @property
     def authority(self) -> str:
-        """For the Host field: without a port that goes without saying."""
+        """The value of the Host field, without a default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self._scheme] else f"{host}:{self.port}"
 
@@ -41,7 +41,7 @@ class UpstreamUrl:
 
 
 def parse_upstreams(text: str) -> tuple[UpstreamUrl, ...]:
-    """URLs with commas between them. ``/v1`` at the end may be there or not: all routes begin with it.
+    """Parses URLs with commas between them; each may end with ``/v1``, as all routes begin with it.
 
     Raises :class:`InvalidArgument` that names what is wrong.
     """
@@ -86,13 +86,13 @@ def _wrong(text: str, what: str) -> InvalidArgument:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamKeys:
-    """``default`` is for servers that no line names, and that this load balancer's own settings name."""
+    """The keys of servers. ``default`` is for servers without a line that this load balancer's own settings name."""
 
     default: str = field(default="", repr=False)
     by_server: dict[str, str] = field(default_factory=dict, repr=False)
 
     def of(self, server: str, *, own: bool) -> str:
-        """``own``: settings name it. Of another one somebody else has told the URL: it may be a stranger's."""
+        """Returns the key for a server; ``own`` if settings name it. Any other URL may be a stranger's."""
         return self.by_server.get(server, self.default if own else "")
 
 
@@ -100,8 +100,8 @@ NO_KEYS = UpstreamKeys()
 
 
 def read_upstream_keys(path: str) -> UpstreamKeys:
-    """Lines ``KEY``, for all servers of ``--upstream``, or ``URL KEY``, for one; ``#`` begins a comment line. An empty
-    path: no keys.
+    """Reads a file of lines ``KEY``, for all servers of ``--upstream``, or ``URL KEY``, for one; ``#`` begins a
+    comment. An empty path means no keys.
 
     Raises :class:`InvalidArgument`; the message never holds a key.
     """

@@ -1,9 +1,9 @@
-"""How servers are: whether they answer, what they serve, and how busy they are.
+"""The watch over servers: whether they answer, which models they serve, and how busy they are.
 
-Of each server one task asks whether it is well, every second, and now and then for its models; another one asks how
-busy it is, ten times a second (SkyWalker §4.1), one question at a time: a server that is slow to answer is asked less
-often. What it said last is good for a second or so (the pushing rule knows), so that a server that says nothing gets
-nothing new; if it is well for all that, its outstanding requests are counted instead.
+For each server, one task asks every second whether it is well, and now and then for its models. Another task asks for
+its load ten times a second (SkyWalker §4.1), one question at a time, so that slow servers are asked less often. A
+report is valid for about a second (the pushing rule decides), so a server that reports nothing gets nothing new. If
+such a server is well, its outstanding requests are counted instead.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from pinyon.runtime.logging import get_logger
 PAGE_BYTES_MAX = 4 << 20
 HEALTH_BYTES_MAX = 64 << 10
 FAILURES = 2
-"""In a row, before a server that is there counts as not well."""
+"""The failures in a row after which a listening server counts as not well."""
 MISSES = 4
-"""In a row, before a server that does not say how busy it is counts as one that never does."""
+"""The misses in a row after which a server counts as one that never reports its load."""
 REST = 5
-"""A server is asked how busy it is after so many times what the last answer took, at least, unless what it said would
-be too old before it answers again (:class:`pinyon.routing.pushing.PendingSettings`)."""
+"""A server rests for at least this many times the duration of its last answer, unless its report would be outdated
+before the next one (:class:`pinyon.routing.pushing.PendingSettings`)."""
 FRESH_S = 0.8
-"""Between two answers, if they take no longer than half of this; what takes longer says nothing of now."""
+"""The time between two answers that take at most half of it. Longer answers say nothing about the present."""
 MODELS_S = 10.0
-"""Between two questions for its models."""
+"""The time between two questions for a server's models."""
 METRICS_S = 60.0
-"""Between two questions for metrics, of a server that had none that we understand."""
+"""The time between two questions for metrics to a server that had none we understand."""
 ANSWER_S: Final = 5.0
 BYTES_MAX: Final = 1 << 20
 SERVER_MODELS_MAX: Final = 256
-"""A model and adapters for it."""
+"""The maximum number of models of a server: a model and its adapters."""
 DESCRIPTION_BYTES_MAX: Final = 4 << 10
-"""Of one model; one that is longer is named, and not described."""
+"""The maximum size of a model's description; a longer one is dropped, and only the name stays."""
 CAPACITY_MAX: Final = 1 << 20
 
 _log = get_logger("lb.upstreams")
@@ -54,8 +54,8 @@ _log = get_logger("lb.upstreams")
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """In seconds. ``load_s``: between two reports. ``health_s``: between two questions whether it is well. A question
-    that is not answered within ``answer_s`` has failed."""
+    """The times of the watch, in seconds. ``load_s``: between two load reports. ``health_s``: between two health
+    checks. ``answer_s``: after this, an unanswered question has failed."""
 
     load_s: float = 0.1
     health_s: float = 1.0
@@ -63,15 +63,14 @@ class WatchTimes:
 
 
 class Watch:
-    """``start`` → ``close``."""
+    """The watch over a fleet: ``start`` → ``close``."""
 
     def __init__(self, fleet: Fleet, times: WatchTimes, clock: Clock) -> None:
         self.fleet, self.times, self.clock = fleet, times, clock
         self._tasks: dict[Server, list[asyncio.Task[None]]] = {}
 
     def start(self) -> None:
-        """Look at each server there is now, and no longer at those that are not there; to be called when that
-        changes."""
+        """Watches the present servers, and no others; to be called at each change."""
         servers = list(self.fleet.servers.values())
         for server in [each for each in self._tasks if each not in servers]:
             for task in self._tasks.pop(server):
@@ -101,7 +100,7 @@ class Watch:
 
 
 class _Health:
-    """Whether it is well, and its models."""
+    """The check of a server's health and models."""
 
     def __init__(self, watch: Watch, server: Server) -> None:
         self.server = server
@@ -127,17 +126,17 @@ class _Health:
             silent = isinstance(error, Absent | Broke) and error.silent
         self._failures += 1
         if gone or self._failures >= FAILURES or not server.healthy:
-            self._models_due_s = 0.0  # it may come back with others
+            self._models_due_s = 0.0  # it may come back with other models
             self._fleet.missing(server, why, gone=gone, silent=silent and self._failures >= FAILURES)
         return self._times.health_s
 
     async def _status(self) -> int:
         kind = self.server.kind
         if kind is not None and kind.name == "pinyon":
-            self._path = b"/health/ready"  # the other one is about its process
+            self._path = b"/health/ready"  # its /health is about the process only
         said = await self.server.ask(self._path, self._times.answer_s, HEALTH_BYTES_MAX)
         if said.status in (404, 405, 501) and self._path == b"/health":
-            self._path = b"/v1/models"  # all have that
+            self._path = b"/v1/models"  # every server has that
             said = await self.server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
         return said.status
 
@@ -153,7 +152,7 @@ class _Health:
 
 
 class _Load:
-    """How busy it is."""
+    """The check of a server's load."""
 
     def __init__(self, watch: Watch, server: Server) -> None:
         self.server = server
@@ -165,7 +164,7 @@ class _Load:
     async def ask(self) -> float:
         server = self.server
         if not server.healthy:
-            if server.gone:  # what comes back may be something else
+            if server.gone:  # another kind of server may come back
                 self._metrics_due_s = 0.0
                 server.kind = None
             return self._times.load_s
@@ -180,7 +179,7 @@ class _Load:
         try:
             page = await server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
             load = read_load(server.kind, page.body) if page.status == 200 else None
-        except Unavailable:  # whether it is well, others find out
+        except Unavailable:  # the health check finds out whether it is well
             load = None
         took_s = self._clock() - began_s
         if load is None or took_s > FRESH_S:
@@ -212,7 +211,7 @@ class _Load:
             server.kind = kind
             server.told_capacity = await discover_capacity(server)
             _log.info("%s is %s, capacity %d", server.name, kind.name, server.room_for)
-            # Some servers make only those metrics that are asked for.
+            # Some servers compute only the metrics that are asked for.
             few = b"/metrics?name[]=%b&name[]=%b" % (kind.pending, kind.running)
             page = await server.ask(few, self._times.answer_s, PAGE_BYTES_MAX)
             self._path = few if page.status == 200 and read_load(kind, page.body) is not None else b"/metrics"
@@ -221,13 +220,13 @@ class _Load:
 
 
 def _plain(message: str) -> str:
-    """A sentence as a part of another one."""
+    """Returns a sentence as a part of another one."""
     return message[:1].lower() + message[1:].rstrip(".")
 
 
 async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
-    """By name, as it describes them; or why there are none, a sentence without a capital. Raises
-    :class:`Unavailable`."""
+    """Returns a server's descriptions of its models by name, or why there are none: a sentence without a capital
+    letter. Raises :class:`Unavailable`."""
     said = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
     if said.status in (401, 403):
         return "it wants an API key, or another one (--upstream-api-key-file)"
@@ -248,7 +247,7 @@ async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
 
 
 def _can_be_shown(description: Mapping[str, Any]) -> bool:
-    """Returns whether it is small, and JSON for others too: Python reads numbers that JSON has not."""
+    """Returns whether a description is small and valid JSON: Python also parses numbers that JSON does not have."""
     try:
         return len(json.dumps(description, allow_nan=False)) <= DESCRIPTION_BYTES_MAX
     except ValueError:
@@ -256,7 +255,7 @@ def _can_be_shown(description: Mapping[str, Any]) -> bool:
 
 
 async def discover_capacity(server: Server) -> int:
-    """Requests in its batch; 0: it does not say, as vLLM does not. Raises :class:`Unavailable`."""
+    """Returns the requests in a server's batch; 0 if unknown, as for vLLM. Raises :class:`Unavailable`."""
     kind = "" if server.kind is None else server.kind.name
     if kind == "sglang":
         for path in (b"/server_info", b"/get_server_info"):
@@ -274,7 +273,7 @@ async def discover_capacity(server: Server) -> int:
 
 
 async def _told(server: Server, path: bytes) -> Mapping[str, Any]:
-    """The JSON object of an answer 200; an empty one for any other status, and for what is none. Raises as
+    """Returns the JSON object of a 200 answer; an empty one for other statuses and content. Raises as
     :meth:`Server.ask`."""
     said = await server.ask(path, ANSWER_S, BYTES_MAX)
     try:
