@@ -34,7 +34,7 @@ PLACEMENTS_MIN = 5000.0
 HEADLINE = 64
 BATCHES = (1, 16, HEADLINE)
 WINDOW = 4
-"""The messages in flight; with single requests, as many as a batch of 16 has for each."""
+"""The messages in flight; of messages with one request, 16 times as many (the smallest larger batch)."""
 BEGINNINGS = 4000
 START_S = 60.0
 

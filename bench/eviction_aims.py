@@ -14,7 +14,7 @@ from bench.eviction_traces import SECOND_HALF, WHOLE, Generated, Public, Trace
 from bench.report import Aim
 
 BELOW_LRU_POINTS = -0.5
-"""The least that is allowed anywhere against LRU."""
+"""The lowest difference to LRU, in points, that is allowed on any trace."""
 SEEDS = (2, 3)
 A_PERCENT = {17_000: 20.0, 68_000: 15.0, 136_000: 9.0, 272_000: 10.0}
 """The percentage of the gap to be closed, by capacity in blocks of 16 tokens."""

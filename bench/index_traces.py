@@ -43,7 +43,7 @@ class Source(NamedTuple):
 
 @dataclass
 class Seen:
-    """Tokens: of all prompts, those that could be reused, and those that an index with one key in so many sees."""
+    """Tokens of all prompts, those that could be reused, and those that an index with one key in so many sees."""
 
     prompts: int = 0
     reusable: int = 0

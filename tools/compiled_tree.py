@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.so")
 STAMP = "compiled.stamp"
 MYPY_OPTIONS = ("--follow-imports=silent", "--ignore-missing-imports")
-"""The options are not strict, as ``./dev check`` is: some classes derive from packages that need not be here."""
+"""The options are less strict than ``./dev check``: some classes derive from packages that need not be here."""
 CC_OPTIONS = ("-fPIC", "-fwrapv", "-DNDEBUG", "-w", "-fno-semantic-interposition")
 LINK_OPTIONS = ("-shared", "-Wl,-Bsymbolic")
 """The functions call each other directly, since nothing puts others in their place."""
