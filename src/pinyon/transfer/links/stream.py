@@ -161,7 +161,8 @@ class Stream:
 
         There nothing is on its way for long, and bytes that wait in large buffers have left the core's cache before
         they are taken out (docs/notebook/transfer.md). Not for ends that do more with the bytes than move them: large
-        buffers keep both busy then. Only while nothing is on its way to us: it might find no room and have to be sent again."""
+        buffers keep both busy then. Only while nothing is on its way to us: it might find no room and have to be sent
+        again."""
         if self._little:
             return
         self._little = True
