@@ -1,1 +1,1 @@
-"""Side-by-side measurements. ``python -m bench`` runs all, ``python -m bench NAME`` one; see docs/benchmarks.md."""
+"""Side-by-side measurements. ``python -m bench`` runs all, ``python -m bench NAME`` one; see docs/use/benchmarks.md."""

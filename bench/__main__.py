@@ -1,5 +1,7 @@
-"""``python -m bench [NAME] [--quick] [--python]``: run one benchmark or all. All write ``bench/results/*.json`` and a
-table. They run compiled, as the container image does, where there is a C compiler; ``--python``: as the sources are.
+"""The command ``python -m bench [NAME] [--quick] [--python]``, which runs one benchmark or all.
+
+All together write ``bench/results/*.json``; a table shows the aims. They run compiled, as the container image does,
+where there is a C compiler; ``--python`` runs the sources as they are.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 LIMIT_S = 1800
 CLOSE_S = 15
-"""So long a benchmark that was interrupted twice may take to end its processes."""
+"""The time in which a benchmark that was interrupted twice must end its processes."""
 PYTHON = "--python"
 NOT_BENCHMARKS = {"compiled", "load", "peers", "pictures", "report"}
-"""Neither is a name with an underscore: the part of a benchmark in a file of its own."""
+"""The modules that are no benchmarks, beside names with an underscore: parts of a benchmark in files of their own."""
 
 
 _PR_SET_PDEATHSIG = 1
@@ -36,7 +38,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Terminated(KeyboardInterrupt):
-    """By SIGTERM: unlike of Ctrl-C, the benchmark has not heard of it."""
+    """An interruption by SIGTERM, of which the benchmark has not heard, unlike of Ctrl-C."""
 
 
 def _terminated(number: int, frame: object) -> None:
@@ -48,12 +50,12 @@ def names() -> list[str]:
 
 
 def run(name: str, arguments: list[str], variables: dict[str, str]) -> tuple[int, str]:
-    """Exit status and the last line of stdout; everything else goes through to the terminal."""
+    """Runs a benchmark; returns its exit status and its last line of stdout. Its stderr goes to the terminal."""
     parent = os.getpid()
 
     def end_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before that
+        if os.getppid() != parent:  # the parent ended before prctl
             os._exit(1)
 
     process = subprocess.Popen(
@@ -85,10 +87,10 @@ def run(name: str, arguments: list[str], variables: dict[str, str]) -> tuple[int
                 finally:
                     process.kill()
                 raise
-            interrupted = True  # it has heard of that, too, and may still say what it has
+            interrupted = True  # the benchmark was interrupted, too, and may still report its results
             terminated = isinstance(stop, Terminated)
             if terminated:
-                deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as what a script starts in the background
+                deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a background job of a script
                 process.send_signal(signal.SIGTERM if deaf else signal.SIGINT)
 
 
@@ -108,7 +110,7 @@ def main(argv: list[str]) -> int:
         command = [sys.executable, "-m", f"bench.{name}", "--help"]
         return subprocess.call(command, cwd=HERE.parent, env=environment(python=True))
     arguments = [word for word in argv if word not in (name, PYTHON)]
-    for each in [name] if name else names():  # before anything is compiled, which takes minutes
+    for each in [name] if name else names():  # arguments are checked before anything is compiled, which takes minutes
         command = [sys.executable, "-m", f"bench.{each}", *arguments]
         if code := subprocess.call(command, cwd=HERE.parent, env={**environment(python=True), ARGUMENTS_ONLY: "1"}):
             return code

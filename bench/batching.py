@@ -1,4 +1,4 @@
-"""What choosing batches by shared prefixes costs: the operations of FEATHER's chunked hash tree (Table 5.1), and
+"""The cost of choosing batches by shared prefixes: operations of FEATHER's chunked hash tree (Table 5.1), and
 scheduling by each policy, by length of the prefix (Figure 5.9)."""
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pinyon_lab.figures.tree_costs import PRINTED_US, TreeLoad, tree_costs
 TREE_TOKENS = 5_000
 TREE_OWN = 64
 TREE_CHUNK = 50
-"""The paper's, as are the requests' number and length."""
+"""The paper's chunk size; the number of requests and their length are the paper's, too."""
 TREE_MAIN = "5 groups, chunk 50"
 
 PROFILE = "rtx6000ada-llama-8b"
 PREFIXES = (1_000, 5_000, 10_000, 20_000)
 ENGINE_SHARE_PERCENT = 1.0
-"""FEATHER takes less, at any length (§5.3.1)."""
+"""The share of engine time below which FEATHER stays at any length (§5.3.1)."""
 
 
 CLOCK = time.thread_time_ns

@@ -1,7 +1,7 @@
-"""Requests through the modules by which a worker decides and the NumPy engine, in this process: no network, no waiting.
+"""Requests that run through a worker's decision modules and the NumPy engine in this process: no network, no waiting.
 
-What is measured is processor time, of steps that decode only and of everything. The clock of the decisions is that
-time, so that a run does not depend on what else the machine does.
+Processor time is measured, of decode-only steps and of everything. It is also the clock of the decisions, so that a run
+does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ask:
 
 
 def grouped_asks(count: int, groups: int, prefix: int, own: int, new_tokens: int, seed: int) -> list[Ask]:
-    """Prompts of ``groups`` prefixes in random order, each with an end of its own; 0: no prefix is shared."""
+    """Returns prompts of ``groups`` prefixes in random order, each with its own end; 0: no prefix is shared."""
     rng = np.random.default_rng(seed)
 
     def letters(length: int) -> npt.NDArray[np.uint32]:
@@ -51,7 +51,7 @@ class _Request:
     keys: tuple[bytes, ...]
     table: list[int] = field(default_factory=list)
     done: int = 0
-    """Prompt tokens whose KV is there."""
+    """The number of prompt tokens whose KV is in the pool."""
     made: list[int] = field(default_factory=list)
 
     @property
@@ -61,32 +61,32 @@ class _Request:
 
 @dataclass(slots=True)
 class Outcome:
-    """Seconds are of processor time."""
+    """The results of a run; seconds are of processor time."""
 
     tokens: dict[int, list[int]]
-    """Generated, by place of the request."""
+    """The generated tokens, by place of the request."""
     decode_tokens: int = 0
-    """In steps without prompts."""
+    """The tokens of steps without prefill."""
     decode_s: float = 0.0
     decode_steps: int = 0
     scheduling_s: float = 0.0
     total_s: float = 0.0
     kv_tokens_read: int = 0
-    """Per layer, in steps without prompts."""
+    """The KV tokens read per layer in steps without prefill."""
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second of decoding."""
+        """The tokens per second of decoding."""
         return self.decode_tokens / self.decode_s if self.decode_s else 0.0
 
     @property
     def batch(self) -> float:
-        """Mean requests of a step that only decodes."""
+        """The mean number of requests in a decode-only step."""
         return self.decode_tokens / self.decode_steps if self.decode_steps else 0.0
 
 
 class World:
-    """One engine; :meth:`run` may be called again, with what the pool has cached."""
+    """One engine with its decisions; :meth:`run` may be called again, and reuses what the pool has cached."""
 
     def __init__(
         self,
@@ -130,12 +130,12 @@ class World:
     # -- requests
 
     def run(self, asks: Sequence[Ask]) -> Outcome:
-        """All come at once; until all have ended."""
+        """Runs requests that arrive at once to their end. Raises ``RuntimeError`` if the pool is too small."""
         decisions, outcome = self.decisions, Outcome({})
         requests: dict[int, _Request] = {}
         places: dict[int, int] = {}
         waiting: list[int] = []
-        """Admitted, its prompt not begun."""
+        """The admitted requests whose prefill has not begun."""
         began_s = time.process_time()
         mark = began_s
         for place, ask in enumerate(asks):
@@ -225,7 +225,7 @@ class World:
         )
 
     def _publish(self, request: _Request, start: int, end: int) -> None:
-        """Full blocks may be reused from now on. Those that somebody else has published meanwhile are taken over."""
+        """Publishes full blocks for reuse. A block that another request published meanwhile replaces its twin."""
         first, last = start // self._block, end // self._block
         if first == last:
             return

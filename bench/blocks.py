@@ -1,7 +1,8 @@
-"""What a block costs a worker's books: to find and hold what a prompt reuses, to make room for the rest, to publish it
-chunk by chunk, to give all of it back, and to tell the conductor, on a pool that is full. No KV moves. CPU time.
+"""The CPU time of a worker's bookkeeping per block, on a full pool.
 
-A prompt has 512 blocks of which the first half is held; none comes twice. Figures are of all of its blocks.
+The worker finds and holds what a prompt reuses, makes room for the rest, publishes it chunk by chunk, gives all of it
+back, and tells the conductor. No KV moves. A prompt has 512 blocks of which the first half is held; none comes twice.
+Figures are of all of its blocks.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ SHARED_BLOCKS = PROMPT_BLOCKS // 2
 BEGINNINGS = 20
 POOL_BLOCKS = 20_000
 CHUNK_BLOCKS = 64
-"""Published at once: 1,024 tokens in blocks of 16."""
+"""The blocks published at once: 1,024 tokens in blocks of 16."""
 EVERY = 4
-"""Of the keys, one in so many is told: the conductor's default where a block has 16 tokens."""
+"""One key in so many is told: the conductor's default for blocks of 16 tokens."""
 BLOCK_MAX_US = 1.0
 PARTS = ("enqueue", "admit", "publish", "give back", "tell")
 
@@ -35,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Books:
-    """A worker's, as far as they count blocks; :attr:`us` is what each part took so far."""
+    """A worker's bookkeeping of blocks; :attr:`us` is the time of each part so far, in µs."""
 
     def __init__(self, eviction: str, seed: int) -> None:
         self._dice = Random(seed)
@@ -51,14 +52,14 @@ class Books:
         return [self._dice.randbytes(KEY_BYTES - 1) + bytes((1 + at & 0xFF,)) for at in range(first, first + count)]
 
     def serve(self, prompts: int) -> None:
-        """One after the other, a second each."""
+        """Serves prompts one after the other, one in each second of the books' clock."""
         for _ in range(prompts):
             keys = (*self._dice.choice(self._beginnings), *self._keys(SHARED_BLOCKS, SHARED_BLOCKS))
             self._serve(keys, float(self._number))
 
     def _serve(self, keys: tuple[BlockKey, ...], now_s: float) -> None:
         self._number += 1
-        tokens, blocks = 16 * len(keys), len(keys) + 1  # the next token has one of its own
+        tokens, blocks = 16 * len(keys), len(keys) + 1  # the next token needs a block of its own
         request = BatchRequest(self._number, tokens, blocks, keys, len(keys), computes=True)
         self._timed("enqueue", lambda: self.admission.enqueue(request))
         ((_, reservation, _),) = self._timed("admit", lambda: self.admission.admit(now_s))
@@ -87,7 +88,7 @@ class Books:
 
 
 def measure(eviction: str, quick: bool, seed: int) -> dict[str, object]:
-    """µs for each block of a prompt, median of the repetitions."""
+    """Returns the µs per block of a prompt over the repetitions, and the blocks that a prompt reuses."""
     prompts, repetitions = (40, 3) if quick else (200, 7)
     books = Books(eviction, seed)
     books.serve(2 * POOL_BLOCKS // SHARED_BLOCKS)

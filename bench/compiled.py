@@ -14,10 +14,10 @@ TREE = ROOT / "build" / "compiled"
 
 
 def environment(*, python: bool) -> dict[str, str]:
-    """Of a benchmark and of every service that it starts: they import ``pinyon`` and ``services`` from one tree.
+    """Returns the environment of a benchmark and its services, which import ``pinyon`` and ``services`` from one tree.
 
-    It is made first where it is not there or not of these sources, which takes minutes; where it cannot be, and with
-    ``python``, the sources are run as they are, and stderr says so.
+    The tree is made first where it is missing or not of these sources, which takes minutes. Where that fails, stderr
+    says so, and the sources run as they are, as with ``python``.
     """
     inherited = dict(os.environ)
     if not python:
@@ -25,7 +25,7 @@ def environment(*, python: bool) -> dict[str, str]:
             if not is_current(TREE, services=ROOT / "services"):
                 progress(f"compiling into {TREE}, as the image is: some minutes, once (--python: not) ...")
                 make_tree(TREE, services=ROOT / "services")
-            # Safe: else the working folder, a checkout, would come before the tree.
+            # Without PYTHONSAFEPATH, the working folder, a checkout, would come before the tree.
             return {**inherited, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join((str(TREE), str(ROOT)))}
         except (Lacking, subprocess.CalledProcessError) as error:
             progress(f"not compiled, so slower than the image is: {error}")

@@ -1,11 +1,11 @@
-"""What a placement costs a conductor that is a process of its own, through its sessions: a load balancer streams
-batches of requests, instances report what became of them and what they hold now.
+"""The cost of a placement in a conductor that is its own process. A load balancer streams batches of requests to it,
+and instances report what became of them and what they hold now.
 
-A prompt has 512 blocks of 16 tokens, the first half held by some instance, the rest by nobody; none comes twice. What
-was placed is told in three reports of the instance's (it came; it was computed, with the cache events; it has ended),
-and the oldest blocks go as new ones come. CPU is that of the conductor's process, all threads, by the scheduler's
-accounting; placements per second are so many as that CPU allows on one core. With ``--python`` a second conductor, with
-clocks in it, tells the parts.
+A prompt has 512 blocks of 16 tokens, the first half held by some instance, the rest by none; no prompt comes twice. The
+instance tells of a placement in three reports: the request came; it was computed, with the cache events; it has ended.
+The oldest blocks go as new ones come. CPU is that of the conductor's process, all threads, by the scheduler's
+accounting. Placements per second are as many as that CPU allows on one core. With ``--python`` a second conductor, with
+clocks in it, measures the parts.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from launch.process import ServiceProcess
 from services.conductor import intake
 
 PLACEMENTS_MIN = 5000.0
-"""Per second on one core, in batches of :data:`HEADLINE`."""
+"""The aim in placements per second on one core, in batches of :data:`HEADLINE`."""
 HEADLINE = 64
 BATCHES = (1, 16, HEADLINE)
 WINDOW = 4
-"""Messages under way; of single requests, so many as a batch has."""
+"""The messages in flight; of messages with one request, 16 times as many (the smallest larger batch)."""
 BEGINNINGS = 4000
 START_S = 60.0
 
@@ -43,7 +43,7 @@ START_S = 60.0
 async def running(
     folder: Path, instances: int, seed: int, timed: Path | None = None
 ) -> AsyncGenerator[tuple[ServiceProcess, Peers], None]:
-    """A conductor and its peers, which have told it what they hold. ``timed``: what its clocks say goes there."""
+    """Runs a conductor with peers that have told it what they hold; with ``timed``, its clocks are in that file."""
     arguments = ["--listen", "127.0.0.1:0", "--settle-ms", "0", "--profile", PROFILE, "--log-level", "warning"]
     arguments += ["--instances-max", str(max(512, instances))]
     module = "services.conductor"
@@ -66,12 +66,12 @@ async def running(
 
 
 async def measure(folder: Path, instances: int, quick: bool, seed: int) -> dict[str, Any]:
-    """By the size of the batches; they take turns."""
+    """Returns the figures by batch size; the sizes take turns."""
     count, repetitions = (960, 2) if quick else (2880, 5)
     figures: dict[int, dict[str, list[float]]] = {batch: {} for batch in BATCHES}
     async with running(folder, instances, seed) as (conductor, peers):
         pid = conductor.pid
-        await peers.place(2 * count, HEADLINE, WINDOW)  # until as many blocks go as come
+        await peers.place(2 * count, HEADLINE, WINDOW)  # until as many blocks are evicted as stored
         for _ in range(repetitions):
             for batch in BATCHES:
                 window = WINDOW if batch > 1 else WINDOW * min(BATCHES[1:])
@@ -102,8 +102,8 @@ async def measure(folder: Path, instances: int, quick: bool, seed: int) -> dict[
 
 
 async def itemise(folder: Path, instances: int, quick: bool, seed: int) -> dict[str, float]:
-    """µs of CPU per placement in batches of :data:`HEADLINE`, by part, from a conductor with clocks in it. What is left
-    is the transport: gRPC, its threads and the event loop."""
+    """Returns the CPU µs per placement by part, in batches of :data:`HEADLINE`, from a conductor with clocks in it. The
+    rest is the transport: gRPC, its threads and the event loop."""
     count = 1920 if quick else 7680
     said = folder / "clocks"
     async with running(folder, instances, seed, said) as (conductor, peers):
@@ -129,7 +129,7 @@ async def itemise(folder: Path, instances: int, quick: bool, seed: int) -> dict[
 
 
 def _main_s(pid: int) -> float:
-    """Of the thread with the event loop."""
+    """Returns the CPU seconds of the thread with the event loop."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 

@@ -1,6 +1,5 @@
-"""The peers of a conductor in ``bench/conductor.py``: instances that compute nothing and report all the same, and a
-load balancer that streams batches of requests and tells the instances what was placed on them.
-"""
+"""The peers of a conductor in ``bench/conductor.py``: instances that compute nothing but report, and a load balancer.
+It streams batches of requests, and tells the instances what was placed on them."""
 
 from __future__ import annotations
 
@@ -35,51 +34,51 @@ PROMPT_TOKENS = PROMPT_BLOCKS * BLOCK_TOKENS + 8
 NEW_TOKENS = 256
 TBT_MS = 20.0
 KEPT = 16
-"""Prompts whose own blocks an instance keeps; those that came before are evicted."""
+"""The number of last prompts whose own blocks an instance keeps; those of earlier prompts are evicted."""
 HOLDERS_MAX = 4
-"""Of a shared beginning, at first."""
+"""The largest number of instances that hold a shared beginning at first."""
 PROFILE = "910b-qwen2.5-7b"
 FASTER = 200
-"""So many times are these instances as fast as by the profile, in computing and fetching: then a few dozen keep up with
-what is placed, as those of a cluster do that is so large."""
+"""The factor by which these instances compute and fetch faster than the profile. A few dozen of them thus keep up with
+the placements, as the instances of a large enough cluster would."""
 NETWORK_BYTES_S = 1e10
 START_S, ANSWER_S = 60.0, 60.0
 WRITE_S = 5.0
 STAGES = 3
-"""Reports that tell of one placement: it came and is computed; it is computed; it has ended."""
+"""The reports on one placement: it came and is computed; it is computed; it has ended."""
 _PLACES = np.arange(1, PROMPT_BLOCKS + 1).astype(np.uint8)
 
 
 class Prompts:
-    """Beginnings that some instance holds, and endings that nobody does; no prompt comes twice."""
+    """Beginnings that some instance holds, and endings that none holds; no prompt comes twice."""
 
     def __init__(self, shared: int, seed: int) -> None:
         self._dice = Random(seed)
         self.shared = [self._keys(0, SHARED_BLOCKS) for _ in range(shared)]
 
     def _keys(self, first: int, blocks: int) -> bytes:
-        """With their places in the last byte."""
+        """Returns random keys with their places in the last byte."""
         keys = np.frombuffer(bytearray(self._dice.randbytes(blocks * KEY_BYTES)), np.uint8).reshape(-1, KEY_BYTES)
         keys[:, -1] = _PLACES[first : first + blocks]
         return keys.tobytes()
 
     def next(self) -> tuple[int, bytes]:
-        """The number of its beginning, and the keys of its ending."""
+        """Returns the number of a prompt's beginning, and the keys of its ending."""
         return self._dice.randrange(len(self.shared)), self._keys(SHARED_BLOCKS, SHARED_BLOCKS)
 
     def holders(self, instances: int) -> list[int]:
-        """Numbers of those that hold one more beginning."""
+        """Returns the numbers of the instances that hold one more beginning."""
         count = 1 + (self._dice.random() < 0.2) * self._dice.randint(1, HOLDERS_MAX - 1)
         return self._dice.sample(range(instances), min(count, instances))
 
     def factor(self) -> float:
-        """Of what a prompt takes in the mean."""
+        """Returns a random factor on the mean time of a prefill."""
         return self._dice.uniform(0.9, 1.1)
 
 
 @dataclass
 class _News:
-    """Of one report."""
+    """The contents of one report."""
 
     stored: list[bytes] = field(default_factory=list)
     removed: list[bytes] = field(default_factory=list)
@@ -92,26 +91,26 @@ class _News:
 
 
 class Instance:
-    """See :class:`pinyon.runtime.report_session.ReportSource`. What it is given takes it no time, but its story is told
-    in :data:`STAGES` reports, as an engine's would be."""
+    """A :class:`pinyon.runtime.report_session.ReportSource` that computes nothing. Placements take it no time, but it
+    tells of each in :data:`STAGES` reports, as an engine would."""
 
     def __init__(self, number: int, address: str, prompts: Prompts) -> None:
         self.id = f"instance-{number:04}"
         self._prompts = prompts
         self._cost = PrefillCostModel(parse_priors(PROFILE)[""].prefill)
         self._shared: set[int] = set()
-        """Beginnings that it holds from the start, and for good."""
+        """The beginnings that the instance holds from the start, and for good."""
         self._copies: dict[int, int] = {}
-        """Other ones that it holds, and by how many of :attr:`_kept`."""
+        """Further beginnings that the instance holds, and how many of :attr:`_kept` have each."""
         self._kept: deque[tuple[int, bytes]] = deque()
         self._decoding: dict[str, None] = {}
         self._stages = deque(_News() for _ in range(STAGES))
         self._now = _News()
         self.told = asyncio.Event()
-        """All that happened is."""
+        """An event that is set while all that happened has been reported."""
         self.told.set()
         self.changed_blocks = self.reports = 0
-        """So far."""
+        """The blocks and reports so far."""
         info = InstanceInfo(
             self.id, "boot", Role.MIXED, f"10.0.{number // 250}.{number % 250}:7000", MODEL, "weights", LAYOUT,
             1 << 20, max_batch=256, short_first=True,
@@ -122,7 +121,7 @@ class Instance:
         self._shared.add(beginning)
 
     def compute(self, request_id: str, prompt: tuple[int, bytes], placement: common_pb2.Placement) -> None:
-        """This prompt was placed here."""
+        """Takes the prefill of a prompt that was placed here."""
         came, computed, _ = self._stages
         came.begun_prefills.append(request_id)
         computed.ended_prefills.append(request_id)
@@ -142,7 +141,7 @@ class Instance:
         self._changed()
 
     def decode(self, request_id: str, prompt: tuple[int, bytes], placement: common_pb2.Placement) -> None:
-        """And this one is decoded here."""
+        """Takes the decoding of a prompt that was placed here."""
         came, computed, ended = self._stages
         self._decoding[request_id] = None
         came.begun_decodes.append(request_id)
@@ -183,7 +182,7 @@ class Instance:
 
     def snapshot_keys(self) -> Sequence[bytes]:
         held = [self._prompts.shared[each] for each in (*self._shared, *self._copies)]
-        # what is kept but not told yet comes with the changes: telling it twice does no harm
+        # kept blocks that are not reported yet come with the changes: reporting them twice does no harm
         return unpack_keys(b"".join([*held, *(ending for _, ending in self._kept)]))
 
     def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
@@ -225,20 +224,20 @@ class Instance:
 
 @dataclass
 class Batches:
-    """What came of so many requests."""
+    """The results of a number of requests."""
 
     placed: int = 0
     refused: int = 0
     error: str = ""
-    """Of the last one that was."""
+    """The error of the last refused request."""
     reused_blocks: int = 0
     fetching: int = 0
     latencies_s: list[float] = field(default_factory=list)
-    """Of a batch, from its sending to its answer."""
+    """The latency of each batch, from its sending to its answer."""
 
 
 class Peers:
-    """``start`` → ``place`` → ``close``; of one conductor."""
+    """The peers of one conductor: ``start``, then ``place``, then ``close``."""
 
     def __init__(self, address: str, instances: int, beginnings: int, seed: int) -> None:
         self.prompts = Prompts(beginnings, seed)
@@ -258,7 +257,7 @@ class Peers:
         self._session: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Until the conductor lists all instances and knows what they hold."""
+        """Connects the peers, and waits until the conductor lists all instances and knows what they hold."""
         for instance in self.instances:
             instance.session.start()
         self._session = asyncio.create_task(self._stream.run(self._take, self._messages()))
@@ -273,16 +272,16 @@ class Peers:
 
     @property
     def reports(self) -> int:
-        """Sent so far, by all instances."""
+        """The reports sent so far, by all instances."""
         return sum(instance.reports for instance in self.instances)
 
     @property
     def changed_blocks(self) -> int:
-        """So far."""
+        """The changed blocks reported so far, by all instances."""
         return sum(instance.changed_blocks for instance in self.instances)
 
     async def place(self, requests: int, batch: int, window: int) -> Batches:
-        """So many, ``batch`` to a message and ``window`` messages at a time under way, until all is told of them."""
+        """Sends requests, ``batch`` to a message and ``window`` messages in flight, and waits until all is reported."""
         self._now = Batches()
         for at in range(0, requests, batch):
             while len(self._sent_s) >= window:

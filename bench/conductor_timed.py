@@ -1,5 +1,5 @@
-"""The conductor with clocks in it, for ``bench/conductor.py``: a service as any other that shows where its CPU time
-goes. What the clocks themselves take is in it, about a microsecond each.
+"""The conductor with clocks in it, for ``bench/conductor.py``: a service like any other that shows where its CPU time
+goes. The time of the clocks themselves is included, about a microsecond each.
 
     python -m bench.conductor_timed FILE [options of the conductor]
 
@@ -31,13 +31,13 @@ PARTS = (
 
 
 class Clocks:
-    """By part, in a file that others may look at."""
+    """The clocks by part, in a file that other processes may read."""
 
     def __init__(self, file: Path) -> None:
         self._seconds = np.memmap(file, np.float64, "w+", shape=(len(PARTS),))
 
     def on(self, owner: Any, name: str, part: str) -> None:
-        """The function there is timed from now on."""
+        """Measures the function ``name`` of ``owner`` from now on."""
         setattr(owner, name, self.timed(getattr(owner, name), part))
 
     def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ class Clocks:
         return call
 
     def on_steps(self, owner: Any, name: str, part: str) -> None:
-        """As :meth:`on`, of one that works in steps."""
+        """Measures a function that works in steps, as :meth:`on` does."""
         function, seconds, place = getattr(owner, name), self._seconds, PARTS.index(part)
 
         def call(*arguments: Any) -> Steps[Any]:
@@ -72,7 +72,7 @@ class Clocks:
 
 
 class TimedMessages:
-    """A module of messages, as generated code refers to it: where it names how they are read and written."""
+    """A module of messages, as generated code refers to it, whose reading and writing is timed."""
 
     def __init__(self, clocks: Clocks, module: Any) -> None:
         self._clocks, self._module = clocks, module
@@ -86,7 +86,7 @@ class TimedMessages:
 
 
 class TimedScheduler:
-    """A scheduler, of which decisions are timed."""
+    """A scheduler whose decisions are timed."""
 
     def __init__(self, clocks: Clocks, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> None:
     clocks.on(placing, "fill_placement", "placement to its message")
     name = next(each for each in vars(conductor_pb2_grpc) if each.endswith("conductor__pb2"))
     setattr(conductor_pb2_grpc, name, TimedMessages(clocks, conductor_pb2))
-    # a compiled class allows no other method in the place of one of its own
+    # a compiled class does not let its methods be replaced
     vars(app)["Scheduler"] = lambda *arguments: TimedScheduler(clocks, Scheduler(*arguments))
     service.main(argv[1:])
 

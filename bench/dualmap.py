@@ -1,4 +1,4 @@
-"""What one decision of a placement policy costs, by instances: CPU time inside a replay of the plain reference.
+"""The cost of one decision of a placement policy, by number of instances, inside a replay of the plain reference.
 
 DualMap's appendix A.4.2 has these operations: querying what is cached (about 0.2 ms for each instance), routing a
 request (0.6 ms) and rebalancing two overloaded instances (2.2 to 2.5 ms). The workload is theirs as far as it is known:
@@ -31,11 +31,11 @@ RATE_EACH = 3.0
 """Requests per second and instance."""
 CACHE_TOKENS = 1_000_000
 PRINTED_US = {"query": 200.0, "route": 600.0, "rebalance": 2200.0}
-"""DualMap A.4.2, in µs."""
+"""The printed times in µs (DualMap A.4.2)."""
 
 
 class Timed:
-    """A policy, and how long it took: for placing, and for moves where it moved or could have."""
+    """A policy whose times are taken: of each placement, and of moves where it moved something."""
 
     def __init__(self, policy: Any) -> None:
         self.name = policy.name
@@ -101,8 +101,8 @@ def main() -> None:
 
 
 def _measure(choice: str, size: int, block_tokens: int, arrivals: Any) -> dict[str, float]:
-    """Medians, and for placing the 99th percentile. ``query``: finding out for one request who holds and computes what,
-    all instances together; ``route``: that and placing it."""
+    """Returns medians, and the 99th percentile of routing. ``query`` is finding out, for one request, what each
+    instance holds and computes; ``route`` is that and placing the request."""
     policy = Timed(PLACEMENT_POLICIES.make(choice))
     settings = ReferenceSettings(size, CACHE_TOKENS, block_tokens)
     replay = PrefillReference(settings, policy, Fifo)
@@ -121,7 +121,7 @@ def _measure(choice: str, size: int, block_tokens: int, arrivals: Any) -> dict[s
 
 
 def _timed_decide(replay: PrefillReference) -> list[float]:
-    """Of each decision from now on, its µs."""
+    """Measures each decision of the replay from now on, and returns the list of µs, which grows."""
     scheduler: Scheduler = replay.scheduler
     decide, taken = scheduler.decide, []
 

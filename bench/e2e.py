@@ -1,16 +1,16 @@
-"""What the load balancer and the conductor cost a request, in one run with vllm-router (cache-aware).
+"""The cost of the load balancer and the conductor per request, in one run with vllm-router (cache-aware).
 
-Workers compute nothing, prompts take them no time, and further tokens come one each millisecond, as from the stub
+Workers compute nothing: prompts take them no time, and further tokens come one each millisecond, as from the stub
 servers behind the other router. Half of each prompt is one of 64 shared beginnings, the other half is its own: no
-prompt comes twice. CPU is what load balancer and conductor (or the other router) used per request with 16 at once, by
+prompt comes twice. CPU is that of load balancer and conductor (or of the other router) per request with 16 at once, by
 the scheduler's accounting. Added latency is against a client that speaks to a worker (or to a stub) itself, one request
-at a time. All take turns. Beside it: what tokens and block keys are of that CPU, and what one token costs each service
-while 64 streams are served.
+at a time. All sides take turns. Besides, the benchmark shows the part of tokens and block keys in that CPU, and the
+cost of a token in each service while 64 streams are served.
 
-Ours tokenizes, makes keys, predicts and admits. The other router asks its servers for tokens. Where they have none it
-says that it chooses by characters, but what it then chooses does not follow prefixes (docs/benchmarks.md): that is what
-a router costs that only forwards. Both are measured, with as many servers as ours has workers, and the aim is by the
-cheaper one.
+Ours tokenizes, makes keys, predicts and admits. The other router asks its servers for tokens. Where they have none, it
+says that it chooses by characters, but its choices do not follow prefixes (docs/notebook/benchmarks.md): that is the cost
+of a router that only forwards. Both are measured, with as many servers as ours has workers, and the aim is by the cheaper
+one.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from launch.scrape import Scrape
 
 ROUTER = "vllm_router"
 BARE, TOKENS = ROUTER, f"{ROUTER}_tokens"
-"""Behind it are servers that do not tokenize, and servers that do."""
+"""The router before servers that do not tokenize, and before servers that do."""
 CPU_AIM = 1.5
-"""Of the peer's."""
+"""The aim in multiples of the peer's CPU."""
 ADDED_AIM_US = 300.0
 TOKEN_AIM_US = 25.0
 SIZES_KB = (32, 8)
-"""The large ones fill the workers' caches first: from then on, blocks are evicted as in service."""
+"""The prompts' sizes. Large ones come first and fill the workers' caches: later blocks are evicted as in service."""
 FILL_REQUESTS = 256
 QUICK_FILL_REQUESTS = 96
 STUB_CHUNKS = 1 << 16
-"""Nothing depends on what the stubs' caches hold."""
+"""The size of the stubs' caches; no result depends on what they hold."""
 KINDS = ("conductor", "worker", "lb")
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Which cells one cluster of ours is there for."""
+    """A cluster of ours, and the cells that are measured with it."""
 
     tokenizer: str
     tls: bool
     cells: Sequence[tuple[int, bool]]
-    """Kilobytes of prompt, and whether the answer is streamed."""
+    """The kilobytes of prompt, and whether the answer is streamed."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ def suites(quick: bool) -> list[Suite]:
 
 
 async def turn(taker: Taker, concurrency: int, count: int, figures: dict[str, list[float]]) -> None:
-    """``count`` requests, so many at once; adds to the figures."""
+    """Sends ``count`` requests, ``concurrency`` at once, and adds to the figures."""
     following = iter(taker.prepare(count))
     gc.collect()
     before = {name: cpu_seconds([pid]) for name, pid in taker.pids.items()}
@@ -99,7 +99,7 @@ async def turn(taker: Taker, concurrency: int, count: int, figures: dict[str, li
 
 
 async def compare(takers: Sequence[Taker], quick: bool) -> dict[str, dict[str, list[float]]]:
-    """By side, what each repetition measured."""
+    """Returns the figures of each repetition, by side."""
     repetitions, alone, together = (2, 40, 100) if quick else (5, 40, 160)
     figures: dict[str, dict[str, list[float]]] = {taker.name: {} for taker in takers}
     for taker in takers:
@@ -113,7 +113,7 @@ async def compare(takers: Sequence[Taker], quick: bool) -> dict[str, dict[str, l
 
 
 def told(mine: Mapping[str, list[float]], without: Mapping[str, list[float]], stream: bool) -> dict[str, Any]:
-    """A side's CPU, and what it adds to the latency of what it stands in front of."""
+    """Returns a side's CPU, and the latency that it adds to that of the servers behind it."""
     found: dict[str, Any] = {name: summary(each) for name, each in mine.items() if name.startswith("cpu")}
     for what, percent in itertools.product(("first", "whole") if stream else ("whole",), (50, 99)):
         key = f"{what}_p{percent}_us"
@@ -126,7 +126,7 @@ def told(mine: Mapping[str, list[float]], without: Mapping[str, list[float]], st
 async def measure(
     suite: Suite, cluster: LocalCluster, peers: Mapping[str, Side], cell: tuple[int, bool], quick: bool, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of one cell, ours and the peers'."""
+    """Returns the figures of one cell, ours and the peers'."""
     size_kb, stream = cell
 
     def prompts(side: str) -> Prompts:
@@ -153,7 +153,7 @@ async def measure(
 
 
 def counted(cluster: LocalCluster) -> tuple[float, float, float]:
-    """Prompt tokens, those of them that were reused, and placements without the conductor, all so far."""
+    """Returns the prompt tokens, the reused ones among them, and the placements without the conductor, all so far."""
     names = ("prompt_tokens", "cached_tokens", "fallback_placements")
     scrape = Scrape(cluster, ("lb-0",))
     one, other, third = (scrape.total(f"pinyon_lb_{name}_total") for name in names)
@@ -166,7 +166,7 @@ def aims_of(name: str, ours: Mapping[str, Any], peers: Mapping[str, Any], tls: b
     if peers:
         best = min(each["cpu_us_per_request"]["median"] for each in peers.values())
         items = f"{ours['tokens_us_per_request']:.0f} are tokens and {ours['keys_us_per_request']:.0f} keys"
-        if TOKENS in peers:  # the one that chooses by prefix
+        if TOKENS in peers:  # the router that chooses by prefix
             items += f"; {cpu / peers[TOKENS]['cpu_us_per_request']['median']:.2f} x that of vllm-router by prefix"
         plain = "; vllm-router without TLS, which it does not have" if tls else ""
         aims = [Aim(text, round(CPU_AIM * best, 1), cpu, reason=items + plain)]
@@ -175,7 +175,7 @@ def aims_of(name: str, ours: Mapping[str, Any], peers: Mapping[str, Any], tls: b
     for what in ("first", "whole"):
         if (added := ours.get(f"added_{what}_p50_us")) is not None:
             aim = Aim(f"{name}: added p50 of the {what}, us", ADDED_AIM_US, added["median"])
-            if added["median"] < -ADDED_AIM_US:  # nobody is that much faster for what he does more
+            if added["median"] < -ADDED_AIM_US:  # no work more can make a request so much faster
                 aim = replace(aim, measured=None, reason=f"{added['median']:.0f}: the machine was busy with others")
             aims.append(aim)
     return aims
@@ -227,7 +227,7 @@ async def run(quick: bool, seed: int, extra: Extra) -> Report:
 
 
 async def fill(cluster: LocalCluster, suite: Suite, seed: int, count: int) -> None:
-    """The workers' caches, so that whatever comes next evicts something."""
+    """Fills the workers' caches, so that all that comes next evicts something."""
     prompts = Prompts(f"{seed} {suite.name} fill", max(SIZES_KB) << 10, False, words)
     host = cluster.services["lb-0"].endpoints["http"]
     taker = HttpTaker("fill", prompts, [host], context=cluster.access.ssl_context())
@@ -251,7 +251,7 @@ def tell(name: str, ours: Mapping[str, Any], peers: Mapping[str, Any]) -> None:
 
 
 def extra_of(choices: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """``KIND:OPTION=VALUE`` each; ``all`` is every kind. Raises ``ValueError``."""
+    """Returns options by kind from ``KIND:OPTION=VALUE`` each, where ``all`` is every kind. Raises ``ValueError``."""
     found: dict[str, tuple[str, ...]] = {}
     for choice in choices:
         kind, _, rest = choice.partition(":")

@@ -14,22 +14,22 @@ from pinyon.model import ModelCard, load_card
 WORKERS = 2
 BLOCK_TOKENS = 32
 POOL_TEXT_BYTES = 1536 << 10
-"""What a worker's cache holds of text, about: its share of the beginnings of 32 KB prompts, and not all of them."""
+"""The bytes of text in a worker's cache, about: its share of the beginnings of 32 KB prompts, and not all of them."""
 BPE_TOKEN_BYTES = 4
 STEP_TOKENS = 16384
-"""A prompt is one step: how a worker cuts it up is not what is measured."""
+"""A prompt is one step, since a worker's chunks are not what is measured."""
 MAX_BATCH = 128
 
 Extra = Mapping[str, Sequence[str]]
-"""More arguments, by kind of service."""
+"""Additional arguments by kind of service."""
 
 
 @contextlib.contextmanager
 def our_cluster(
     folder: Path, model: Path | None, *, tls: bool = False, token_gap_s: float = EVENT_GAP_S, extra: Extra
 ) -> Iterator[LocalCluster]:
-    """Prompts take no time, and each further token ``token_gap_s``, by default as from the stubs that the other router
-    has. ``model``: None is the built-in one, whose tokens are bytes."""
+    """Runs a cluster in which prompts take no time, and each further token ``token_gap_s``: by default that of the
+    other router's stubs. A ``model`` of None is the built-in one, whose tokens are bytes."""
     profile = folder / "profile.json"
     none = ("step_s", "prefill_token_s", "prefill_pair_s", "decode_request_s", "decode_kv_token_s")
     profile.write_text(
@@ -39,7 +39,7 @@ def our_cluster(
         )
     )
     ours = {
-        # Before the first report, an engine is thought slow.
+        # Before its first report, an engine is taken to be slow.
         "conductor": ("--ttft-slo-ms", "0"),
         "worker": (
             *("--prefill-chunk-tokens", str(STEP_TOKENS), "--step-tokens", str(STEP_TOKENS * 2)),
@@ -67,7 +67,7 @@ def our_cluster(
 
 
 def pids_of(cluster: LocalCluster) -> dict[str, int]:
-    """Whose CPU is the price of a request."""
+    """Returns the processes whose CPU is the price of a request."""
     return {"lb": cluster.services["lb-0"].pid, "conductor": cluster.services["conductor"].pid}
 
 

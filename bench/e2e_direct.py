@@ -25,8 +25,8 @@ Work = tuple[bytes, bytes]
 
 
 class DirectClient:
-    """To the worker at ``address``. Keys come with the prompt, so that the worker does no more for it than for a load
-    balancer."""
+    """A client of the worker at ``address``. Keys come with the prompt, so that the worker does no more work than for a
+    load balancer."""
 
     def __init__(self, address: str, connect: OpenSession) -> None:
         self._stream = Dialed(address, METHOD, WRITE_S, connect)

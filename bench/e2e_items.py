@@ -1,4 +1,4 @@
-"""What tokens and block keys cost of a request, by the modules that the load balancer has, in this process."""
+"""The cost of a request's tokens and block keys, by the load balancer's modules, in this process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pinyon.frontdoor.instances.tokenizer_process import tokenize
 
 
 def tokens_and_keys(cluster: LocalCluster, prompts: Prompts, count: int) -> dict[str, float]:
-    """Of ``count`` new prompts, once beginnings and common words are known: medians of microseconds of CPU per request,
-    and how many tokens they have. ``tokens_of_new_words``: the other half of each is of words that never came."""
+    """Returns the median CPU µs per request over ``count`` new prompts, and their mean tokens. Beginnings and common
+    words are known. For ``tokens_of_new_words`` the other half of each prompt is of words that never came."""
     card, chains = card_of(cluster), KeyChains()
     start = namespace(card.fingerprint, card.config.kv_layout(BLOCK_TOKENS).layout_id, "", cluster.access.secret)
     for _ in range(2 * GROUPS):

@@ -1,9 +1,8 @@
-"""A model with a Hugging Face BPE tokenizer for ``bench/e2e.py``, and texts that read like any: both of this
-repository's own documents, so that nothing is downloaded. Of what makes a text differ from all others, names, numbers
-and what somebody mistyped, every 20th word is new.
+"""A model with a Hugging Face BPE tokenizer for ``bench/e2e.py``, and texts that read like any.
 
-The vocabulary has some 10,000 tokens of 3.6 characters; large ones have 4 to 4.5. There are no weights: an engine that
-computes nothing needs none.
+Both are of this repository's own documents, so that nothing is downloaded. Every 20th word is new, as names, numbers
+and mistyped words are in a text. The vocabulary has some 10,000 tokens of 3.6 characters; large ones have 4 to 4.5.
+There are no weights: an engine that computes nothing needs none.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from pinyon.model.builtin import builtin_config
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 VOCABULARY = 16384
-"""At most; there are not so many different pieces."""
+"""An upper bound: there are not so many different pieces."""
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Llama 3 and Qwen split a text before merging."""
+"""The pieces into which Llama 3 and Qwen split a text before merging."""
 END = "<|end|>"
 NEW_EVERY = 20
-"""Words: one of so many never came before, and whoever remembers words does not know it."""
+"""One word in so many never came before, so that a tokenizer that remembers words does not know it."""
 
 
 @cache
 def _documents() -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))]
+    return [path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("**/*.md"))]
 
 
 @cache
@@ -42,12 +41,12 @@ def _words() -> list[str]:
 
 
 def words(random_: random.Random, size: int) -> str:
-    """``size`` bytes of words as often as the documents have them, in an order of their own, and new ones."""
+    """Returns ``size`` bytes of words as frequent as in the documents, in random order, and new ones."""
     return _text(random_, size, NEW_EVERY)
 
 
 def new_words(random_: random.Random, size: int) -> str:
-    """The same of new words alone: the dearest text there is for who remembers words."""
+    """Returns ``size`` bytes of new words alone, the most expensive text for a tokenizer that remembers words."""
     return _text(random_, size, 1)
 
 
@@ -62,8 +61,7 @@ def _text(random_: random.Random, size: int, new_every: int) -> str:
 
 
 def make_model(folder: Path) -> Path:
-    """In that new folder, a checkpoint that serves with any engine that needs no weights; of the built-in model's
-    shape."""
+    """Makes a checkpoint of the built-in model's shape in a new folder; any engine that needs no weights serves it."""
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,5 +1,5 @@
-"""Who takes requests in ``bench/e2e.py``: our suite and another router by HTTP, and directly what each of them stands
-in front of. All get prompts of their own, of the same kind."""
+"""The sides that take requests in ``bench/e2e.py``: our suite and another router by HTTP, and directly the servers
+behind each of them. All get prompts of their own, of the same kind."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Taker(Protocol):
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """The processes whose CPU counts, by name; none: it is there for its latency."""
+        """The processes whose CPU counts, by name; empty for a side that is there for its latency."""
         ...
 
     def prepare(self, count: int) -> Sequence[Any]:
-        """So many new requests."""
+        """Returns ``count`` new requests."""
         ...
 
     async def send(self, number: int, request: Any) -> Sample:
-        """The client of that number sends it."""
+        """Sends a request by the client of that number."""
         ...
 
     async def close(self) -> None: ...
 
 
 class HttpTaker:
-    """``entries``: who is asked; several take turns."""
+    """A side that is asked by HTTP; several ``entries`` take turns."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class HttpTaker:
 
 
 class DirectTaker:
-    """The workers of our suite, by the transport that the load balancer has; each has its share of the beginnings."""
+    """The workers of our suite, asked by the load balancer's transport; each has its share of the beginnings."""
 
     name = "direct"
     pids: Mapping[str, int] = {}

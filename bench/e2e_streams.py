@@ -1,7 +1,7 @@
-"""What a token costs the load balancer, the conductor and a worker while many streams are served at once.
+"""The cost of a token for the load balancer, the conductor and a worker while many streams are served at once.
 
-Each token comes by itself, as from a GPU's steps of 20 ms. The price is the difference between long and short answers,
-less what the processes use in as much time when they serve nobody.
+Each token comes by itself, as from a GPU's steps of 20 ms. The cost is the difference between long and short answers,
+less what the idle processes use in as much time.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SHORT_TOKENS = 16
 
 
 async def token_price(cluster: LocalCluster, prompts: Prompts, more_tokens: int, repetitions: int) -> dict[str, Any]:
-    """Answers of ``SHORT_TOKENS`` and of ``more_tokens`` more by turns; microseconds of CPU per token, by kind of
-    process."""
+    """Returns the CPU µs per token by kind of process, from answers of ``SHORT_TOKENS`` and of ``more_tokens`` more by
+    turns."""
     pids: dict[str, list[int]] = {name: [pid] for name, pid in pids_of(cluster).items()}
     pids["worker"] = [service.pid for service in cluster.of_kind("mixed")]
     host = cluster.services["lb-0"].endpoints["http"]
     clients = [HttpClient(host, cluster.access.ssl_context()) for _ in range(STREAMS)]
 
     async def used(tokens: int) -> tuple[float, dict[str, float]]:
-        """Seconds that answers of so many tokens take, and CPU seconds of it."""
+        """Returns the seconds that answers of ``tokens`` tokens take, and their CPU seconds by process."""
         bodies = [
             http_request(host, "/v1/completions", {"model": MODEL, "prompt": prompts.text()[1], "max_tokens": tokens,
                                                    "stream": True})

@@ -1,8 +1,8 @@
-"""What pinyon's own eviction policy gains, as the share of the gap between LRU and Belady's optimum that it closes.
+"""The gain by pinyon's own eviction policy, as the share of the gap between LRU and Belady's optimum that it closes.
 
-On generated traces and public ones that it was not tuned on; what a decision costs; one cache for all nodes against one
-for each. ``--sweep`` instead varies what nobody published of the generated ones. Tables are in Markdown, as in
-docs/benchmarks.md.
+It is measured on generated traces and public ones that the policy was not tuned on. Other parts are the cost of a
+decision, and one cache for all nodes against one for each. ``--sweep`` instead varies the parameters of generated
+traces that nobody published. Tables are in Markdown, as in docs/notebook/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 DECISION, GLOBAL = "decision", "global"
 PARTS = (*eviction_aims.PARTS, DECISION, GLOBAL)
 LIMIT_S = 1500.0
-"""For all replays: what is not done until then is left out."""
+"""The time for all replays; those that are not done by then are left out."""
 CORNERS_MAX = 100
 DECISIONS = (
     (Generated("qwen-a", 2), 6_000, 17_000),
     (Generated("toolagent", 2), 6_000, 1_600),
 )
-"""Trace, so many first requests, capacity in blocks."""
+"""The trace, the number of its first requests, and the capacity in blocks."""
 OF_IDEAL_AT_30M = {"conversation": 97.9, "synthetic": 100.0}
-"""In percent, by an LRU replay that is not ours."""
+"""The percentages by an LRU replay that is not ours."""
 
 
 class Cells:
-    """Measures cells and says how far it is."""
+    """A measurement of cells that reports its progress."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = cells
@@ -70,7 +70,7 @@ class Cells:
 
 
 def measure_decisions(report: Report, quick: bool) -> None:
-    """In this process, and nothing beside it."""
+    """Measures the cost of decisions in this process, with nothing beside it."""
     policies = (LRU, "workload_aware", OWN)
     lines = [f"| CPU µs per evicted block | {' | '.join(policies)} |", f"|---|{'---:|' * len(policies)}"]
     for trace, limit, capacity in DECISIONS:
@@ -86,7 +86,7 @@ def measure_decisions(report: Report, quick: bool) -> None:
 
 
 def compare_global(report: Report, traces: Path) -> None:
-    """Mooncake's Figs. 9 and 10 as ``pinyon reproduce`` makes them: their claims, and what 30 million tokens hold."""
+    """Makes Mooncake's Figs. 9 and 10 as ``pinyon reproduce`` does: their claims, and what 30 million tokens hold."""
     sources = {name: Public(SOURCES[name].stem, traces) for name in FIGURES["mooncake-fig9"].needs}
     missing = "; ".join(source.missing for source in sources.values() if source.missing)
     if missing:
@@ -109,7 +109,7 @@ def compare_global(report: Report, traces: Path) -> None:
 
 
 def measure_gains(arguments: argparse.Namespace, parts: Sequence[str], report: Report) -> None:
-    """The hit ratios of all replays."""
+    """Measures the hit ratios of all replays."""
     of_parts = eviction_aims.wanted(arguments.traces, arguments.quick)
     wanted = [each for part in parts for each in of_parts.get(part, ())]
     if not wanted:

@@ -1,6 +1,6 @@
-"""What pinyon's own eviction policy is to reach, and on which traces: none that it was tuned on.
+"""The aims of pinyon's own eviction policy, and their traces: none that it was tuned on.
 
-It was tuned on the profiles' seed 1 and on the first halves of the public traces.
+The policy was tuned on the profiles' seed 1 and on the first halves of the public traces.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from bench.eviction_traces import SECOND_HALF, WHOLE, Generated, Public, Trace
 from bench.report import Aim
 
 BELOW_LRU_POINTS = -0.5
-"""Nowhere less than this against LRU."""
+"""The lowest difference to LRU, in points, that is allowed on any trace."""
 SEEDS = (2, 3)
 A_PERCENT = {17_000: 20.0, 68_000: 15.0, 136_000: 9.0, 272_000: 10.0}
-"""Capacity in blocks of 16 tokens → share of the gap to be closed."""
+"""The percentage of the gap to be closed, by capacity in blocks of 16 tokens."""
 B_PERCENT: Mapping[float, float | None] = {0.25: None, 1.0: 80.0, 4.0: None}
-"""Capacity in percent of the unlike blocks → the same; None: no aim but not to be below LRU."""
+"""The percentage to close by capacity in percent of the distinct blocks; None: no aim but not to be below LRU."""
 CONVERSATION_PERCENT = {1.0: 20.0, 2.0: 20.0, 5.0: 12.0, 10.0: 12.0}
 B_BLOCKS = 28_000
-"""One percent of the unlike blocks of B's two hours, for fewer requests at the same rate."""
+"""One percent of the distinct blocks of B's two hours, for fewer requests at the same rate."""
 ELSEWHERE = (1.0, 2.0, 5.0, 10.0, 20.0)
 QUICK_SHARE = 1 / 8
 PARTS = ("qwen-a", "qwen-b", "conversation", "elsewhere")
@@ -31,11 +31,11 @@ PARTS = ("qwen-a", "qwen-b", "conversation", "elsewhere")
 class Wanted(NamedTuple):
     cell: Cell
     percent: float | None = None
-    """Of the gap to be closed; None: this is only to be not below LRU."""
+    """The percentage of the gap to be closed; None: this cell is only to be not below LRU."""
 
 
 def wanted(traces: Path, quick: bool) -> dict[str, list[Wanted]]:
-    """By part. ``quick``: a smaller profile A, a shorter B, and fewer capacities."""
+    """Returns the wanted cells by part; ``quick`` has a smaller profile A, a shorter B, and fewer capacities."""
     seeds = SEEDS[:1] if quick else SEEDS
     share = QUICK_SHARE if quick else 1.0
     a = [
@@ -68,7 +68,7 @@ def wanted(traces: Path, quick: bool) -> dict[str, list[Wanted]]:
 
 
 def aims(cells: Iterable[Wanted], found: Mapping[Cell, Outcome], why_not: Mapping[Cell, str]) -> list[Aim]:
-    """One for each cell that has one, and one for all of them: never far below LRU."""
+    """Returns an aim for each cell that has one, and one for all of them: never far below LRU."""
     cells = list(cells)
     out = [_closed(each, found.get(each.cell), why_not) for each in cells if each.percent is not None]
     measured = {each.cell: found[each.cell].points(OWN) for each in cells if each.cell in found}
@@ -111,7 +111,7 @@ def results(cells: Iterable[Wanted], found: Mapping[Cell, Outcome]) -> dict[str,
 
 
 def markdown(cells: Iterable[Wanted], found: Mapping[Cell, Outcome]) -> str:
-    """A row for each cell, as docs/benchmarks.md has it; ``*``: the gap is thin."""
+    """Returns a row for each cell, as docs/notebook/benchmarks.md has it; ``*`` marks a thin gap."""
     lines = [
         "| trace | capacity | LRU | own | Belady | gap, points | closed | aim | |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",

@@ -1,4 +1,4 @@
-"""One trace, one capacity, several policies: what each of them hits, as a share of what there is to gain.
+"""The hits of several policies on one trace at one capacity, as a share of what there is to gain.
 
 The gap is what Belady's optimum hits more than LRU. Half of it is knowledge of the future, which no policy has.
 """
@@ -20,11 +20,11 @@ __all__ = ["BELADY", "LRU", "OWN", "THIN_GAP_POINTS", "Capacity", "Cell", "Outco
 LRU = "lru"
 OWN = "reuse_hazard"
 THIN_GAP_POINTS = 1.0
-"""Of a gap below this a share says little: a few hits are many percent of it."""
+"""The gap below which a share of it says little: a few hits are many percent of it."""
 
 
 class Capacity(NamedTuple):
-    """So many ``blocks``, or ``percent`` of the unlike blocks that are asked for."""
+    """A number of ``blocks``, or ``percent`` of the distinct blocks that are asked for."""
 
     blocks: int = 0
     percent: float = 0.0
@@ -38,7 +38,7 @@ class Capacity(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """What is replayed."""
+    """A replay: its trace, its capacity, and the part of the trace."""
 
     trace: Trace
     capacity: Capacity
@@ -50,33 +50,33 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``hits`` and CPU seconds by policy, the replay's own included in these."""
+    """The results by policy; CPU seconds include the replay's own."""
 
     capacity: int
     blocks: int
-    """Asked for."""
+    """The number of blocks asked for."""
     hits: Mapping[str, int]
     evicted: Mapping[str, int]
     cpu_s: Mapping[str, float]
 
     def percent(self, policy: str) -> float:
-        """Of the blocks asked for, that hit."""
+        """Returns the percentage of the blocks asked for that hit."""
         return self._percent(self.hits[policy])
 
     @property
     def gap_points(self) -> float:
-        """What Belady hits more than LRU."""
+        """The points by which Belady hits more than LRU."""
         return self.points(BELADY)
 
     def points(self, policy: str) -> float:
-        """More than LRU."""
+        """Returns the points by which the policy hits more than LRU."""
         return self._percent(self.hits[policy] - self.hits[LRU])
 
     def _percent(self, hits: int) -> float:
         return 100 * hits / self.blocks if self.blocks else 0.0
 
     def closed_percent(self, policy: str) -> float | None:
-        """Of the gap; None: there is none."""
+        """Returns the percentage of the gap that the policy closes; None if there is no gap."""
         gap = self.hits[BELADY] - self.hits[LRU]
         return 100 * (self.hits[policy] - self.hits[LRU]) / gap if gap > 0 else None
 
@@ -89,7 +89,7 @@ class Outcome:
 
 
 def measure(cell: Cell, policies: Sequence[str]) -> Outcome:
-    """Raises :class:`pinyon.core.errors.PinyonError`, for a trace that cannot be read."""
+    """Replays a cell by each policy. Raises :class:`pinyon.core.errors.PinyonError` for an unreadable trace."""
     requests = part_of(requests_of(cell.trace), cell.part)
     capacity = cell.capacity.of(len({block for asked in requests for block in asked.blocks}))
     hits, evicted, cpu_s = {}, {}, {}
@@ -108,9 +108,9 @@ def measure_all(
     limit_s: float,
     done: Callable[[Cell, Outcome], None],
 ) -> None:
-    """``done`` hears of each one as it comes; those that are not done within ``limit_s`` are left out. Neighbours
-    should be of one trace: then it is read once per process. Raises as :func:`measure`."""
-    # Fresh processes: a copy of this one would have its threads' locks.
+    """Measures cells, and passes each outcome to ``done`` as it comes; those not done within ``limit_s`` are left out.
+    Neighbours should be of one trace: then it is read once per process. Raises as :func:`measure`."""
+    # Spawned, not forked: a copy of this process would have its threads' locks.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(measure, cell, policies): cell for cell in cells}
         try:

@@ -1,7 +1,7 @@
-"""What a policy costs: CPU time of all that it is told and asked, per block that it evicts.
+"""The cost of a policy: CPU time of all that it is told and asked, per block that it evicts.
 
-A replay is run with the policy, and again with one that only plays back the same victims: what is left is the
-policy's. Fits of policies that learn are in it; in services a thread makes them.
+A replay is run with the policy, and again with one that only plays back the same victims: the difference is the
+policy's. Fits of policies that learn are included; in services a thread makes them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pinyon_lab.caches.cache import Cache, Chooser, each_once
 from pinyon_lab.caches.replay import Asked
 
 DECISION_US = 20.0
-"""The paper's policy takes 79 µs for each eviction ("KVCache cache in the wild" §4.2)."""
+"""The aim per evicted block; the paper's policy takes 79 µs ("KVCache cache in the wild" §4.2)."""
 
 
 class Playback:
-    """Hears nothing and has the victims of another."""
+    """A policy that hears nothing and has the victims of another."""
 
     def __init__(self, gone: Sequence[list[int]]) -> None:
         self._gone: Iterator[list[int]] = iter(gone)
@@ -39,7 +39,7 @@ class Playback:
 
 
 def _run(requests: Sequence[Asked], policy: Chooser, capacity: int) -> tuple[float, list[list[int]]]:
-    """CPU seconds, and what went."""
+    """Returns the CPU seconds of a replay, and the victims of each eviction."""
     cache, gone = Cache(policy, capacity, learner(policy)), []
     gc.collect()
     began_s = time.process_time()
@@ -51,7 +51,7 @@ def _run(requests: Sequence[Asked], policy: Chooser, capacity: int) -> tuple[flo
 
 
 def decision_us(requests: Sequence[Asked], choice: str, capacity: int) -> tuple[float, int]:
-    """CPU µs per evicted block, and how many were. Something must be evicted."""
+    """Returns the CPU µs per evicted block, and the number of evicted blocks, of which there must be some."""
     whole_s, gone = _run(requests, EVICTION_POLICIES.make(choice), capacity)
     replay_s, _ = _run(requests, Playback(gone), capacity)
     evicted = sum(map(len, gone))
@@ -61,7 +61,7 @@ def decision_us(requests: Sequence[Asked], choice: str, capacity: int) -> tuple[
 def decisions(
     requests: Sequence[Asked], capacity: int, policies: Sequence[str], rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Of each policy, in turn, median, least and most of the rounds."""
+    """Measures the policies in turn, and returns median, least and most of the rounds by policy."""
     seen: dict[str, list[float]] = {policy: [] for policy in policies}
     evicted: dict[str, int] = {}
     for _ in range(rounds):

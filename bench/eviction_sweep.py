@@ -1,9 +1,9 @@
-"""What the generator's free parameters, which nobody published, change in what eviction policies gain.
+"""The effect of the generator's free parameters, which nobody published, on the gain by eviction policies.
 
-Each one at the ends of its range, one at a time, and corners: all of them at an end, drawn by a seed. Traces are from
-10:00 on, so what happens at night is left out. Profile A has an eighth of its users, each as active as ever, and an
-eighth of the capacity, for an hour: its conversations need their time. B has all users, as 4 % of them send most, and
-an eighth of the time, as it reuses within seconds, with the capacity that two hours have.
+Each parameter is at the ends of its range, one at a time; at corners all of them are at an end, drawn by a seed. Traces
+are from 10:00 on, so what happens at night is left out. Profile A has an eighth of its users, each as active as ever,
+and an eighth of the capacity, for an hour: its conversations need their time. B has all users, as 4 % of them send
+most, and an eighth of the time, as it reuses within seconds. Its capacity is that of two hours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Varied(NamedTuple):
 
 
 def points_of(free: Mapping[str, Free], corners: int, seed: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """What is varied, and all values that are not the usual ones: none, one at a time, all."""
+    """Yields what is varied, with all values that are not the usual ones: none, one at a time, all."""
     free = {name: each for name, each in free.items() if name not in AT_NIGHT}
     yield "usual", {}
     for name, each in free.items():
@@ -46,7 +46,7 @@ def points_of(free: Mapping[str, Free], corners: int, seed: int) -> Iterator[tup
 
 
 def varied(corners: int, seed: int) -> list[Varied]:
-    """Those of one trace side by side."""
+    """Returns the cells of the sweep; those of one trace are neighbours."""
     return [
         Varied(what, Cell(Generated(name, SEED, tuple(values.items()), **SHORTER[name]), Capacity(blocks)))
         for name, capacities in CAPACITIES.items()
@@ -56,7 +56,7 @@ def varied(corners: int, seed: int) -> list[Varied]:
 
 
 def _of(cells: Iterable[Varied], found: Mapping[Cell, Outcome]) -> dict[tuple[str, int], dict[str, Outcome]]:
-    """(profile, capacity) → what was varied → its outcome."""
+    """Returns outcomes by (profile, capacity), then by what was varied."""
     out: dict[tuple[str, int], dict[str, Outcome]] = {}
     for what, cell in cells:
         if cell in found and isinstance(cell.trace, Generated):
@@ -65,7 +65,7 @@ def _of(cells: Iterable[Varied], found: Mapping[Cell, Outcome]) -> dict[tuple[st
 
 
 def aims(cells: Iterable[Varied], found: Mapping[Cell, Outcome]) -> list[Aim]:
-    """At each capacity the worst point."""
+    """Returns an aim for the worst point at each capacity."""
     out = []
     for (profile, blocks), seen in _of(cells, found).items():
         worst = min(seen, key=lambda what: seen[what].points(OWN))
@@ -90,7 +90,7 @@ def results(cells: Iterable[Varied], found: Mapping[Cell, Outcome]) -> dict[str,
 
 
 def markdown(cells: Iterable[Varied], found: Mapping[Cell, Outcome]) -> str:
-    """All points, then of each capacity the usual one, the range and the worst."""
+    """Returns a table of all points, then one of the usual, the best and the worst point at each capacity."""
     cells = list(cells)
     title = "| profile, blocks | {} | LRU | gap, points | own closes | points | workload_aware closes | points |"
     line = "|---|---|---:|---:|---:|---:|---:|---:|"

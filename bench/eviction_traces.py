@@ -19,15 +19,15 @@ SECOND_HALF = "second half"
 
 @dataclass(frozen=True)
 class Generated:
-    """A profile's requests by a seed. ``free``: values of its free parameters."""
+    """A profile's requests by a seed; ``free`` has values of its free parameters."""
 
     profile: str
     seed: int
     free: tuple[tuple[str, float], ...] = ()
     users_share: float = 1.0
-    """Of its users: each is as active as ever, so that times between turns stay and requests per second fall alike."""
+    """The share of users: each is as active as ever, so times between turns stay and requests per second fall alike."""
     duration_s: float = 0.0
-    """0: the profile's."""
+    """The seconds of the trace; 0 means the profile's."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Public:
-    """A file in ``folder``, ``stem`` being its name without what :data:`SUFFIXES` has."""
+    """A file in ``folder``; ``stem`` is its name without one of :data:`SUFFIXES`."""
 
     stem: str
     folder: Path
@@ -60,7 +60,7 @@ class Public:
 
     @property
     def missing(self) -> str:
-        """Why there is none; empty: there is."""
+        """The reason why there is no file; empty if there is one."""
         return "" if self._found() else f"no {self.stem}.jsonl[.gz] in {self.folder}"
 
     def _found(self) -> Path | None:
@@ -68,7 +68,7 @@ class Public:
         return next((path for path in candidates if path.is_file()), None)
 
     def workload(self) -> Workload:
-        """Raises :class:`pinyon.core.errors.PinyonError`."""
+        """Returns the file's requests. Raises :class:`pinyon.core.errors.PinyonError` if it cannot be read."""
         found = self._found()
         trace = TraceFile(found or self.folder / f"{self.stem}{SUFFIXES[0]}")
         return Workload(self.stem, trace.sorted_rows(), trace.format.block_tokens)
@@ -79,10 +79,10 @@ Trace = Generated | Public
 
 @lru_cache(maxsize=1)
 def requests_of(trace: Trace) -> Sequence[Asked]:
-    """The last trace's are kept: a process measures it at several capacities."""
+    """Returns a trace's requests; the last trace's are kept, as a process measures it at several capacities."""
     return trace.workload().asked()
 
 
 def part_of(requests: Sequence[Asked], part: str) -> Sequence[Asked]:
-    """``WHOLE`` or ``SECOND_HALF``, which a policy that was tuned on the first one has not seen."""
+    """Returns ``WHOLE`` or ``SECOND_HALF``, which a policy that was tuned on the first half has not seen."""
     return requests[(len(requests) + 1) // 2 :] if part == SECOND_HALF else requests

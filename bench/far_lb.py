@@ -1,5 +1,5 @@
-"""A load balancer some of whose instances are far away: ``python -m bench.far_lb --far PREFIX=MILLISECONDS,...``, and
-what ``services.lb`` takes. The time is one way, to instances whose ids begin so."""
+"""A load balancer with some far instances: ``python -m bench.far_lb --far PREFIX=MILLISECONDS,...``, and the arguments
+of ``services.lb``. The time is one way, to instances whose ids begin with the prefix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.lb.__main__ import main
 def launch_far(
     module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
 ) -> Child:
-    """Starts a service as the launcher does, and this in place of a load balancer."""
+    """Starts a service as the launcher does, but this module in place of a load balancer."""
     return INTERPRETER("bench.far_lb" if module == "services.lb" else module, arguments, log, ready_fd, more_fds)
 
 

@@ -1,12 +1,12 @@
 """FEATHER's batching on the NumPy engine: which requests a step decodes, against which kernel reads their KV.
 
-Requests of some prefixes that are cached (a warm-up run, as in FEATHER §3.2), all there at once, through the modules of
-a worker and its engine in this process; decode throughput in processor time of the steps that only decode. Each policy
-runs several times in the same world, and the last run counts: what it learns, it has learned by then. All combinations
-take turns, so that ratios are of the same minutes. All tokens must be those of the first combination.
+Requests of some prefixes that are cached (a warm-up run, as in FEATHER §3.2) are all there at once. They run through a
+worker's modules and its engine in this process. Decode throughput is in processor time of the steps that only decode.
+Each policy runs several times in the same world, and the last run counts: what it learns, it has learned by then. All
+combinations take turns, so that ratios are of the same minutes. All tokens must be those of the first combination.
 
 Then the workload shifts under a policy that has learned: from prefixes that are worth steps of their own to ones that
-are not, and back, three runs of each, all of which count.
+are not, and back. There are three runs of each, all of which count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMBINATIONS = (
 FIXED = ("fcfs", "never", "heuristic")
 LEARNED = ("bandit", "q_learning")
 WARM_LEARNED = 3
-"""Runs before the one that counts, of a policy that learns: Q-learning explores for some hundred rounds."""
+"""The runs of a learning policy before the one that counts: Q-learning explores for some hundred rounds."""
 SHIFTING = ("heuristic", *LEARNED)
 
 
@@ -75,7 +75,7 @@ def one(workload: Workload, kernel: str, policy: str, seed: int) -> Outcome:
 
 
 def measure(workload: Workload, repeats: int, seed: int) -> dict[tuple[str, str], list[Outcome]]:
-    """By kernel and policy. Raises ``RuntimeError`` if any token differs."""
+    """Returns the outcomes by kernel and policy. Raises ``RuntimeError`` if any token differs."""
     outcomes: dict[tuple[str, str], list[Outcome]] = {each: [] for each in COMBINATIONS}
     for repeat in range(repeats):
         reference: dict[int, list[int]] | None = None
@@ -94,7 +94,7 @@ def measure(workload: Workload, repeats: int, seed: int) -> dict[tuple[str, str]
 
 
 def shifting(policy: str, phases: tuple[Workload, ...], runs: int, seed: int) -> list[float]:
-    """Decode throughput in each phase, all of its runs, of one policy that goes on."""
+    """Returns the decode throughput in each phase, over all of its runs, of one policy that goes on learning."""
     engine = create_engine("numpy", load_card(), sum(phase.blocks for phase in phases), BLOCK, kernel="whole")
     world = World(engine, POLICIES[policy])
     rates = []
@@ -106,7 +106,7 @@ def shifting(policy: str, phases: tuple[Workload, ...], runs: int, seed: int) ->
 
 
 def measure_shift(report: Report, phases: tuple[Workload, ...], repeats: int, runs: int, seed: int) -> None:
-    """What heuristic loses where prefixes are not worth steps of their own, a policy that learns should gain."""
+    """Measures whether learning gains what the heuristic loses where prefixes are not worth steps of their own."""
     report.config["shift"] = "; ".join(phase.described for phase in phases)
     progress(f"shift: {report.config['shift']}")
     rates: dict[str, list[list[float]]] = {policy: [] for policy in SHIFTING}
@@ -119,7 +119,7 @@ def measure_shift(report: Report, phases: tuple[Workload, ...], repeats: int, ru
             round(statistics.median(phase)) for phase in zip(*of_runs, strict=True)
         ]
     for policy in LEARNED:
-        # Each phase counts as much: the time that a token takes, on average.
+        # Each phase counts as much: the mean time of a token.
         gains = [
             statistics.mean(1 / rate for rate in other) / statistics.mean(1 / rate for rate in one)
             for one, other in zip(rates[policy], rates["heuristic"], strict=True)
@@ -128,7 +128,7 @@ def measure_shift(report: Report, phases: tuple[Workload, ...], repeats: int, ru
 
 
 def ratio(outcomes: dict[tuple[str, str], list[Outcome]], of: tuple[str, str], to: tuple[str, str]) -> float:
-    """Median of the runs' ratios of decode throughput."""
+    """Returns the median of the runs' ratios of decode throughput."""
     pairs = zip(outcomes[of], outcomes[to], strict=True)
     return statistics.median(one.decode_rate / other.decode_rate for one, other in pairs)
 
@@ -166,7 +166,7 @@ def main(argv: list[str]) -> int:
             Aim(f"{name}_grouped_bandit_scheduling_percent", 1.0, round(100 * statistics.median(scheduling), 2))
         )
         if name == "shared":
-            # What batching is worth where the kernel is the fastest exact one, whatever the policy.
+            # The gain by batching where the kernel is the fastest exact one, whatever the policy.
             fastest = ratio(outcomes, ("grouped", "bandit"), ("grouped", "fcfs"))
             report.results["shared_bandit_to_fcfs_on_the_fastest_kernel_ratio"] = round(fastest, 3)
             report.results["shared_whole_bandit_to_grouped_fcfs_ratio"] = round(

@@ -1,8 +1,8 @@
-"""Whether simulation is true: a trace replayed on a suite that runs (`pinyon replay`), and the same trace simulated
+"""A test of the simulation: a trace replayed on a suite that runs (`pinyon replay`), and the same trace simulated
 (`pinyon simulate`) on the same number of instances with the same memory.
 
-First the NumPy engine on a few instances, by a profile that is measured on a cluster of one; then the paced engine,
-whose steps take what its profile says, on eight. Told are means and 90th percentiles of the TTFT, and hits by tokens.
+First comes the NumPy engine on a few instances, by a profile that is measured on a cluster of one. Then comes the paced
+engine, whose steps take what its profile says, on eight. Results are means and P90 of the TTFT, and hits by tokens.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ WORKER = {
     "--step-tbt": "step_tbt_s",
     "--active-prefills": "active_prefills",
 }
-"""What an instance of a simulation has as a worker has it by default, by the worker's setting."""
+"""The options of a simulated instance that have a worker's defaults, with the names of the worker's settings."""
 LIMIT_S = 900.0
 GENERATED = "toolagent"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """``blocks`` of KV on each instance; ``rate`` in requests per second."""
+    """A load and its instances; ``blocks`` of KV are per instance, ``rate`` is in requests per second."""
 
     name: str
     engine: str
@@ -150,7 +150,7 @@ def _written(path: Path, values: Mapping[str, Any]) -> Path:
 
 
 def _run(arguments: Sequence[str]) -> dict[str, Any]:
-    """Of the ``pinyon`` command, what it says last."""
+    """Runs the ``pinyon`` command, and returns the JSON of its last line."""
     done = subprocess.run(
         [sys.executable, "-m", "pinyon.cli", *arguments], check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S
     )

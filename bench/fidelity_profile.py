@@ -1,4 +1,4 @@
-"""The profile of an engine in a cluster that runs, measured from outside by requests sent one after another."""
+"""The profile of an engine in a running cluster, measured from outside by requests sent one after another."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from pinyon_lab.simulator.report import FINISHED, Outcome
 from pinyon_lab.simulator.workload import Arrival
 
 LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 2560)
-"""Of prompts, tokens; chunks are of :data:`CHUNK`."""
+"""The prompts' lengths in tokens; chunks are of :data:`CHUNK`."""
 CHUNK = 256
-"""``services.worker.settings``: prompt tokens of one request in one step."""
+"""The prompt tokens of one request in one step, as in ``services.worker.settings``."""
 AT_ONCE = (1, 2, 4, 8)
 ANSWER = 48
 SHORT, LONG = 64, 2048
-"""Prompts of those that are decoded."""
+"""The prompt lengths of requests whose decoding is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``path_s``: of a request through the services and of its first token back."""
+    """The profile measured; ``path_s`` is a request's way through the services and that of its first token back."""
 
     profile: EngineProfile
     path_s: float
     worst: float
-    """Of the prompts' median times, the largest relative error."""
+    """The largest relative error of the prompts' median times."""
 
 
 def measure(address: str, block_tokens: int, repeats: int, seed: int) -> Measured:
-    """Of the load balancer at ``address``, behind which there is one instance."""
+    """Measures through the load balancer at ``address``, behind which there is one instance."""
     dice = random.Random(seed)
     lengths = [length for length in LENGTHS for _ in range(repeats)]
     dice.shuffle(lengths)
-    play(address, [(SHORT, 2)] * 8, 1, block_tokens, seed)  # of what is done once
+    play(address, [(SHORT, 2)] * 8, 1, block_tokens, seed)  # warms up what is done once
     prompts = play(address, [(length, 1) for length in lengths], 1, block_tokens, seed + 1)
     medians = {
         length: statistics.median(each.ttft_s for each in prompts if each.tokens == length) for length in LENGTHS
@@ -58,8 +58,8 @@ def measure(address: str, block_tokens: int, repeats: int, seed: int) -> Measure
 
 
 def fit(prompts: dict[int, float], decodes: dict[tuple[int, int], float]) -> Measured:
-    """``prompts``: seconds to the first token, by length; ``decodes``: seconds between tokens, by how many are decoded
-    at once and the length of their prompts. Relative errors count."""
+    """Fits a profile by relative errors. ``prompts``: seconds to the first token by length; ``decodes``: seconds
+    between tokens, by the number of requests decoded at once and the length of their prompts."""
     rows = [(1.0, at_once, at_once * (length + ANSWER / 2)) for at_once, length in decodes]
     between = np.array(list(decodes.values()))
     decode_s, request_s, kv_s = _non_negative(np.array(rows) / between[:, None], np.ones_like(between))
@@ -67,7 +67,7 @@ def fit(prompts: dict[int, float], decodes: dict[tuple[int, int], float]) -> Mea
     times = np.array(list(prompts.values()))
     columns = np.stack([np.ones_like(lengths), lengths, lengths**2, np.ceil(lengths / CHUNK)], axis=1)
     *rest, step_s = _non_negative(columns / times[:, None], np.ones_like(times))
-    if step_s > decode_s:  # a step that decodes has it as well
+    if step_s > decode_s:  # a step that decodes includes it
         step_s = decode_s
         rest = _non_negative(columns[:, :3] / times[:, None], 1 - step_s * columns[:, 3] / times)
     path_s, token_s, pair_s = rest
@@ -87,7 +87,7 @@ def fit(prompts: dict[int, float], decodes: dict[tuple[int, int], float]) -> Mea
 
 
 def _non_negative(columns: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> list[float]:
-    """Least squares; what would be negative is left out, the most negative one first."""
+    """Computes least squares; while a factor is negative, the most negative one is left out."""
     places = list(range(columns.shape[1]))
     while True:
         found, *_ = np.linalg.lstsq(columns[:, places], values, rcond=None)
@@ -100,12 +100,12 @@ def _non_negative(columns: npt.NDArray[np.float64], values: npt.NDArray[np.float
 
 
 def _between(outcomes: Sequence[Outcome]) -> float:
-    """Seconds between tokens."""
+    """Returns the median seconds between tokens."""
     return statistics.median((each.e2e_s - each.ttft_s) / (each.output_tokens - 1) for each in outcomes)
 
 
 def play(address: str, wanted: Sequence[tuple[int, int]], clients: int, block_tokens: int, seed: int) -> list[Outcome]:
-    """Prompts that share nothing, by so many clients: tokens of each, and of its answer."""
+    """Sends prompts that share nothing, by ``clients`` clients; ``wanted``: tokens of each prompt and its answer."""
     blocks = iter(range(1 << 40))
     arrivals = [
         Arrival(0.0, tokens, output, tuple(next(blocks) for _ in range(-(-tokens // block_tokens))), Traits())

@@ -1,20 +1,21 @@
-"""How many requests per second are in time under pinyon's own placement, against DualMap and the strongest of its
-baselines, and what each part brings.
+"""The requests per second in time under pinyon's own placement, against DualMap and the strongest of its baselines, and
+the gain by each part.
 
-Simulated, so nothing here depends on this machine: the plain reference (DualMap's published speed, Qwen2.5-7B: 127 µs
-a token) with a million tokens of cache on each instance, whole traces at higher rates, a TTFT limit of 5 s. Nobody is
-refused. A goodput counts only where the 99th percentile of the TTFT is at most 35 s and the last quarter of the
-requests is in time as often as all, within two points: without these bounds a policy looks better the more it starves.
+All is simulated, so nothing here depends on this machine. The plain reference (DualMap's published speed, Qwen2.5-7B:
+127 µs a token) has a million tokens of cache on each instance. It serves whole traces at higher rates, with a TTFT
+limit of 5 s, and refuses no request. A goodput counts only where the 99th percentile of the TTFT is at most 35 s. The
+last quarter of the requests must be in time as often as all, within two points. Without these bounds a policy looks
+better the more it starves.
 
-The whole takes about three quarters of an hour of CPU time in Python; two processes share it. Each result is said as
-soon as it is there, and Ctrl-C ends it with what is there by then. What else the documentation prints comes by options:
---p99 10, --hash-seed, --systems for parts on other traces and sizes, and --rates for what becomes of these.
+The whole takes about three quarters of an hour of CPU time in Python; two processes share it. Each result is printed as
+soon as it is there, and Ctrl-C ends the run with the results so far. Options make the documentation's other numbers:
+--p99 10, --hash-seed, --systems for parts on other traces and sizes, and --rates for these at given rates.
 
-DualMap comes in its readings: *pending* (what waits against half of the limit: the bound of its published code),
-*expected* (the expected TTFT against the limit: its text's), and pending against the whole limit; all with the
-published code's bounds of hot prefixes, as they come (that code dispatches from a heap, which is not here). Preble and
-min_ttft are baselines of DualMap's paper. Traces: Mooncake's conversation, and two that nothing was tried on:
-Mooncake's synthetic one, and tool&agent generated from its profile.
+DualMap comes in its readings. The *pending* one compares what waits with half of the limit, the bound of its published
+code, or with the whole limit. The *expected* one compares the expected TTFT with the limit, as its text does. All have
+the published code's bounds of hot prefixes and serve requests as they come (that code dispatches from a heap, which is
+not here). Preble and min_ttft are baselines of DualMap's paper. Traces: Mooncake's conversation, and two that nothing
+was tried on: Mooncake's synthetic one, and tool&agent generated from its profile.
 
 The pool keeps each block in one place, moves it and never copies it, and its links never congest.
 """
@@ -49,18 +50,18 @@ TOKENS_MAX = 20_480
 LIMITS = Limits(5.0, 0.1, 500)
 BOUNDS = Bounds(0.9, 35.0, 0.02)
 ROWS = 12_031
-"""Of a generated trace, as many as the conversation has."""
+"""The rows of a generated trace, as many as the conversation has."""
 QUICK_ROWS = 4_000
 LIMIT_S = 1700.0
-"""For all of it: what is not done by then is left out."""
+"""The time for all of it; results that are not there by then are left out."""
 STARTS = {"conversation": 1.0, "synthetic": 1.2, "toolagent": 2.2}
-"""Requests per second and instance to look from; below most goodputs, since a run that is overloaded takes longest: who
-moves what waits goes through queues of hundreds at each arrival."""
+"""The requests per second and instance from which the search goes. They are below most goodputs, since an overloaded
+run takes longest: a policy that moves waiting requests goes through queues of hundreds at each arrival."""
 STEP = 1.1
 RATE_MAX = 1e6
 OVERLOADS = (1.0, 1.1, 1.25, 1.5)
 LEAST = 0.25
-"""Of the rate to look from, where looking ends."""
+"""The share of the first rate at which the search ends."""
 LITERAL, TEXT, WHOLE = "dualmap, pending", "dualmap, expected", "dualmap, pending against the whole limit"
 READINGS = (LITERAL, TEXT, WHOLE)
 PREBLE, SOONEST = "preble", "least TTFT"
@@ -70,7 +71,7 @@ IN_TURN = "pinyon less the order of service"
 
 @dataclass(frozen=True)
 class System:
-    """What serves. ``pool``: none, dram or ssd."""
+    """A policy and its order of service; ``pool`` is none, dram or ssd."""
 
     policy: str
     order: str = "fifo"
@@ -107,12 +108,12 @@ PARTS = {
 }
 SYSTEMS_ALL = {**SYSTEMS, **PARTS}
 HASHING = ("dualmap", "pinyon")
-"""Policies whose pairs have a seed."""
+"""The policies whose pairs have a seed."""
 
 
 @dataclass(frozen=True)
 class _Trace:
-    """``path``: its file, if it has one. ``hash_seed``: of the pairs of what serves it."""
+    """A trace; ``path`` is its file, if it has one. ``hash_seed`` is of the pairs of the system that serves it."""
 
     name: str
     path: Path | None
@@ -121,7 +122,7 @@ class _Trace:
     hash_seed: int = 0
 
     def arrivals(self) -> tuple[Sequence[Arrival], int]:
-        """And how many tokens a block has."""
+        """Returns the arrivals, and the number of tokens in a block."""
         if self.path is None:
             made = profile("toolagent")
             block_tokens = FORMATS[made.format].block_tokens
@@ -168,7 +169,7 @@ def main() -> None:
         for size in sizes
         for name in arguments.systems or _systems(trace.name, size, quick=arguments.quick)
     ]
-    # Fresh processes, as those of other benchmarks.
+    # Spawned, not forked, as in other benchmarks.
     processes = ProcessPoolExecutor(arguments.workers, get_context("spawn"), signal, (SIGINT, SIG_DFL))
     with processes:
         try:
@@ -189,7 +190,7 @@ def main() -> None:
 
 
 def _rate(text: str) -> float:
-    """Of an option."""
+    """Parses a rate in an option, in requests per second."""
     rate = float(text)
     if not 0 < rate <= RATE_MAX:
         raise argparse.ArgumentTypeError(f"not above 0 and at most {RATE_MAX:g}: {text!r}")
@@ -197,7 +198,7 @@ def _rate(text: str) -> float:
 
 
 def _hashed(policy: str, seed: int) -> str:
-    """With another seed of its pairs, if it has any."""
+    """Returns the policy with another seed of its pairs, if it has any."""
     name, colon, options = policy.partition(":")
     if not seed or name not in HASHING:
         return policy
@@ -205,7 +206,7 @@ def _hashed(policy: str, seed: int) -> str:
 
 
 def _systems(trace: str, size: int, *, quick: bool) -> dict[str, System]:
-    """The parts on eight instances of the conversation; as they come, which others are compared with, on all."""
+    """Returns the systems, on eight instances with the parts (conversation) or with ``IN_TURN`` (other traces)."""
     if quick:
         return {**{name: SYSTEMS[name] for name in (LITERAL, TEXT, PREBLE, OWN)}, IN_TURN: PARTS[IN_TURN]}
     if size != 8:
@@ -216,7 +217,7 @@ def _systems(trace: str, size: int, *, quick: bool) -> dict[str, System]:
 def _measure(
     report: Report, asked: Sequence[tuple[_Trace, int, str]], bounds: Bounds, processes: ProcessPoolExecutor
 ) -> None:
-    """Each result is said as soon as it is there. Raises :class:`TimeoutError`."""
+    """Measures goodputs, and reports each as soon as it is there. Raises :class:`TimeoutError`."""
     said, left_s = _saying(report)
     rates: dict[tuple[_Trace, int, str], float] = {}
     found = [processes.submit(_goodput, trace, size, SYSTEMS_ALL[name], bounds) for trace, size, name in asked]
@@ -237,7 +238,7 @@ def _measure(
 def _measure_at(
     report: Report, asked: Sequence[tuple[_Trace, int, str]], rates: Sequence[float], processes: ProcessPoolExecutor
 ) -> None:
-    """As :func:`_measure`, of what is asked at these rates."""
+    """Measures the systems at these rates, as :func:`_measure` does."""
     said, left_s = _saying(report)
     points = [(*each, rate) for each in asked for rate in rates]
     found = [processes.submit(_served, trace, size, SYSTEMS_ALL[name], rate) for trace, size, name, rate in points]
@@ -246,7 +247,7 @@ def _measure_at(
 
 
 def _saying(report: Report) -> tuple[Callable[[str, dict[str, Any]], None], Callable[[], float]]:
-    """What says a result, and what says for how many seconds from now on that goes on."""
+    """Returns a function that reports a result, and one that returns the seconds left."""
     started_s = monotonic()
 
     def left_s() -> float:
@@ -260,7 +261,7 @@ def _saying(report: Report) -> tuple[Callable[[str, dict[str, Any]], None], Call
 
 
 def _traces(folder: Path) -> dict[str, Path | None]:
-    """Those that are there; None: it is generated."""
+    """Returns the traces that are there; None stands for a generated one."""
     found: dict[str, Path | None] = {}
     for name in ("conversation", "synthetic"):
         path = folder / f"mooncake_{name}.jsonl.gz"
@@ -304,8 +305,8 @@ def _served(trace: _Trace, size: int, system: System, rate: float) -> dict[str, 
 
 
 def _further(trace: _Trace, served: float, in_turn: float) -> dict[str, Any]:
-    """On eight instances: at eight requests a second, past saturation, and the longest prompts by the order of
-    service. ``served``, ``in_turn``: pinyon's goodput, and that without the order of service."""
+    """Measures eight instances: at eight requests a second, past saturation, and the longest prompts by order of
+    service. ``served`` is pinyon's goodput, ``in_turn`` that without the order of service."""
     arrivals, block_tokens = trace.arrivals()
 
     def at(system: System, rate: float) -> dict[str, float]:
@@ -323,7 +324,7 @@ def _further(trace: _Trace, served: float, in_turn: float) -> dict[str, Any]:
             for name, system, loads in (
                 (OWN, own, OVERLOADS),
                 (IN_TURN, fifo, OVERLOADS),
-                (TEXT, SYSTEMS[TEXT], OVERLOADS[:2]),  # past its own by then, and slow
+                (TEXT, SYSTEMS[TEXT], OVERLOADS[:2]),  # beyond its goodput by then, and slow
             )
         },
         "longest tenth at fifo's goodput": {
@@ -338,7 +339,7 @@ def _further(trace: _Trace, served: float, in_turn: float) -> dict[str, Any]:
 
 
 def _ratios(report: Report, traces: Sequence[str], sizes: Sequence[int]) -> None:
-    """pinyon's goodput as a multiple of each other one's, where both are there."""
+    """Reports pinyon's goodput as a multiple of each other system's, where both are there."""
     for trace in traces:
         for size in sizes:
             where = f"{trace}, {size} instances"

@@ -1,9 +1,9 @@
-"""What a large ``max_tokens`` costs that is not used, and what long generations cost those beside them.
+"""The cost of a large ``max_tokens`` that is not used, and of long generations for the requests beside them.
 
-One local cluster with the built-in model, over HTTP. First requests with ``max_tokens`` 64 and 32,000, alternating:
-stop strings end the answers of both, soon and alike. Then the time to the first token of short requests from 40
-clients, alone and beside four streams that go on for up to 32,000 tokens, alternating. No prompt is asked twice, but
-for those whose answers are compared.
+One local cluster serves the built-in model over HTTP. First come requests with ``max_tokens`` 64 and 32,000,
+alternating: stop strings end the answers of both, soon and alike. Then the time to the first token of short requests
+from 40 clients is taken, alone and beside four streams of up to 32,000 tokens, alternating. No prompt is asked twice,
+except where answers are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STREAMS = 4
 PROMPT_CHARS = 120
 SHORT_TOKENS = 8
 STOPS = list("aeinostr")
-"""One of them comes after a dozen tokens in the mean, and hardly ever after 64."""
+"""A stop string comes after a dozen tokens in the mean, and hardly ever after 64."""
 
 
 def _prompts(dice: random.Random, count: int) -> list[str]:
@@ -53,7 +53,8 @@ class Load:
         return await run_closed_loop(lambda number: self._clients[number].send(next(left)), len(requests), CLIENTS)
 
     def stopped(self, prompts: list[str], max_tokens: int) -> list[dict[str, object]]:
-        """Sampled, for greedy answers may go round in circles without ever coming to a stop."""
+        """Returns bodies with stop strings; they are sampled, as greedy answers may go round in circles and never
+        stop."""
         common = {"model": self._model, "temperature": 1, "stop": STOPS, "ignore_eos": True, "max_tokens": max_tokens}
         return [{**common, "prompt": prompt, "seed": number} for number, prompt in enumerate(prompts)]
 
@@ -65,7 +66,7 @@ class Load:
         return [(choice["text"], choice["finish_reason"]) for choice in choices]
 
     async def stream_for_ever(self, prompt: str) -> None:
-        """Until it is cancelled, or has all its tokens."""
+        """Reads a stream until it is cancelled, or has all its tokens."""
         host, _, port = self._address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:

@@ -1,7 +1,8 @@
-"""The conductor's block index: bytes a key, changes and look-ups per second, pauses, what a sample of the keys loses.
+"""The conductor's block index: bytes a key, changes and look-ups per second, pauses, and what a sample of the keys
+loses.
 
-Filled by prompts of 512 blocks, each in one or a few of the instances, up to its limit. Times are CPU time of the
-process, so that others on the machine do not count. ``--trace FILE`` (may be repeated) adds to the generated traces.
+It is filled to its limit by prompts of 512 blocks, each in one or a few instances. Times are CPU time of the process,
+so that others do not count. ``--trace FILE`` (may be repeated) adds to the generated traces.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from pinyon.placement.prefix_match import Holder as PrefixHolder
 
 PROMPT_BLOCKS = 512
 PROMPTS = 1000
-"""Of those that it was filled with, asked for in the end."""
+"""The number of prompts that are looked up in the end, of those that filled the index."""
 BATCHES = (1, 16, 64, 512)
 HOLDERS = (32, 256, 1024)
 PART_KEYS = 2_048
-"""Of a snapshot, as the conductor takes it in one go."""
+"""The keys of a snapshot that the conductor takes in one go."""
 DEFAULT_EVERY = 4
-"""Of blocks of 16 tokens at the default stride."""
+"""One key in so many is known, for blocks of 16 tokens at the default stride."""
 BYTES_MAX = 64
 EVENTS_MIN = 1_000_000
 PAUSE_MAX_MS = 10.0
@@ -44,7 +45,7 @@ class Holder(NamedTuple):
 
 
 class Filled:
-    """An index of which so many keys are filled, by its holders, and what of it may be asked for."""
+    """An index filled with ``keys`` keys of its holders, and the prompts that are looked up in it."""
 
     def __init__(
         self,
@@ -61,9 +62,9 @@ class Filled:
         self.every, self._dice = every, dice
         self._seqs = [0] * len(holders)
         self.prompts: list[bytes] = []
-        """About so many of those that it was filled with, or all."""
+        """The prompts to look up: about ``prompts`` of those that filled the index, or all."""
         self.held_by: list[list[int]] = []
-        """Of each, the numbers of its holders."""
+        """The numbers of each prompt's holders."""
         for holder in holders:
             index.apply_snapshot(holder, 0, b"", first=True, last=True)
         kept = keys // (PROMPT_BLOCKS // every) / prompts
@@ -80,13 +81,13 @@ class Filled:
         self.bytes_per_key = (_resident_bytes() - before - kept_bytes) / len(index)
 
     def prompt(self, blocks: int = PROMPT_BLOCKS) -> bytes:
-        """Keys that nobody has, with their places in the last byte."""
+        """Returns keys that nobody has, with their places in the last byte."""
         raw = self._dice.randbytes(blocks * (KEY_BYTES - 1))
         parts = (raw[at : at + KEY_BYTES - 1] for at in range(0, len(raw), KEY_BYTES - 1))
         return b"".join(part + PLACES[place % 256] for place, part in enumerate(parts, 1))
 
     def store(self, number: int, keys: bytes, gone: bytes = b"") -> float:
-        """Seconds."""
+        """Stores ``keys`` of a holder, removes ``gone``, and returns the seconds."""
         self._seqs[number] += 1
         began = time.process_time()
         self.index.apply_delta(
@@ -95,15 +96,15 @@ class Filled:
         return time.process_time() - began
 
     def events(self, batch: int, repeats: int) -> tuple[int, int]:
-        """Blocks stored and removed per second in changes of so many blocks, those that the sample leaves out among
-        them."""
+        """Returns the blocks stored and removed per second in changes of ``batch`` blocks, including those that the
+        sample leaves out."""
         changes = [self.prompt(batch) for _ in range(repeats)]
         stored_s = sum(self.store(0, keys) for keys in changes)
         removed_s = sum(self.store(0, b"", keys) for keys in changes)
         return round(batch * repeats / stored_s), round(batch * repeats / removed_s)
 
     def look_ups_us(self) -> list[float]:
-        """Of prompts of 512 blocks, with who holds how much for all holders."""
+        """Returns the µs of each look-up of 512 blocks, including how much of them each holder has."""
         taken = []
         for prompt in self.prompts:
             began = time.process_time()
@@ -130,7 +131,7 @@ def _timed(step: Callable[[], object]) -> tuple[object, float]:
 
 
 def _snapshot_and_drop(keys: int, seed: int) -> dict[str, float]:
-    """Of one instance with so many keys among ten times as many: the longest parts, and all of it."""
+    """Measures snapshot and drop of an instance with ``keys`` keys among ten times as many: longest parts, and all."""
     filled = _filled(9 * keys, 10 * keys, 32, 1, seed)
     big = Holder(filled.index.add())
     packed = filled.prompt(keys)
@@ -194,7 +195,7 @@ def main() -> None:
     keys = 500_000 if arguments.quick else 10_000_000
     rows = arguments.rows or (2_000 if arguments.quick else 20_000)
     report = Report("index", {"keys": keys, "rows": rows, "seed": arguments.seed})
-    # each in a process of its own, which has given no memory back before
+    # each in a process of its own, in which no memory was freed before
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as alone:
         for every, holders in product((1, DEFAULT_EVERY), HOLDERS):
             figures = alone.submit(_measure, keys, every, holders, arguments.seed).result()

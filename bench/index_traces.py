@@ -1,8 +1,8 @@
-"""How much of what requests could reuse a block index still sees that knows one key in so many.
+"""The part of the reusable tokens that a block index still sees if it knows one key in so many.
 
-A request reuses the longest beginning that any request before it had. Of that, an index which is told of every so many
-blocks sees as much as lies before the last one that it knows. Beside it the same for blocks that are chosen by their
-keys' hashes: one in as many on average, with nothing known of their places.
+A request reuses the longest beginning that any request before it had. An index that is told of every so many blocks
+sees it up to the last block that it knows. The same is computed for blocks that are chosen by their keys' hashes: one
+in as many on average, with nothing known of their places.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pinyon_lab.traces.row import TraceRow
 
 EVERY = (1, 2, 4, 8, 16, 32, 64)
 BLOCK_TOKENS = 16
-"""Traces with longer blocks are cut into such: what two prompts share is known to the longer block only, so they share
-whole ones more often than they would."""
+"""Traces with longer blocks are cut into blocks of this size. Prompts then share whole blocks more often than they
+would, since it is only known which longer blocks they share."""
 
 
 class Source(NamedTuple):
-    """Where requests come from: a trace file, or the name of a profile that makes them."""
+    """The source of requests: a trace file, or the name of a profile that makes them."""
 
     name: str
     path: Path | None = None
 
     def rows(self, limit: int, seed: int) -> tuple[Iterator[TraceRow], int]:
-        """And how many tokens their blocks have."""
+        """Returns the rows, and the number of tokens in their blocks."""
         if self.path is not None:
             trace = TraceFile(self.path)
             return trace.rows(limit), trace.format.block_tokens
@@ -43,12 +43,12 @@ class Source(NamedTuple):
 
 @dataclass
 class Seen:
-    """Tokens: of all prompts, of what could be reused, and of what an index with one key in so many sees of it."""
+    """Tokens of all prompts, those that could be reused, and those that an index with one key in so many sees."""
 
     prompts: int = 0
     reusable: int = 0
     hits: int = 0
-    """Prompts with something to reuse."""
+    """The number of prompts with something to reuse."""
     by_place: dict[int, int] = field(default_factory=lambda: dict.fromkeys(EVERY, 0))
     by_hash: dict[int, int] = field(default_factory=lambda: dict.fromkeys(EVERY, 0))
 
@@ -56,12 +56,12 @@ class Seen:
         return round(100 * tokens / max(1, self.reusable), 2)
 
     def lost_points(self, tokens: int) -> float:
-        """Of the hit ratio."""
+        """Returns the points of hit ratio that are lost."""
         return round(100 * (self.reusable - tokens) / max(1, self.prompts), 2)
 
 
 def seen(rows: Iterable[TraceRow], block_tokens: int) -> Seen:
-    """With a cache that keeps everything."""
+    """Returns the tokens that are seen, with a cache that keeps everything."""
     cut = max(1, block_tokens // BLOCK_TOKENS)
     tokens = block_tokens // cut
     known: set[int] = set()

@@ -1,6 +1,6 @@
 """The NumPy engine's attention kernels: decode over prefixes that requests share, beside what the machine can do.
 
-The built-in model, blocks of 32 tokens in random places of the pool. All times are CPU time of the process, medians
+The built-in model has blocks of 32 tokens in random places of the pool. All times are CPU time of the process, medians
 over repetitions in which the kernels take turns. That they compute the same is checked on the way.
 """
 
@@ -34,21 +34,21 @@ from services.worker.engines.weights import builtin_weights
 BLOCK_TOKENS = 32
 BATCH = 32
 OWN_TOKENS = 64
-"""Of each request, after what it shares."""
+"""The tokens of each request after its shared prefix."""
 SHARING = (1, 2, 4, 8, 16, 32, 64)
 GROUPS = (1, 2, 5, BATCH)
-"""The last one: nobody shares."""
+"""The numbers of prefix groups; with the last one, no prefix is shared."""
 FASTER_MIN = 4.0
 UNSHARED_MAX = 1.05
 
 
 PREFIX_TOKENS = 4096
 LARGE_BYTES = 512 << 20
-"""Of what the bandwidth is measured with: far more than the caches."""
+"""The size of the array that measures the bandwidth: far more than the caches."""
 
 
 def tables(groups: int, dice: np.random.Generator, batch: int = BATCH) -> list[list[int]]:
-    """Of requests, one of the groups after the other in turn: its prefix, then blocks of its own."""
+    """Returns the requests' block tables, the groups in turn: the group's prefix, then blocks of the request's own."""
     shared, own = PREFIX_TOKENS // BLOCK_TOKENS, OWN_TOKENS // BLOCK_TOKENS
     blocks = dice.permutation(groups * shared + batch * own)
     prefixes = blocks[: groups * shared].reshape(groups, shared)
@@ -57,7 +57,7 @@ def tables(groups: int, dice: np.random.Generator, batch: int = BATCH) -> list[l
 
 
 def medians_ms(jobs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Each once to warm up, then in turn."""
+    """Returns the median time of each job; all run once to warm up, then in turn."""
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
         job()
@@ -70,7 +70,7 @@ def medians_ms(jobs: Mapping[str, Callable[[], object]], repeats: int) -> dict[s
 
 
 def machine(config: ModelConfig, repeats: int) -> dict[str, float]:
-    """GB/s that one core reads and copies, and Gflop/s of the products that attention consists of."""
+    """Returns GB/s that one core reads and copies, and Gflop/s of the products that attention consists of."""
     large = np.ones(LARGE_BYTES // 8)
     half = large.size // 2
     keys = np.ones((4, SEGMENT_TOKENS, config.head_dim), np.float32)
@@ -93,7 +93,7 @@ def machine(config: ModelConfig, repeats: int) -> dict[str, float]:
 
 
 def roofline(config: ModelConfig, repeats: int, dice: np.random.Generator) -> dict[str, dict[str, float]]:
-    """Attention of one layer alone over a prefix that so many decoded tokens share."""
+    """Measures attention of one layer alone over a prefix that several decoded tokens share."""
     layout = config.kv_layout(BLOCK_TOKENS)
     count = PREFIX_TOKENS // BLOCK_TOKENS
     # The pool is larger than the caches: only some of its blocks are the prefix's.
@@ -131,7 +131,7 @@ def _all_layers(
 
 
 def engines_of(config: ModelConfig, blocks: int, dice: np.random.Generator) -> dict[str, NumpyLlamaEngine]:
-    """One for each kernel, over one pool."""
+    """Returns an engine for each kernel, over one pool."""
     weights = builtin_weights(config)
     pool = np.empty((blocks, *config.kv_layout(BLOCK_TOKENS).shape), np.float32)
     pool[:] = dice.standard_normal(pool.shape[1:], np.float32)
@@ -144,7 +144,7 @@ def engines_of(config: ModelConfig, blocks: int, dice: np.random.Generator) -> d
 def tokens_per_s(
     engines: Mapping[str, NumpyLlamaEngine], batches: Sequence[Sequence[DecodeSlot]], repeats: int
 ) -> dict[str, float]:
-    """By kernel, per second of CPU time; how many KV tokens each reads per layer; and times as fast as ``plain``."""
+    """Returns by kernel: tokens per CPU second, KV tokens read per layer, and the speed in multiples of ``plain``."""
     told: dict[str, list[StepResult]] = {}
 
     def decode(kernel: str) -> None:
@@ -162,7 +162,7 @@ def tokens_per_s(
 def steps(
     engines: Mapping[str, NumpyLlamaEngine], repeats: int, dice: np.random.Generator
 ) -> dict[str, dict[str, float]]:
-    """Whole decode steps of one batch, whose requests are of so many groups."""
+    """Measures whole decode steps of one batch, by the number of its groups."""
     figures = {}
     for groups in GROUPS:
         name = f"{groups} groups" if groups < BATCH else "nothing shared"
@@ -172,7 +172,7 @@ def steps(
 
 
 def slots_of(of_each: Sequence[Sequence[int]]) -> list[DecodeSlot]:
-    """The last token of each."""
+    """Returns slots that decode the last token of each request."""
     return [
         DecodeSlot(65, PREFIX_TOKENS + OWN_TOKENS - 1, table, SamplingParams(seed=number), 1)
         for number, table in enumerate(of_each)

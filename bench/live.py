@@ -1,9 +1,9 @@
-"""Hit ratios of a suite that runs, by eviction policy, and of `pinyon simulate-cache` on what it recorded meanwhile.
+"""Hit ratios of a running suite, by eviction policy, and of `pinyon simulate-cache` on what it recorded meanwhile.
 
-Chats and calls of programs (`live_load.py`) that the built-in model answers from small pools. Each run is on a fresh
-cluster, the policies alternating; what was served is recorded and replayed with the same policy and capacity. First one
-mixed worker without a KV store, then the demo's cluster. A second replay keeps the books that one worker keeps
-(`live_replay.py`): what it and that worker differ in is due to requests that overlap, and to the clock.
+The built-in model answers chats and calls of programs (`live_load.py`) from small pools. Each run is on a fresh
+cluster, the policies alternating; the requests are recorded and replayed with the same policy and capacity. First comes
+one mixed worker without a KV store, then the demo's cluster. A second replay keeps the books that one worker keeps
+(`live_replay.py`): it differs from that worker by requests that overlap, and by the clock.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ from pinyon_lab.traces import TraceFile
 
 POLICIES = ("lru", "reuse_hazard")
 QUICK_POLICIES = ("lru", "reuse_hazard:refit_s=1")
-"""In ten seconds it would learn once."""
+"""The short ``refit_s`` is for ten seconds, in which the policy would learn once."""
 BURST = 16
 PAIRS = 2
 STORE_BLOCKS_PER_MIB = 16
-"""64 KiB each: 16 tokens of the built-in model."""
+"""A block takes 64 KiB: 16 tokens of the built-in model."""
 POINTS = 2.0
 RECORDER_S = 120.0
-"""Until it has begun, and until it has ended."""
+"""The time for the recording to begin, and for the recorder to end."""
 SIMULATION_S = 60.0
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One run. Ratios are percent of the prompts' blocks, the last one of each perhaps not full."""
+    """One run. Ratios are percent of the prompts' blocks, of which the last one of each may not be full."""
 
     requests: int
     in_flight: float
-    """Mean, as the client sees it."""
+    """The mean number of requests in flight, as the client sees it."""
     live_percent: float
     live_chat_percent: float
-    """Of the chats' blocks."""
+    """The percentage of the chats' blocks that hit."""
     simulated_percent: float
     as_worker_percent: float
     belady_percent: float
 
     @property
     def difference(self) -> float:
-        """Points by which the live run hits more often than the simulated one."""
+        """The points by which the live run hits more often than the simulated one."""
         return self.live_percent - self.simulated_percent
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The mix, and what serves it: one mixed worker; or so many ``pairs`` of instances, of which one prefills and one
-    decodes, and a store node with as much room as one of them."""
+    """The mix and its cluster: one mixed worker; or ``pairs`` of a prefill and a decode instance, and a store node with
+    as much room as one of them."""
 
     mix: Mix
     seed: int
@@ -76,12 +76,12 @@ class Setting:
 
     @property
     def capacity(self) -> int:
-        """Blocks of those who compute prompts. What else holds them, holds copies."""
+        """The blocks of the instances that compute prompts; other pools hold copies."""
         return max(1, self.pairs) * self.pool_blocks
 
 
 def measure(choice: str, setting: Setting, launch: Launch = INTERPRETER) -> Ran:
-    """Serve the mix on a fresh cluster, and simulate it. Raises RuntimeError if not all of it was recorded."""
+    """Serves the mix on a fresh cluster, and simulates it. Raises RuntimeError if not all of it was recorded."""
     spec = ClusterSpec(
         prefill=setting.pairs,
         decode=setting.pairs,
@@ -128,7 +128,7 @@ def _recorded(cluster: LocalCluster, trace: Path, setting: Setting) -> list[Serv
             fields = {"logit_bias": ONLY_LETTERS} if setting.engine == "numpy" else {}
             load = mixed(setting.mix, setting.seed)
             served = asyncio.run(serve(lb.endpoints["http"], load, setting.mix, setting.at_once, fields))
-        recorder.wait(RECORDER_S)  # the load balancer has ended, and told it all
+        recorder.wait(RECORDER_S)  # the load balancer has ended, and told the recorder all
     finally:
         if recorder is not None:
             recorder.kill()
@@ -187,7 +187,7 @@ def _compare(
     *,
     aims: bool = True,
 ) -> None:
-    """Both policies in turn."""
+    """Measures both policies in turn."""
     runs: dict[str, list[Ran]] = {choice: [] for choice in policies}
     for _ in range(rounds):
         for choice, done in runs.items():

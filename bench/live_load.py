@@ -1,5 +1,5 @@
-"""Two kinds of requests that want the same room, by a seed: chats, whose next turn comes after a while, and calls of
-programs, whose long prompts nobody asks for again."""
+"""Two kinds of requests that compete for room, by a seed: chats, whose next turn comes later, and calls of programs,
+whose long prompts are never asked for again."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from bench.load import http_answer, http_request
 REQUEST_S = 60.0
 LETTERS = string.ascii_lowercase
 ONLY_LETTERS = {str(ord(letter)): 100 for letter in LETTERS}
-"""A bias: the answer in the next turn's prompt has the tokens that it had. Most of the built-in model's are no text."""
+"""A bias, so that an answer has the same tokens in the next turn's prompt. Most of the built-in model's are no text."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Times in seconds, lengths in characters, which are the built-in model's tokens."""
+    """The parameters of a load: times in seconds, lengths in characters, which are the built-in model's tokens."""
 
     seconds: float
     chats_per_s: float = 0.8
     calls_per_s: float = 4.0
     burst: int = 1
-    """Calls that come at once."""
+    """The number of calls that come at once."""
     more_turns: float = 0.8
-    """Of the turns, those that another one follows."""
+    """The share of turns that another turn follows."""
     turns_max: int = 20
     think_s: float = 5.0
-    """Mean, exponential: from an answer to the next turn."""
+    """The mean time from an answer to the next turn, of an exponential distribution."""
     chat_system: int = 60
     turn: int = 50
     answer: int = 12
@@ -41,7 +41,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Conversation:
-    """``pauses_s``: before each thing that is said; the first one is since the beginning of the load."""
+    """The texts of one user; ``pauses_s`` come before each, the first one since the beginning of the load."""
 
     kind: str
     system: str
@@ -61,7 +61,7 @@ class Served:
 
 
 def mixed(mix: Mix, seed: int) -> list[Conversation]:
-    """Of chats and calls, each with Poisson arrivals."""
+    """Returns chats and calls, each with Poisson arrivals."""
     dice = random.Random(seed)
     instructions = _text(dice, mix.chat_system)
     programs = [_text(dice, mix.call_system) for _ in range(mix.programs)]
@@ -96,10 +96,10 @@ def _arrivals(dice: random.Random, per_s: float, seconds: float) -> list[float]:
 async def serve(
     address: str, conversations: list[Conversation], mix: Mix, at_once: int, fields: Mapping[str, object]
 ) -> list[Served]:
-    """All requests that come before the end of the mix, at most so many at once: what comes then waits here. ``fields``
-    are added to each.
+    """Sends all requests that come before the end of the mix, at most ``at_once`` at a time: the others wait here.
+    ``fields`` are added to each.
 
-    Raises RuntimeError for one that fails, TimeoutError for one that takes too long.
+    Raises RuntimeError for a request that fails, TimeoutError for one that takes too long.
     """
     gate = asyncio.Semaphore(at_once)
     clock = asyncio.get_running_loop().time

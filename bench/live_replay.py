@@ -1,7 +1,7 @@
 """A recorded trace through the books of one worker that serves one request at a time.
 
-That is less than `pinyon simulate-cache` leaves out: a block that is not full is not kept, the last token is always
-computed, what is computed needs room before it is kept, and what was generated is kept as well.
+It leaves out less than `pinyon simulate-cache`. A block that is not full is not kept, and the last token is always
+computed. Computed blocks need room before they are kept, and generated blocks are kept as well.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ KEY_BYTES = 16
 
 
 def worker_hits(rows: Sequence[TraceRow], choice: str, capacity: int) -> list[int]:
-    """Blocks that each request finds, in this order. Raises ``ValueError`` for an unknown policy, RuntimeError for a
-    request that has no room."""
+    """Returns the number of blocks that each request finds, in this order. Raises ``ValueError`` for an unknown policy,
+    RuntimeError for a request that has no room."""
     books = Reservations(BlockPool(capacity, EVICTION_POLICIES.make(choice)), LeaseTable())
     hits = []
     for row, keys in zip(rows, _kept(rows), strict=True):
@@ -41,8 +41,8 @@ def worker_hits(rows: Sequence[TraceRow], choice: str, capacity: int) -> list[in
 
 
 def _kept(rows: Sequence[TraceRow]) -> Iterable[list[bytes]]:
-    """Of each request the keys of the blocks that it fills: those of its answer have the ids that the next turn's
-    prompt tells, or that nobody else has."""
+    """Yields the keys of the blocks that each request fills. Blocks of its answer have the ids that the next turn's
+    prompt tells, or ids that no other request has."""
     following = {row.parent: row for row in rows if row.parent}
     others = itertools.count(-1, -1)
     for row in rows:

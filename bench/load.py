@@ -14,14 +14,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """One request, in seconds from its sending."""
+    """The latencies of one request, in seconds from its sending."""
 
     first_byte_s: float
     total_s: float
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time of these processes so far, all threads, from the scheduler's own nanosecond accounting."""
+    """Returns the CPU time of these processes so far, all threads, from the scheduler's own nanosecond accounting."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -45,8 +45,8 @@ def http_request(
 
 
 async def http_answer(address: str, request: bytes) -> dict[str, Any]:
-    """The JSON of an answer that is not streamed, over a connection of its own; anything but 200 raises
-    RuntimeError."""
+    """Returns the JSON of an answer that is not streamed, over a connection of its own. Raises RuntimeError unless the
+    status is 200."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -62,7 +62,7 @@ async def http_answer(address: str, request: bytes) -> dict[str, Any]:
 
 
 class HttpClient:
-    """One keep-alive connection; with ``context`` by TLS."""
+    """One keep-alive connection, by TLS if there is a ``context``."""
 
     def __init__(self, address: str, context: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
@@ -72,7 +72,7 @@ class HttpClient:
         self._writer: asyncio.StreamWriter | None = None
 
     async def send(self, request: bytes) -> Sample:
-        """Send, read the whole answer; anything but 200 raises RuntimeError."""
+        """Sends a request and reads the whole answer. Raises RuntimeError unless the status is 200."""
         if self._writer is None or self._reader is None:
             self._reader, self._writer = await asyncio.open_connection(self._host, self._port, ssl=self._context)
         reader = self._reader
@@ -102,7 +102,7 @@ class HttpClient:
 
 
 async def run_closed_loop(send, count: int, concurrency: int) -> list[Sample]:
-    """``send(client_number)`` ``count`` times, ``concurrency`` at once."""
+    """Calls ``send(client_number)`` ``count`` times, ``concurrency`` at once."""
     samples: list[Sample] = []
     numbers = iter(range(count))
 

@@ -1,4 +1,4 @@
-"""Other projects' software for side-by-side runs: each in a virtual environment of its own, never in ours."""
+"""Software of other projects for side-by-side runs, each in a virtual environment of its own, never in ours."""
 
 from __future__ import annotations
 
@@ -27,16 +27,11 @@ def peer_python(
     *,
     alone: bool = False,
 ) -> Path:
-    """The interpreter of an environment that holds ``requirement`` (``name==version``); made on first use.
+    """Returns the interpreter of an environment that holds ``requirement`` (``name==version``), made on first use.
 
-    Args:
-        module: what must import there, else the peer counts as unavailable.
-        hint: added to the reason when it does not (a system package that it needs).
-        also: further requirements, of what asks it.
-        alone: without what it depends on, but for ``also``.
-
-    Raises:
-        PeerUnavailable
+    ``module`` must import there, else the peer counts as unavailable; ``hint``, such as a system package that it needs,
+    is then added to the reason. ``also`` are further requirements, of the program that asks the peer. ``alone`` leaves
+    out all dependencies but ``also``. Raises :class:`PeerUnavailable`.
     """
     folder = home / requirement.replace("==", "-")
     python = folder / "bin" / "python"
@@ -62,7 +57,7 @@ def peer_python(
 
 
 def _call(command: list[str], timeout_s: float, failure: str) -> None:
-    """Run to the end; PeerUnavailable with the last line it wrote when it fails."""
+    """Runs a command to its end. Raises :class:`PeerUnavailable`, with the last line it wrote, when it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""Charts as SVG text. Categories along x, values on a logarithmic y axis."""
+"""Charts as SVG text, with categories along x and values on a logarithmic y axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER_WIDTH = 36
 
 @dataclass(frozen=True)
 class Series:
-    """One system: per category a value with its range, ``(low, value, high)``, or None."""
+    """One system, with a value and its range per category, ``(low, value, high)``, or None."""
 
     label: str
     colour: int
@@ -33,11 +33,10 @@ class Panel:
 
 
 def chart(title: str, unit: str, panels: Sequence[Panel], *, joined: bool) -> str:
-    """All panels with one y axis and one legend, side by side or, when they are wide, one above the other.
+    """Returns all panels with one y axis and one legend, side by side or, when they are wide, one above the other.
 
-    Args:
-        joined: lines from category to category (a course over sizes); else each value is a dot with its own column and
-            its number (a comparison).
+    ``joined`` draws lines from category to category (a course over sizes). Otherwise each value is a dot with its own
+    column and its number (a comparison).
     """
     numbers = [one for panel in panels for each in panel.series for three in each.values if three for one in three]
     if not numbers:
@@ -66,7 +65,7 @@ def chart(title: str, unit: str, panels: Sequence[Panel], *, joined: bool) -> st
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where a panel is, and what its y axis spans."""
+    """The place of a panel, and the range of its y axis."""
 
     left: float
     top: float
@@ -82,7 +81,7 @@ class _Frame:
 
 
 def _round(value: float, direction: int) -> float:
-    """The nearest 1, 2 or 5 times a power of ten beyond ``value``."""
+    """Returns the nearest 1, 2 or 5 times a power of ten beyond ``value``."""
     steps = round_ticks(value / 100, value * 100)
     return min(step for step in steps if step > value) if direction > 0 else max(s for s in steps if s < value)
 

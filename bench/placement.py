@@ -1,9 +1,9 @@
-"""One placement decision of 512 blocks, by instances, over ten million blocks that the conductor's index was told of;
-Dynamo's radix tree and selection service with as many in the same run.
+"""One placement decision of 512 blocks, by instances, over ten million blocks that the conductor's index was told of.
+Dynamo's radix tree and selection service have as many in the same run.
 
 A decision is all of ``Scheduler.schedule``: pools, look-up, policy, decode instance, the account of what is in flight.
-No prompt comes twice: its first half is held by some instance, the rest by nobody. Between decisions come the reports
-and cache events of what was placed. Policies take turns. Times are of the wall clock, sums of CPU.
+No prompt comes twice: its first half is held by some instance, the rest by none. Between decisions come the reports and
+cache events of what was placed. Policies take turns. Times are of the wall clock, sums of CPU.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from bench.report import Aim, Report, parser, percentile, progress, summary
 POLICIES = ("pinyon", "kvcache_centric", "dualmap")
 HEADLINE = POLICIES[0]
 TARGETS_US = {32: 50.0, 256: 100.0, 1024: 150.0}
-"""Median of a decision, by instances."""
+"""The aim for the median of a decision, by instances."""
 EVENTS_MIN = 1_000_000
 REPETITIONS = 5
 EVENT_BATCH = 512
 RATE = 1000
-"""Decisions per second of the mixed load."""
+"""The decisions per second of the mixed load."""
 HEARTBEAT_S = 0.5
-"""Between two load reports of an instance with nothing else to say."""
+"""The time between two load reports of an instance with nothing else to say."""
 GONE_SHARE = 1 / 64
-"""Of the blocks, where they go from the middle of chains."""
+"""The share of the blocks that go from the middle of chains."""
 DYNAMO, ZMQ = "ai-dynamo-runtime==1.6.1", "pyzmq==27.3.0"
 PEER_S = 300.0
 
@@ -42,7 +42,7 @@ class Peer:
     """Dynamo in a process of its own."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
-        """Raises :class:`PeerUnavailable`."""
+        """Starts and fills Dynamo. Raises :class:`PeerUnavailable`."""
         python = peer_python(DYNAMO, "dynamo._core", also=(ZMQ,))
         self._process = subprocess.Popen(
             [str(python), "-m", "bench.placement_dynamo", str(shape.instances), str(shape.blocks), str(seed)],
@@ -54,7 +54,7 @@ class Peer:
         self.filled = self._answer()
 
     def turn(self, requests: int) -> dict[str, Any]:
-        """See :meth:`bench.placement_dynamo.Peer.turn`."""
+        """Asks for a turn, see :meth:`bench.placement_dynamo.Peer.turn`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{requests}\n")
         self._process.stdin.flush()
@@ -78,7 +78,7 @@ class Peer:
 
 
 def measure(shape: Shape, decisions: int, seed: int, beside: bool) -> dict[str, Any]:
-    """All policies, in turns; ``beside``: and Dynamo."""
+    """Measures all policies, in turns, and Dynamo if ``beside``."""
     peer, reason = None, ""
     if beside:
         try:
@@ -102,7 +102,7 @@ def _measure(shape: Shape, decisions: int, seed: int, peer: Peer | None) -> dict
         "bytes_per_block": round(cluster.filled.bytes_per_key / cluster.every, 1),
     }
     cluster.warm(HEADLINE)
-    for policy in POLICIES:  # what it makes once for all instances
+    for policy in POLICIES:  # a policy's first decision makes what it needs once for all instances
         cluster.turn(policy, 1)
     turns: dict[str, list[Turn]] = {policy: [] for policy in POLICIES}
     theirs: list[dict[str, Any]] = []
@@ -130,7 +130,7 @@ def _measure(shape: Shape, decisions: int, seed: int, peer: Peer | None) -> dict
 
 
 def _times(*repetitions: list[float]) -> dict[str, Any]:
-    """The median of the repetitions' medians, the least and the greatest of these; the same of the 99th percentiles."""
+    """Returns summaries of the repetitions' medians and 99th percentiles, and the least and greatest of all times."""
     return {
         "p50": summary([percentile(each, 50) for each in repetitions]),
         "p99": summary([percentile(each, 99) for each in repetitions]),
@@ -140,7 +140,7 @@ def _times(*repetitions: list[float]) -> dict[str, Any]:
 
 
 def _figures(turns: list[Turn], lives: list[Turn], instances: int) -> dict[str, Any]:
-    """``lives``: of all that was placed meanwhile; a decision's reports and events come in later turns."""
+    """Returns a policy's figures; ``lives`` are all turns, as a decision's reports and events come in later ones."""
     decisions = sum(len(each.decisions_us) for each in turns)
     decision_us = sum(each.decisions_ns for each in turns) / 1e3 / decisions
     placed = sum(len(each.decisions_us) for each in lives)
@@ -165,7 +165,7 @@ def _figures(turns: list[Turn], lives: list[Turn], instances: int) -> dict[str, 
 
 
 def _events(cluster: Cluster) -> dict[str, Any]:
-    """Blocks per second in changes of 512, and of these the keys that the index has."""
+    """Returns blocks per second in changes of 512, and the keys of these that the index has."""
     both = [cluster.filled.events(EVENT_BATCH, 100) for _ in range(REPETITIONS)]
     stored, removed = (summary(each, 0) for each in zip(*both, strict=True))
     return {
@@ -177,7 +177,7 @@ def _events(cluster: Cluster) -> dict[str, Any]:
 
 
 def _thinned(cluster: Cluster, decisions: int) -> dict[str, Any]:
-    """With a cache that evicts by request, blocks go from the middle of chains."""
+    """Measures with a cache that evicts by request, so that blocks go from the middle of chains."""
     cluster.thin(GONE_SHARE)
     looked = [cluster.match_us(decisions) for _ in range(REPETITIONS)]
     turns = [cluster.turn(HEADLINE, decisions) for _ in range(REPETITIONS)]
@@ -211,7 +211,7 @@ def main() -> None:
     }
     report = Report("placement", config)
     roles = (False,) if arguments.quick else (False, True)
-    # each in a process of its own, which has given no memory back before
+    # each in a process of its own, in which no memory was freed before
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as alone:
         for size, stride, separate in product(sizes, (default, 1), roles):
             name = _name(size, stride, separate)
@@ -248,7 +248,7 @@ def _aims(size: int, stride: int, separate: bool, figures: dict[str, Any]) -> li
 
 
 def _comparison(size: int, figures: dict[str, Any], theirs: Any) -> list[Aim]:
-    """Our whole decision is no slower than what Dynamo's service takes for one that is hashed already, as ours is."""
+    """Returns the aim: our decision is no slower than Dynamo's service for a request hashed already, as ours is."""
     median = figures[HEADLINE]["decision_us"]["p50"]["median"]
     name = f"{size} mixed instances: decision by {HEADLINE} beside Dynamo's selection, hashed already, p50, µs"
     if not isinstance(theirs, dict):

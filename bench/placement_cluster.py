@@ -1,6 +1,5 @@
-"""A conductor's fleet with a full block index, and the life of what is placed on it: reports and cache events come
-between decisions as instances would send them, on a virtual clock.
-"""
+"""A conductor's fleet with a full block index, and the life of the requests placed on it. Reports and cache events come
+between decisions as instances would send them, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -36,23 +35,23 @@ PROMPT_TOKENS = PROMPT_BLOCKS * BLOCK_TOKENS + 8
 SHARED_BLOCKS = PROMPT_BLOCKS // 2
 NEW_TOKENS = 256
 BUSY = 0.7
-"""Share of the time that an instance computes prompts, of which half is reused."""
+"""The share of the time in which an instance computes prompts, of which half is reused."""
 DECODE_S = 2.0
 KEPT_BATCHES = 2
-"""Of the blocks that an instance stores meanwhile, in the mean, until they are evicted again."""
+"""The mean number of batches of blocks that each instance stores before the oldest batch is evicted."""
 PROMPTS = 4000
 TBT_MS = 20.0
 
 
 def default_of(setting: str) -> float:
-    """The conductor's."""
+    """Returns the conductor's default of a setting."""
     return float(ConductorSettings.model_fields[setting].default)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``blocks`` are those that the index is told of, one in ``stride_tokens // 16`` of them by its key. ``separate``:
-    half of the instances prefill, the others decode; else each does both."""
+    """The size of a cluster. The index is told of ``blocks``, one in ``stride_tokens // 16`` of them by its key. If
+    ``separate``, half of the instances prefill and the others decode; else each does both."""
 
     instances: int
     blocks: int
@@ -62,7 +61,7 @@ class Shape:
 
 @dataclass
 class Turn:
-    """Of decisions one after another: µs each by the wall clock; ns of CPU of these, and of the rest of their lives."""
+    """Decisions one after another: µs each by the wall clock, ns of CPU of these, and of the rest of their lives."""
 
     decisions_us: list[float] = field(default_factory=list)
     decisions_ns: int = 0
@@ -75,7 +74,7 @@ class Turn:
 
 
 class Cluster:
-    """One policy after the other places on it; what is in flight stays."""
+    """A cluster on which one policy after the other places requests; what is in flight stays."""
 
     def __init__(self, shape: Shape, seed: int, prompts: int = PROMPTS) -> None:
         self.shape, self._dice = shape, Random(seed)
@@ -96,7 +95,7 @@ class Cluster:
         self._ids = count()
         self._now_s = 1.0
         self._free_s = dict.fromkeys(states, 0.0)
-        """When each has computed what it began."""
+        """The time at which each instance has computed what it began."""
         self._due: list[tuple[float, int, Callable[[Turn], None]]] = []
         self._stored: deque[tuple[int, bytes]] = deque()
         self._decoding: Counter[InstanceState] = Counter()
@@ -116,11 +115,11 @@ class Cluster:
         )  # fmt: skip
 
     def warm(self, policy: str) -> None:
-        """Until as many requests end as come."""
+        """Places requests until as many end as come."""
         self.turn(policy, self._steady)
 
     def request(self) -> PlacementRequest:
-        """Half of it is held by somebody, the other half by nobody; none comes twice."""
+        """Returns a request of which some instance holds the first half, and none the rest; no prompt comes twice."""
         held = self._dice.choice(self.filled.prompts)[: SHARED_BLOCKS * KEY_BYTES]
         own = self.filled.prompt()[SHARED_BLOCKS * KEY_BYTES :]
         return PlacementRequest(
@@ -129,7 +128,7 @@ class Cluster:
         )  # fmt: skip
 
     def turn(self, policy: str, decisions: int) -> Turn:
-        """So many by this policy."""
+        """Makes ``decisions`` decisions by a policy."""
         if policy not in self._policies:
             self._policies[policy] = PLACEMENT_POLICIES.make(policy)
         scheduler = Scheduler(self.fleet, self._policies[policy])
@@ -150,7 +149,7 @@ class Cluster:
         return taken
 
     def match_us(self, requests: int) -> tuple[list[float], float]:
-        """Of look-ups alone, and how many blocks are found in the mean."""
+        """Returns the µs of look-ups alone, and the mean number of blocks found."""
         taken, found = [], 0
         for _ in range(requests):
             keys = self.request().block_keys
@@ -161,8 +160,8 @@ class Cluster:
         return taken, found / requests
 
     def thin(self, share: float) -> None:
-        """Each holder of a prompt that may be asked for loses so many of its blocks, wherever they are in it, as a
-        cache does that evicts by request."""
+        """Removes ``share`` of the blocks from each holder of a prompt that may be asked for. They are anywhere in the
+        prompt, as in a cache that evicts by request."""
         for prompt, numbers in zip(self.filled.prompts, self.filled.held_by, strict=True):
             for number in numbers:
                 places = (at for at in range(0, len(prompt), KEY_BYTES) if self._dice.random() < share)
@@ -170,8 +169,8 @@ class Cluster:
                     self.filled.store(number, b"", gone)
 
     def scattered_per_s(self, prompts: int) -> float:
-        """Blocks of so many prompts that the index is told to be gone per second, in changes of as many blocks as one
-        has, from all of them."""
+        """Returns the blocks of ``prompts`` prompts that are removed per second, in changes of as many blocks as a
+        prompt has, taken from all of them."""
         stored = [self.filled.prompt() for _ in range(prompts)]
         for prompt in stored:
             self.filled.store(0, prompt)
@@ -181,7 +180,7 @@ class Cluster:
         return len(keys) / sum(self.filled.store(0, b"", change) for change in changes)
 
     def _live(self, request: PlacementRequest, decision: PlacementDecision) -> None:
-        """What its instances will report of it."""
+        """Schedules what the instances will report of a placement."""
         prefill = decision.prefill
         seconds = decision.prefill_s * self._dice.uniform(0.9, 1.1)
         begins_s = max(self._now_s + decision.transfer_s, self._free_s[prefill])
@@ -232,7 +231,7 @@ class Cluster:
         turn.reports += 1
 
     def _store(self, state: InstanceState, keys: bytes, turn: Turn) -> None:
-        """And the oldest of what was stored so goes."""
+        """Stores keys on an instance, and removes the oldest that were stored so."""
         self._stored.append((self._numbers[state.info.instance_id], keys))
         changes = [(self._stored[-1][0], keys, b"")]
         if len(self._stored) > KEPT_BATCHES * self.shape.instances:

@@ -1,8 +1,8 @@
-"""Dynamo's radix tree and selection service, filled and asked as ``bench/placement.py`` fills and asks ours. Runs in an
-environment that has them, and nothing of ours.
+"""Dynamo's radix tree and selection service, filled and asked as ``bench/placement.py`` fills and asks ours. The
+program runs in an environment that has them, and nothing of ours.
 
 The service is told of blocks over ZeroMQ, as workers tell it; the tree by events as JSON. A line of JSON comes back for
-the fill, and one for each number of requests that stdin says.
+the fill, and one for each number of requests read from stdin.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ PROMPT_BLOCKS = 512
 PROMPT_TOKENS = PROMPT_BLOCKS * BLOCK_TOKENS
 PROMPTS = 4000
 IN_FLIGHT = 2
-"""Reservations for each worker."""
+"""The reservations in flight for each worker."""
 VISIBLE_S = 120.0
-"""Until the service knows what it was told."""
+"""The time in which the service must know what it was told."""
 SMALL = bytes(byte & 127 for byte in range(256))
-"""Tokens are below 128: one byte each on their way."""
+"""The tokens are below 128, so that each takes one byte in a message."""
 INT64 = 1 << 63
 MODEL = "model"
 
 
 class Prompt(NamedTuple):
     tokens: bytes
-    """One byte each."""
+    """The tokens, one byte each."""
     hashes: list[int]
-    """Of the blocks' tokens, not chained."""
+    """The hashes of the blocks' tokens, not chained."""
 
 
 def event_json(number: int, hashes: Sequence[int]) -> bytes:
-    """That blocks were stored, for the tree. Blocks have the names that their hashes give them: no two are equal."""
+    """Returns the tree's event that blocks were stored. Blocks are named after their hashes: no two are equal."""
     blocks = ",".join(f'{{"block_hash":{each ^ 1},"tokens_hash":{each}}}' for each in hashes)
     return (
         f'{{"event_id":{number},"data":{{"stored":{{"parent_hash":null,"blocks":[{blocks}]}}}},"dp_rank":0}}'.encode()
@@ -51,8 +51,8 @@ def event_json(number: int, hashes: Sequence[int]) -> bytes:
 
 
 def event_msgpack(tokens: bytes, names: Sequence[int]) -> bytes:
-    """The same for the service, as vLLM sends it: ``[time, [["BlockStored", names, parent, tokens, block size, lora]],
-    rank]``."""
+    """Returns the same event for the service, as vLLM sends it: ``[time, [["BlockStored", names, parent, tokens, block
+    size, lora]], rank]``."""
     return b"".join(
         (
             b"\x93\xcb" + struct.pack(">d", 0.0) + b"\x91\x96\xabBlockStored\xdd" + struct.pack(">I", len(names)),
@@ -63,7 +63,7 @@ def event_msgpack(tokens: bytes, names: Sequence[int]) -> bytes:
 
 
 def signed(value: int) -> int:
-    """The same 64 bits."""
+    """Returns the signed number of the same 64 bits."""
     return value - 2 * INT64 if value >= INT64 else value
 
 
@@ -115,7 +115,7 @@ class Peer:
             await asyncio.wait_for(loop.run_in_executor(None, socket.recv), VISIBLE_S)
 
     async def fill(self) -> dict[str, float]:
-        """Both with the same, and what a block takes of memory in each."""
+        """Fills both with the same blocks, and returns what a block takes of memory in each."""
         parts: list[tuple[Prompt, list[int]]] = []
         share = min(1.0, PROMPTS * PROMPT_BLOCKS / self._blocks)
         for _ in range(self._blocks // PROMPT_BLOCKS):
@@ -134,7 +134,7 @@ class Peer:
                 self._tree.apply_event(number, event)
             tree_s += time.perf_counter() - began_s
         began_s = time.perf_counter()
-        self._tree.find_matches([1])  # what was told before is in now
+        self._tree.find_matches([1])  # returns once all earlier events are applied
         tree_s += time.perf_counter() - began_s
         between = resident_bytes()
         cpu_s = time.process_time()
@@ -158,7 +158,7 @@ class Peer:
         }
 
     async def _known(self, number: int, prompt: Prompt) -> None:
-        """Wait for the last thing that the service was told of this worker."""
+        """Waits until the service knows the last prompt that it was told of this worker."""
         until_s = time.monotonic() + VISIBLE_S
         while await self._held(number, prompt) < PROMPT_BLOCKS:
             if time.monotonic() > until_s:
@@ -170,7 +170,7 @@ class Peer:
         return max((each["device_blocks"] for each in scores["workers"] if each["worker_id"] == number), default=0)
 
     async def turn(self, requests: int) -> dict[str, Any]:
-        """Microseconds of each request, of which half is held by somebody, and CPU of all threads. The service also
+        """Returns the µs of each request, half of which some worker holds, and the CPU of all threads. The service also
         books what it selects, as our decision does."""
         taken: dict[str, Any] = {}
         asked = [self._request() for _ in range(requests)]

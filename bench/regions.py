@@ -1,8 +1,8 @@
 """SkyWalker's Fig. 8 live: three regions as processes on this machine, with paced instances and closed-loop clients.
 
-The same programs as `pinyon reproduce skywalker-fig8` sends in the simulator, over HTTP, to load balancers that route
-by the same modules. Instances sleep as long as an L4's steps take; delays between regions are injected by the load
-balancers' own test settings and by the clients. The paper's ordering is compared where its printed gap exceeds 10 %.
+The programs are those that `pinyon reproduce skywalker-fig8` sends in the simulator, over HTTP, to load balancers that
+route by the same modules. Instances sleep as long as an L4's steps take. The load balancers' own test settings and the
+clients inject the delays between regions. The paper's ordering is compared where its printed gap exceeds 10 %.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pinyon_lab.simulator.regions.workloads import Trees, TreeSettings, TreeSour
 REGIONS = ("us", "eu", "asia")
 BLOCK_TOKENS = 16
 POOL_BLOCKS = 2440
-"""Of an L4 beside Llama-3.1-8B's weights: about 39,000 tokens."""
+"""The KV blocks of an L4 beside Llama-3.1-8B's weights: about 39,000 tokens."""
 INSTANCES: Mapping[str, int] = {"arena": 8, "wildchat": 8, "tree": 12, "mixed-tree": 12}
-"""The paper's, in all regions: its unbalanced eight for conversations, as in the simulator's Fig. 8."""
+"""The paper's instances in all regions: its unbalanced eight for conversations, as in the simulator's Fig. 8."""
 SYSTEM_NAMES = ("gateway", "rr", "ll", "ch", "sgl", "skywalker-ch", "skywalker", "pinyon")
 CLIENTS: Mapping[str, Mapping[str, int]] = {
     "arena": {"us": 80, "eu": 80, "asia": 80},
@@ -33,7 +33,7 @@ CLIENTS: Mapping[str, Mapping[str, int]] = {
     "tree": {"us": 40, "eu": 20, "asia": 20},
     "mixed-tree": {"us": 2, "eu": 20, "asia": 20},
 }
-"""§5.1, for :data:`INSTANCES`; there are as many for each instance here."""
+"""The clients of §5.1 for :data:`INSTANCES`; each instance has as many here."""
 
 
 def sources_of(workload: str, seed: int) -> dict[str, Source]:
@@ -48,7 +48,7 @@ def sources_of(workload: str, seed: int) -> dict[str, Source]:
 
 
 def clients_of(workload: str, instances: int) -> dict[str, int]:
-    """``instances``: in each region."""
+    """Returns the clients by region; ``instances`` are in each region."""
     total = instances * len(REGIONS)
     return {region: max(1, count * total // INSTANCES[workload]) for region, count in CLIENTS[workload].items()}
 
@@ -101,8 +101,8 @@ def main() -> None:
 
 
 def aims_of(workload: str, found: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Aim]:
-    """§5.1: conversations: 1.12 to 1.2 times the single load balancers, of which LL reaches 97.38 %; trees: CH 1.4
-    times LL; 1.43 to 2.06 times the gateway. Only gaps of over 10 %."""
+    """Returns the aims of §5.1, for gaps of over 10 % only. Conversations: 1.12 to 1.2 times the single load balancers,
+    of which LL reaches 97.38 %. Trees: CH 1.4 times LL. All: 1.43 to 2.06 times the gateway."""
 
     def ratio(one: str, other: str) -> float | None:
         mine, theirs = found.get((workload, one)), found.get((workload, other))

@@ -24,18 +24,18 @@ from pinyon_lab.simulator.regions.settings import System
 MODEL = "pinyon-tiny"
 BLOCK_TOKENS = 16
 VOCABULARY = 250
-"""Tokens that prompts are made of: bytes, but for the last ones."""
+"""The number of tokens of which prompts are made: bytes, but for the last ones."""
 REQUEST_S = 600.0
 MAX_BATCH = 256
-"""What limits a batch is KV memory, as in the paper's servers."""
+"""A bound that KV memory reaches first, as in the paper's servers."""
 
 Delays = Mapping[tuple[str, str], float]
-"""Seconds there and back, by regions in either order."""
+"""The seconds there and back, by regions in either order."""
 
 
 @dataclass(frozen=True)
 class Live:
-    """Where the clients of each region go, and how far that is (seconds there and back)."""
+    """The addresses for the clients of each region, and how far they are (seconds there and back)."""
 
     http: Mapping[str, str]
     away_s: Mapping[str, float]
@@ -45,8 +45,8 @@ class Live:
 def live(
     system: System, regions: tuple[str, ...], instances: int, delays: Delays, pool_blocks: int, max_batch: int
 ) -> Iterator[Live]:
-    """``instances`` in each region. A system that is ``alone`` in one has its only load balancer there, which pushes to
-    the instances of all."""
+    """Runs ``instances`` in each region. A system that is ``alone`` in one region has its only load balancer there,
+    which pushes to the instances of all."""
 
     def trip_s(one: str, other: str) -> float:
         return 0.0 if one == other else delays.get((one, other), delays.get((other, one), 0.0))
@@ -75,7 +75,7 @@ def live(
 
 @dataclass
 class Run:
-    """Of the requests that ended in the window."""
+    """The figures of the requests that ended in the window."""
 
     seconds: float
     output_tokens: int = 0
@@ -105,7 +105,7 @@ class Run:
 async def measure(
     where: Live, sources: Mapping[str, Source], clients: Mapping[str, int], warm_s: float, seconds: float, seed: int
 ) -> Run:
-    """Each client issues one program at a time (§5.1), for ``warm_s`` and then ``seconds`` that count."""
+    """Runs clients that each issue one program at a time (§5.1), for ``warm_s`` and then ``seconds`` that count."""
     run = Run(seconds)
     began_s = time.monotonic()
     window = began_s + warm_s, began_s + warm_s + seconds
@@ -130,7 +130,7 @@ async def measure(
 
 
 class _Connections:
-    """Kept alive; as many as one client needs at once."""
+    """Connections that are kept alive; as many as one client needs at once."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -171,7 +171,7 @@ async def _connections(url: str) -> AsyncIterator[_Connections]:
 
 
 class _Played:
-    """One program on its way."""
+    """One program while it is played."""
 
     def __init__(
         self, run: Run, window: tuple[float, float], where: Live, region: str, connections: _Connections
@@ -180,7 +180,7 @@ class _Played:
         self._away_s = where.away_s[region]
         self._connections = connections
         self._texts: list[list[int]] = []
-        """Prompt and answer of each step that has ended."""
+        """The prompt and answer of each step that has ended."""
 
     async def play(self, program: Program) -> None:
         steps = program.steps
@@ -200,7 +200,7 @@ class _Played:
                 group.create_task(step(number))
 
     def _prompt(self, steps: tuple[Step, ...], number: int) -> list[int]:
-        """What the parent said and was told, and then what is new: the real answer, not the one that was drawn."""
+        """Returns the parent's prompt and real answer (not the one that was drawn), and then what is new."""
         step = steps[number]
         if step.after < 0:
             return _tokens(step, 0)
@@ -241,7 +241,7 @@ class _Played:
 
 
 def _tokens(step: Step, first: int) -> list[int]:
-    """The prompt's tokens from the block ``first`` on: those of a block follow from its key."""
+    """Returns the prompt's tokens from the block ``first`` on: those of a block follow from its key."""
     tokens: list[int] = []
     for key in step.keys[first:]:
         tokens += np.random.default_rng(list(key[:8])).integers(0, VOCABULARY, BLOCK_TOKENS).tolist()

@@ -1,4 +1,4 @@
-"""What a benchmark says: one JSON object on its last line of stdout, and aims that are met or not."""
+"""The output of a benchmark: one JSON object on its last line of stdout, and aims that are met or not."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 ARGUMENTS_ONLY = "PINYON_BENCH_ARGUMENTS_ONLY"
-"""Environment variable: a benchmark ends as soon as its arguments are found to be good."""
+"""The environment variable by which a benchmark ends as soon as its arguments are found to be good."""
 
 
 @dataclass(frozen=True)
 class Aim:
     """One aim. ``measured`` and ``target`` are in the unit the name ends in; ``at_most`` says which side is good.
 
-    ``measured`` is None, and the aim not met, when it could not be measured; ``reason`` then says why. Else it is what
-    one should know beside the number.
+    ``measured`` is None, and the aim not met, when it could not be measured; ``reason`` then says why. Otherwise it
+    says what a reader should know beside the number.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Aim:
 
 @dataclass
 class Report:
-    """Collects one benchmark's figures. Keys of results end in their unit."""
+    """The figures of one benchmark. Keys of results end in their unit."""
 
     name: str
     config: dict[str, Any]
@@ -50,7 +50,7 @@ class Report:
     aims: list[Aim] = field(default_factory=list)
 
     def emit(self) -> None:
-        """Print the object as the last line of stdout."""
+        """Prints the object as the last line of stdout."""
         from pinyon.core.compiled import compiled  # not above: peer processes need nothing of ours
 
         machine = {
@@ -83,13 +83,13 @@ def _services_compiled() -> bool:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest-rank percentile."""
+    """Returns the nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
 
 
 def summary(values: Sequence[float], digits: int = 1) -> dict[str, float]:
-    """Median over repetitions, with min and max beside it."""
+    """Returns the median over repetitions, with min and max beside it."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -106,7 +106,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The options every benchmark has."""
+    """Returns a parser with the options that every benchmark has."""
     options = _Parser(prog=f"./dev bench {Path(sys.argv[0]).stem}", description=description)
     options.add_argument("--quick", action="store_true", help="a rough answer within 50 s")
     options.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
@@ -114,7 +114,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def number(low: int, high: int) -> Callable[[str], int]:
-    """Of an option."""
+    """Returns a parser of an option's number from ``low`` to ``high``."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not low <= int(text) <= high:
@@ -125,6 +125,6 @@ def number(low: int, high: int) -> Callable[[str], int]:
 
 
 def progress(text: str) -> None:
-    """For people, on stderr: stdout is the JSON's."""
+    """Writes a line for people to stderr: stdout is the JSON's."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

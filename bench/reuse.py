@@ -17,7 +17,7 @@ def main() -> None:
     figures: dict[str, list[float]] = {}
     shares: list[float] = []
     for repetition in range(repetitions):
-        # A fresh cluster each time: what the repetition before left in the caches would be reuse of its own.
+        # A fresh cluster each time: blocks that the last repetition left in the caches would be reused, too.
         with (
             tempfile.TemporaryDirectory() as logs,
             LocalCluster(ClusterSpec(log_level="warning"), Path(logs)) as cluster,

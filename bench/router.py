@@ -1,11 +1,11 @@
 """The load balancer in front of other people's inference servers (``--upstream``) beside vllm-router and sglang-router.
 
 All three choose by prefix, in front of four stub servers each, which compute nothing and count what a prefix cache
-would have had. Half of each prompt is one of 64 shared beginnings, the other half is its own: no prompt comes twice, no
-more than half of it can be hit, and one server's cache has no room for all beginnings. CPU is what the router's process
-used per request, by the scheduler's accounting; what it makes servers do besides is not in it, and its other calls are
-counted. Added latency is against such requests sent to the stubs in turn, without a router: their hits are round
-robin's. All take turns within a run.
+would have had. Half of each prompt is one of 64 shared beginnings, the other half is its own. No prompt comes twice, no
+more than half of it can be hit, and one server's cache has no room for all beginnings. CPU is that of the router's
+process per request, by the scheduler's accounting. Work that it gives to servers besides is not in it, but its other
+calls are counted. Added latency is against such requests sent to the stubs in turn, without a router: their hits are
+round robin's. All take turns within a run.
 
 Then, for ours: memory over many distinct prompts, and 2,000 streams at once.
 """
@@ -34,26 +34,26 @@ from bench.router_stub import CHUNK_BYTES, MODEL
 SIZES_KB = (8, 32)
 CONCURRENCY = 16
 CACHE_HALVES = 96
-"""A server's cache holds so many halves of prompts: enough for its share of the beginnings, and not for all."""
+"""The halves of prompts that a server's cache holds: enough for its share of the beginnings, and not for all."""
 STREAMS = 2000
 DISTINCT = 1_000_000
 DISTINCT_BYTES = 1024
 ROUND_ROBIN = "round_robin"
-"""What the stubs say of requests that were sent to them in turn."""
+"""The name of the stubs' figures for requests that were sent to them in turn."""
 POINTS = 10
-"""At which memory is looked at."""
+"""The number of points at which memory is measured."""
 GROWTH_AIM = 0.05
 ADDED_AIM_US = 400.0
 CPU_AIM_US = 100.0
-"""Of a whole answer to a prompt of 8 KB, whatever the peers take."""
+"""The aim for a whole answer to a prompt of 8 KB, whatever the peers take."""
 HELD_AIM_US = 10_000.0
-"""Added to the rest of a stream, p99. Whoever holds its tail until the acknowledgement of what was sent before it does
-so for 40 ms; less is what else runs on the machine."""
+"""The aim for what is added to the rest of a stream, p99. A router that holds the tail until earlier data is
+acknowledged adds 40 ms; less is due to other work on the machine."""
 QUICK_MEMORY_S = 5.0
 
 
 async def turn(side: Side, prompts: Prompts, count: int, figures: dict[str, list[float]]) -> None:
-    """One repetition of one side."""
+    """Runs one repetition of one side."""
     clients = [HttpClient(side.entry(number_)) for number_ in range(CONCURRENCY)]
     turns = itertools.count()
     try:
@@ -85,7 +85,7 @@ async def turn(side: Side, prompts: Prompts, count: int, figures: dict[str, list
 async def measure(
     direct: Side, sides: list[Side], size_kb: int, stream: bool, quick: bool, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """By side: CPU, latency that it adds, hit ratio."""
+    """Returns by side: CPU, added latency, and hit ratio."""
     repetitions = 2 if quick else 5
     count = (80 if size_kb == SIZES_KB[0] else 40) if quick else 400
     figures: dict[str, dict[str, list[float]]] = {side.name: {} for side in (direct, *sides)}
@@ -117,7 +117,7 @@ async def measure(
 
 
 def _counted(side: Side, before: dict[str, int], sent: int) -> dict[str, float]:
-    """What its servers saw. Raises RuntimeError for what cannot be: then it is not what was meant that is measured."""
+    """Returns what a side's servers saw. Raises RuntimeError for impossible counts: then the measurement is wrong."""
     now = side.stats()
     requests, others, asked, hits = [now[name] - before[name] for name in ("requests", "others", "asked", "hits")]
     if requests != sent:
@@ -128,7 +128,7 @@ def _counted(side: Side, before: dict[str, int], sent: int) -> dict[str, float]:
 
 
 async def memory(side: Side, distinct: int, limit_s: float, seed: int) -> dict[str, Any]:
-    """What the router's process holds while prompts come of which no two begin alike."""
+    """Measures the memory of the router's process while prompts come of which no two begin alike."""
     random_ = random.Random(seed)
     clients = [HttpClient(side.address) for _ in range(CONCURRENCY)]
     resident = [side.resident_bytes]
@@ -160,7 +160,7 @@ async def memory(side: Side, distinct: int, limit_s: float, seed: int) -> dict[s
 
 
 async def streams(side: Side, count: int, seed: int) -> dict[str, Any]:
-    """So many at once, none of which ends before all are there."""
+    """Runs ``count`` streams at once, none of which ends before all are there."""
     random_ = random.Random(seed)
     shared = [random_.randbytes(2048).hex() for _ in range(GROUPS)]
     base, base_bytes = side.stats(), side.resident_bytes
@@ -256,7 +256,7 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
 
 
 def _aims(key: str, ours: dict[str, Any], peers: list[dict[str, Any]]) -> list[Aim]:
-    """Of one cell."""
+    """Returns the aims of one cell."""
     added_us = ours["added_p50_us"]["median"]
     aims = [Aim(f"{key}: added to the first byte, p50, us", ADDED_AIM_US, added_us)]
     if (rest := ours.get("added_rest_p99_us")) is not None:

@@ -1,5 +1,5 @@
-"""Prompts for what chooses by prefix: half of each is one of a few shared beginnings, the other half is its own, so no
-prompt comes twice and no more than half of one can be hit."""
+"""Prompts for routers that choose by prefix: half of each is one of a few shared beginnings, the other half is its own.
+No prompt comes twice, and no more than half of one can be hit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bench.router_stub import MODEL
 
 GROUPS = 64
 STREAMED_TOKENS = 16
-"""Of a streamed answer; one that comes whole has one."""
+"""The tokens of a streamed answer; a whole answer has one."""
 
 Write = Callable[[random.Random, int], str]
-"""Text of so many bytes."""
+"""A function that returns text of so many bytes."""
 
 
 def hex_text(random_: random.Random, size: int) -> str:
@@ -22,7 +22,7 @@ def hex_text(random_: random.Random, size: int) -> str:
 
 
 class Prompts:
-    """Each once; another ``seed`` has other beginnings, too."""
+    """Prompts that come once each; another ``seed`` has other beginnings, too."""
 
     def __init__(self, seed: int | str, size_bytes: int, stream: bool, write: Write = hex_text) -> None:
         self._random = random.Random(f"{seed} {size_bytes} {stream}")
@@ -36,12 +36,12 @@ class Prompts:
         return STREAMED_TOKENS if self._stream else 1
 
     def text(self) -> tuple[int, str]:
-        """The number of its beginning, and the prompt."""
+        """Returns the number of a prompt's beginning, and the prompt."""
         group = self._random.randrange(GROUPS)
         return group, self._shared[group] + self._write(self._random, self._half)
 
     def requests(self, host: str, count: int) -> list[bytes]:
-        """Whole HTTP requests to ``host``."""
+        """Returns whole HTTP requests to ``host``."""
         bodies: list[dict[str, object]] = [
             {"model": MODEL, "prompt": self.text()[1], "max_tokens": self.max_tokens, "stream": self._stream,
              "temperature": 0}

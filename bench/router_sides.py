@@ -20,7 +20,7 @@ from launch.process import ServiceProcess
 
 SERVERS = 4
 CAPACITY = 1024
-"""Requests that a stub takes at once, as our load balancer is told."""
+"""The requests that a stub takes at once, as our load balancer is told."""
 START_S = 60.0
 PEERS = {
     "sglang_router": ("sglang-router==0.3.2", "sglang_router"),
@@ -28,12 +28,12 @@ PEERS = {
 }
 
 LEVELS = {"pinyon": "warning", "sglang_router": "warn", "vllm_router": "warning"}
-"""Nobody writes a line for each request. By default pinyon and sglang-router do."""
+"""The log levels at which no router writes a line for each request. By default pinyon and sglang-router do."""
 
 
 @dataclass
 class Side:
-    """A router, or nothing in between (``pid`` 0): ``address`` is where requests go, ``stubs`` who gets them."""
+    """A router, or nothing in between (``pid`` 0). Requests go to ``address``, and ``stubs`` get them."""
 
     name: str
     address: str
@@ -41,7 +41,7 @@ class Side:
     pid: int = 0
 
     def stats(self) -> dict[str, int]:
-        """Of all of its stubs."""
+        """Returns the sums over all of its stubs."""
         total: dict[str, int] = {}
         for stub in self.stubs:
             for name, value in _get(f"http://{stub}/stats").items():
@@ -49,16 +49,16 @@ class Side:
         return total
 
     def entry(self, number: int) -> str:
-        """Where the client of this number connects to: without a router, to all stubs in turn."""
+        """Returns the address for the client of this number: without a router, the stubs' in turn."""
         return self.address if self.pid else self.stubs[number % len(self.stubs)]
 
     def resize(self, chunks: int) -> None:
-        """Caches are empty, and hold so much from here on."""
+        """Empties the stubs' caches, which hold ``chunks`` from here on."""
         for stub in self.stubs:
             _get(f"http://{stub}/resize/{chunks}")
 
     def bare(self) -> None:
-        """Servers do not tokenize for the router any more."""
+        """Makes the stubs stop tokenizing for the router."""
         for stub in self.stubs:
             _get(f"http://{stub}/bare")
 
@@ -78,7 +78,7 @@ def _get(url: str) -> Any:
 
 @contextlib.contextmanager
 def running_stubs(sides: int) -> Iterator[list[list[str]]]:
-    """Addresses of the servers of each side."""
+    """Runs stub servers, and yields the addresses of each side's servers."""
     command = [sys.executable, "-m", "bench.router_stub", str(sides * SERVERS)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -109,7 +109,7 @@ def pinyon_side(stubs: Sequence[str], folder: Path) -> Iterator[Side]:
 
 @contextlib.contextmanager
 def peer_side(name: str, stubs: Sequence[str], folder: Path) -> Iterator[Side]:
-    """Raises :class:`bench.peers.PeerUnavailable`."""
+    """Runs a peer's router. Raises :class:`bench.peers.PeerUnavailable`."""
     requirement, module = PEERS[name]
     python = peer_python(requirement, module)
     port, metrics = _free_port(), _free_port()
@@ -130,7 +130,7 @@ def peer_side(name: str, stubs: Sequence[str], folder: Path) -> Iterator[Side]:
 
 
 def _free_port() -> int:
-    """The routers do not say which one they took."""
+    """Returns a free port: the routers do not say which one they took."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -148,7 +148,7 @@ def _until_healthy(url: str) -> None:
 
 
 def _until_models(port: int) -> None:
-    """Their workers join after they say that they are healthy."""
+    """Waits until the router serves: its workers join after it says that it is healthy."""
     deadline_s = time.monotonic() + START_S
     body = json.dumps({"model": "stub", "prompt": "x", "max_tokens": 1}).encode()
     request = urllib.request.Request(

@@ -1,12 +1,11 @@
-"""Inference servers that compute nothing, behind routers that are measured: several in one process, each with a model
-of a prefix cache, which says what of each prompt a real one would have had.
+"""Inference servers that compute nothing, behind routers that are measured. Several run in one process, each with a
+model of a prefix cache, which says what of each prompt a real one would have had.
 
 ``python -m bench.router_stub SERVERS`` prints their ports as JSON; GET ``/resize/CHUNKS`` empties a server's cache and
-says what it holds from then on. A request's field ``stub_hold`` makes a
-stream of it that goes on until somebody GETs ``/release``. Prompts are what is posted to ``/v1/completions``.
-``/tokenize`` is answered as by vLLM, for vllm-router chooses by tokens and asks servers for them, unless GET ``/bare``
-took it away: then it chooses by characters. Anything else, such as ``/v1/completions/render`` that it tries first, is
-not there, as with a vLLM that was started without more.
+sets its size. A request with the field ``stub_hold`` is a stream that goes on until a GET of ``/release``. Prompts are
+what is posted to ``/v1/completions``. ``/tokenize`` is answered as by vLLM, since vllm-router chooses by tokens and
+asks servers for them. GET ``/bare`` takes that away: then it chooses by characters. All other paths, such as
+``/v1/completions/render`` that it tries first, are not there, as with a vLLM that was started without more.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ _PAGES: dict[bytes, Any] = {
 
 
 def tokenized(body: bytes) -> tuple[int, bytes]:
-    """Four characters are a token, as of English in most vocabularies."""
+    """Returns the tokens of a prompt, four characters each, as of English in most vocabularies."""
     text = json.loads(body)["prompt"].encode()
     tokens = (np.frombuffer(text[: len(text) // 4 * 4], "<u4") % 100_000).tolist()
     return 200, json.dumps({"count": len(tokens), "max_model_len": 131072, "tokens": tokens}).encode()
 
 
 class Stub:
-    """One server. ``chunks`` is what its cache holds."""
+    """One server; its cache holds ``chunks``."""
 
     def __init__(self, chunks: int = 0) -> None:
         self.chunks = chunks
@@ -66,7 +65,7 @@ class Stub:
         self.released = asyncio.Event()
 
     def serve(self, body: bytes) -> dict[str, Any]:
-        """Count what of a prompt is there, and keep all of it."""
+        """Counts the chunks of a prompt that are cached, and keeps all of them. Returns the request's fields."""
         values = cast("dict[str, Any]", json.loads(body))
         prompt = cast("str", values["prompt"]).encode()
         self.requests += 1
@@ -126,7 +125,7 @@ class Connection(asyncio.Protocol):
             size = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self._data) < end + 4 + size:
                 return
-            if self._data.startswith(b"PRI "):  # a router that finds out whether this speaks HTTP/2
+            if self._data.startswith(b"PRI "):  # a router that probes for HTTP/2
                 self._transport.close()
                 return
             method, target, _ = self._data.split(b" ", 2)
@@ -177,7 +176,7 @@ async def main(servers: int) -> None:
         server = await loop.create_server(lambda stub=stub: Connection(stub), "127.0.0.1", 0, backlog=4096)  # type: ignore[misc]
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until who started it ends
+    await asyncio.to_thread(sys.stdin.read)  # until the starting process ends
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a message costs a session (docs/sessions.md): there and back between two processes, one at a time.
+"""The cost of a message in a session (docs/design/sessions.md): there and back between two processes, one at a time.
 
 The caller dials a server within the event loop and one of grpcio, in turns. CPU is that of each process by the
-scheduler's accounting, all threads, for each round trip; messages have so many bytes both ways.
+scheduler's accounting, all threads, for each round trip; messages are equally large both ways.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pinyon.frontdoor.instances.worker_sessions import METHOD
 from pinyon.runtime.duplex import Dialed
 
 SIZES = (200, 4500)
-"""Of a message: what a token takes, and what a prompt of a few KB does."""
+"""The bytes of a message: those of a token, and those of a prompt of a few KB."""
 SIDE_AIM_US = 40.0
-"""A side and round trip, with both sides in their event loops: a third of what asyncio gRPC took when it was asked."""
+"""The aim for a side and round trip, with both sides in their event loops: a third of what asyncio gRPC once took."""
 ANSWER_S = 30.0
 
 
 class Caller:
-    """``trips`` round trips, one after the other, on one session."""
+    """A client that makes round trips one after the other on one session."""
 
     def __init__(self, address: str) -> None:
         self._stream = Dialed(address, METHOD, WRITE_S)
@@ -46,7 +46,7 @@ class Caller:
 
     async def _messages(self) -> AsyncGenerator[worker_pb2.SessionRequest, None]:
         self._connected.set()
-        await asyncio.Event().wait()  # all are sent from where an answer is taken
+        await asyncio.Event().wait()  # messages are sent where answers are taken
         yield worker_pb2.SessionRequest()
 
     def _take(self, _: worker_pb2.SessionResponse) -> Any:

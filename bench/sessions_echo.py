@@ -1,4 +1,4 @@
-"""The other end of ``bench/sessions.py``: a server whose session answers each message with one as large.
+"""The server for ``bench/sessions.py``: its session answers each message with one as large.
 
 ``python -m bench.sessions_echo http2`` (within the event loop) or ``grpcio`` prints its address and serves until its
 input ends.
@@ -19,7 +19,7 @@ from services.worker.servicer import WORKER_CALLERS
 
 WRITE_S = 10.0
 LOOP, GRPCIO = "http2", "grpcio"
-"""What serves: the event loop, or grpcio."""
+"""The kinds of server: within the event loop, or of grpcio."""
 
 
 class Echo(worker_pb2_grpc.WorkerServiceServicer):
@@ -38,7 +38,7 @@ async def main(serves: str) -> None:
     service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
     server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Echo(), service, WORKER_CALLERS)
     print(await server.start(), flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until who started it ends
+    await asyncio.to_thread(sys.stdin.read)  # until the starting process ends
     await server.drain(0)
 
 

@@ -1,12 +1,12 @@
-"""FEATHER's chapter 3 on the NumPy engine: what a batch gains by what its requests share, in single decode steps of the
-built-in model, by attention kernel.
+"""FEATHER's chapter 3 on the NumPy engine: the gain of a batch by what its requests share, in single decode steps of
+the built-in model, by attention kernel.
 
-The batches of Experiments 1 to 8 at a size that this engine has time for: 32 requests with prefixes of 4,096 tokens,
-where the paper has 100 to 800, most of 10,000. What memory does when it cannot hold all prefixes, and whole runs with
-their prompts (Experiment 8), are left to the simulator, and Experiment 9, what scheduling costs, to `./dev bench
-batching`. Tokens per second of CPU time, medians over repetitions in which the kernels take turns; each kernel computes
-the same tokens. `whole` reads once what all requests share, which the paper supposes that a GPU's caches do; `grouped`
-reads once what some do, too (as PAT does).
+The batches are those of Experiments 1 to 8 at a size that this engine has time for. They have 32 requests with prefixes
+of 4,096 tokens, where the paper has 100 to 800, most of 10,000. The simulator shows what memory does when it cannot
+hold all prefixes, and whole runs with their prompts (Experiment 8); `./dev bench batching` shows what scheduling costs
+(Experiment 9). Figures are tokens per second of CPU time, medians over repetitions in which the kernels take turns;
+each kernel computes the same tokens. `whole` reads once what all requests share, which the paper supposes that a GPU's
+caches do; `grouped` reads once what some do, too (as PAT does).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ BATCH = 32
 PREFIX_TOKENS = 4096
 OWN_TOKENS = BLOCK_TOKENS
 POOL_BLOCKS = BATCH * (PREFIX_TOKENS + OWN_TOKENS) // BLOCK_TOKENS
-"""All of the largest batch, nothing of it shared."""
+"""The blocks of the largest batch if nothing of it is shared."""
 FULL_MIN = 2.0
-"""One prefix for all, over two of them, with the kernel that gains by what all share."""
+"""The least gain by one prefix for all, over two of them, with the kernel that gains by what all share."""
 
 Parts = Sequence[tuple[str, int]]
-"""A request: names and tokens, whole blocks; those that begin with the same names share that KV."""
+"""The parts of a request, names with tokens in whole blocks; requests that begin with the same names share that KV."""
 
 
 class Point(NamedTuple):
-    """What one row is of."""
+    """The name and the batches of one row."""
 
     name: str
     batches: Sequence[Sequence[Parts]]
-    """Decoded one after the other."""
+    """The batches, decoded one after the other."""
 
 
 def prefixed(prefix: str, own: str, tokens: int = PREFIX_TOKENS) -> Parts:
@@ -53,7 +53,7 @@ def prefixed(prefix: str, own: str, tokens: int = PREFIX_TOKENS) -> Parts:
 
 
 def experiment_1() -> list[Point]:
-    """§3.2, Fig. 3.2: how many of the batch have prefix A, and the others B."""
+    """Returns batches by how many requests have prefix A, and the others B (§3.2, Fig. 3.2)."""
     points = []
     for others in (0, 1, 4, 8, 16):
         batch = [prefixed("B" if number < others else "A", str(number)) for number in range(BATCH)]
@@ -62,7 +62,7 @@ def experiment_1() -> list[Point]:
 
 
 def experiment_2() -> list[Point]:
-    """Fig. 3.4: of prompts of one length, the share that is common to all."""
+    """Returns batches of prompts of one length, by the share that is common to all (Fig. 3.4)."""
     points = []
     for share in (0, 25, 50, 75, 100):
         common = PREFIX_TOKENS * share // 100
@@ -72,7 +72,7 @@ def experiment_2() -> list[Point]:
 
 
 def experiment_3() -> list[Point]:
-    """Fig. 3.5: how many prefixes there are."""
+    """Returns batches by the number of prefixes (Fig. 3.5)."""
     return [Point(f"{groups} prefixes", [in_groups(groups)]) for groups in (1, 2, 4, 8, 16)]
 
 
@@ -81,7 +81,7 @@ def in_groups(groups: int, count: int = BATCH, tokens: int = PREFIX_TOKENS) -> l
 
 
 def experiment_4() -> list[Point]:
-    """Fig. 3.7: prompts of one length as trees of one to four levels, of which level i has 2^i branches."""
+    """Returns prompts of one length as trees of one to four levels, of which level i has 2^i branches (Fig. 3.7)."""
     points = []
     part = PREFIX_TOKENS // 4
     for levels in (1, 2, 3, 4):
@@ -95,7 +95,7 @@ def experiment_4() -> list[Point]:
 
 
 def experiment_5() -> list[Point]:
-    """Fig. 3.8: how long prefixes are, and how many."""
+    """Returns batches by length and number of prefixes (Fig. 3.8)."""
     return [
         Point(f"{tokens} tokens, {groups} prefixes", [in_groups(groups, tokens=tokens)])
         for tokens in (256, 1024, PREFIX_TOKENS)
@@ -104,7 +104,7 @@ def experiment_5() -> list[Point]:
 
 
 def experiment_6() -> list[Point]:
-    """Fig. 3.9: a prefix of all, f1 of the prompt; behind it one suffix for f2 of the requests, and a few others."""
+    """Returns batches with a prefix of all (f1 of the prompt), then one suffix for f2 of them, or a few (Fig. 3.9)."""
     points = []
     for f1 in (0, 50, 75):
         for f2 in (0, 50, 75, 100):
@@ -118,7 +118,7 @@ def experiment_6() -> list[Point]:
 
 
 def experiment_7() -> list[Point]:
-    """Fig. 3.10: how large the batch is, with one prefix and with five."""
+    """Returns batches by size, with one prefix and with five (Fig. 3.10)."""
     return [
         Point(f"{count} requests, {groups} prefixes", [in_groups(groups, count)])
         for groups in (1, 5)
@@ -127,7 +127,7 @@ def experiment_7() -> list[Point]:
 
 
 def experiment_8() -> list[Point]:
-    """Fig. 3.11: the same requests of four prefixes in fewer large batches or more small ones; one step of each."""
+    """Returns the same requests of four prefixes in fewer large or more small batches; one step of each (Fig. 3.11)."""
     requests = sorted(in_groups(4), key=lambda parts: parts[0])
     points = []
     for count in (1, 2, 4, 8, 16):
@@ -151,7 +151,7 @@ EXPERIMENTS = {
 def slots_of(
     batch: Sequence[Parts], blocks: Sequence[int], taken: dict[tuple[str, ...], list[int]]
 ) -> list[DecodeSlot]:
-    """The last token of each; blocks are given out in the order of ``blocks`` to what is not ``taken`` yet."""
+    """Returns slots for each request's last token; parts not in ``taken`` get blocks in the order of ``blocks``."""
     slots = []
     for number, parts in enumerate(batch):
         table: list[int] = []

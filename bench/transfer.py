@@ -49,14 +49,14 @@ from pinyon.core.compiled import compiled
 PICTURES = Path(__file__).resolve().parent / "results"
 MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13"
 NIXL = "nixl-cu12==1.5.1"
-"""With its UCX. What it depends on beside NumPy is PyTorch with CUDA, which it does without on host memory."""
+"""NIXL with its UCX. Its only dependency beside NumPy is PyTorch with CUDA, which it does without on host memory."""
 NUMPY = "numpy>=2"
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: up to ``most`` repetitions of each point, fewer but ``least`` when its share of the budget
-    is used up. On a machine so busy that even these take longer than ``limit_s``, one each from there on."""
+    """The extent of a measurement: up to ``most`` repetitions of each point, fewer but ``least`` when its share of the
+    budget is used up. On a machine so busy that these take longer than ``limit_s``, one each from there on."""
 
     most: int
     least: int
@@ -70,7 +70,7 @@ QUICK = Effort(most=3, least=1, budget_s=45.0, limit_s=45.0, quick=True)
 
 
 def measure_all(pairs: dict[System, Pair], measured: Measured, effort: Effort, seed: int, started: float) -> None:
-    """Fill ``measured``. A system that fails at a point is closed and has no figures from there on."""
+    """Fills ``measured``. A system that fails at a point is closed and has no figures from there on."""
     fills = itertools.count(seed * 1_000_003)
     rounds = [(point, opcode) for point in POINTS for opcode in OPCODES]
     for number, (point, opcode) in enumerate(rounds, 1):
@@ -97,12 +97,12 @@ def measure_all(pairs: dict[System, Pair], measured: Measured, effort: Effort, s
 
 
 def where_pinyon_is() -> tuple[Path, str]:
-    """The folder to import it from, as this process does, and what it is."""
+    """Returns the folder from which this process imports pinyon, and whether it is compiled."""
     return Path(pinyon.__file__).parents[1], "compiled" if compiled() else "Python"
 
 
 def python_of(system: System) -> Path:
-    """The interpreter that has the system. Raises :class:`PeerUnavailable`."""
+    """Returns the interpreter that has the system. Raises :class:`PeerUnavailable`."""
     if system == PEER:
         return peer_python(MOONCAKE, "mooncake.engine", "it needs libibverbs1")
     if system in (NIXL_SHM, NIXL_TCP):
@@ -121,7 +121,7 @@ def _nixl_python() -> Path:
 def start(
     systems: Iterable[System], nbytes: int, logs: Path, src: Path, pairs: dict[System, Pair], missing: dict[str, str]
 ) -> None:
-    """Fill ``pairs`` with those that can run here; ``missing`` gets the reason of the others. All start at once."""
+    """Fills ``pairs`` with those that can run here, ``missing`` with the reasons of the others. All start at once."""
 
     def each(step: Callable[[System], None], which: Iterable[System]) -> None:
         for system in which:
@@ -156,7 +156,7 @@ def main() -> None:
         "--gigabytes", type=transfer_fig12.gigabytes, nargs="+", help="sizes of --fig12, default 1 4 10 (--quick: 1)"
     )
     arguments = options.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts as Ctrl-C
     src, kind = where_pinyon_is()
     if arguments.fig12:
         transfer_fig12.measure(

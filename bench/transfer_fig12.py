@@ -1,9 +1,9 @@
-"""Fig. 12 of the Mooncake paper: how long a cache takes to another node, in pieces of 128 KB, 64 at a time, beside
+"""Fig. 12 of the Mooncake paper: the time to move a cache to another node, in pieces of 128 KB, 64 at a time, beside
 torch.distributed's Gloo and plain TCP. Here both ends are on one host: the kernel's copies are the limit and not a NIC.
 
 A cache larger than the memory is moved through it again and again, whole: a system that takes longer than
 ``LIMIT_S_PER_GB`` allows has no figures. Systems take turns, in an order that rotates, and ratios are formed within a
-repetition; plain TCP is the best of 1, 2 and 4 connections with small and with large buffers. A size is moved once by
+repetition. Plain TCP is the best of 1, 2 and 4 connections with small and with large buffers. A size is moved once by
 each system at least, and again while that is likely to end within the size's share of the budget.
 """
 
@@ -37,42 +37,42 @@ GLOO = System("gloo", "torch.distributed, Gloo", "bench.transfer_gloo", "")
 SYSTEMS = [TCP, UNCHECKED, SHM, PEER, GLOO, *SOCKETS]
 OURS = (TCP, UNCHECKED, SHM)
 REPETITIONS = 3
-"""At most."""
+"""The largest number of repetitions."""
 BUDGET_S, QUICK_BUDGET_S = 540.0, 24.0
-"""For all samples together. Beyond it each system still moves each size once."""
+"""The time for all samples together. Beyond it each system still moves each size once."""
 LIMIT_S_PER_GB = 10.0
 """The hard limit of a sample: a system slower than 0.1 GB/s has failed."""
 
 Start = Callable[[Sequence[System], int, Path, dict[System, Pair], dict[str, str]], None]
-"""``(systems, bytes of memory, folder of logs, pairs to be filled, reasons of those that are missing)``"""
+"""A call with ``(systems, bytes of memory, folder of logs, pairs to be filled, reasons of missing systems)``."""
 
 
 @dataclass
 class Measured:
-    """All samples, and why there are none of a system."""
+    """All samples, and the reasons of systems that have none."""
 
     sizes: Sequence[float]
-    """Gigabytes."""
+    """The sizes in gigabytes."""
     samples: dict[tuple[System, str, float], list[Sample]] = field(default_factory=dict)
-    """(system, direction, gigabytes) → one sample per repetition."""
+    """One sample per repetition, by (system, direction, gigabytes)."""
     missing: dict[str, str] = field(default_factory=dict)
 
     def rates(self, system: System, opcode: str, size: float) -> list[float]:
-        """GB/s, one per repetition."""
+        """Returns GB/s, one value per repetition."""
         return [sample.throughput_gb_s for sample in self.samples.get((system, opcode, size), [])]
 
     def best_sockets(self, opcode: str, size: float) -> System:
-        """The connections and buffers with the best median here."""
+        """Returns the connections and buffers with the best median here."""
         return max(SOCKETS, key=lambda system: statistics.median(self.rates(system, opcode, size) or [0.0]))
 
     def ratio(self, ours: System, other: System, opcode: str, size: float) -> float:
-        """Median of ours / other within the repetitions; both were measured."""
+        """Returns the median of ours / other within the repetitions; both must have been measured."""
         pairs = zip(self.rates(ours, opcode, size), self.rates(other, opcode, size), strict=False)
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
 def gigabytes(text: str) -> float:
-    """Of an option: a size in GB."""
+    """Parses an option's size in GB."""
     try:
         size = float(text)
     except ValueError:
@@ -85,7 +85,7 @@ def gigabytes(text: str) -> float:
 def measure(
     arguments: argparse.Namespace, kind: str, start: Start, close: Callable[[dict[System, Pair]], None]
 ) -> None:
-    """Move each size by each system, print the tables and the report. A system that fails has no figures from there."""
+    """Moves each size by each system; prints tables and report. A system that fails has no figures from there on."""
     sizes = sorted(set(arguments.gigabytes or (QUICK_SIZES_GB if arguments.quick else SIZES_GB)))
     wanted = [system for system in SYSTEMS if not arguments.only or system.name in arguments.only]
     measured = Measured(sizes)
@@ -96,7 +96,8 @@ def measure(
         start(wanted, MEMORY_BYTES, Path(logs), pairs, measured.missing)
         budget_s = QUICK_BUDGET_S if arguments.quick else BUDGET_S
         cells = [(opcode, size) for opcode in OPCODES for size in sizes]
-        # By the root: in shares by size the smallest would not be repeated. What one leaves, the next ones have.
+        # By the root: in shares by size the smallest would not be repeated. Time that a cell leaves goes to the next
+        # ones.
         shares = list(itertools.accumulate(math.sqrt(size) for _, size in cells))
         begun = time.monotonic()
         for (opcode, size), share in zip(cells, shares, strict=True):
@@ -131,7 +132,7 @@ def _measure(
     seed: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """One cell of the figure, by all systems in turn; not again if that would end after ``until`` (of ``clock``)."""
+    """Measures one cell by all systems in turn; not again if that would end after ``until`` (of ``clock``)."""
     count = math.ceil(size * 1e9 / (PIECE_BYTES * CONCURRENCY))
     plan = Plan(opcode, PIECE_BYTES, CONCURRENCY, count, seed, size * LIMIT_S_PER_GB)
     last_s = 0.0
@@ -156,7 +157,7 @@ def _measure(
 
 
 def _rows(measured: Measured, system: System) -> dict[str, dict[str, dict[str, object]]]:
-    """Direction → size → what was measured."""
+    """Returns the measurements by direction, then size."""
     out: dict[str, dict[str, dict[str, object]]] = {}
     for opcode in OPCODES:
         for size in measured.sizes:
@@ -173,8 +174,8 @@ def _rows(measured: Measured, system: System) -> dict[str, dict[str, dict[str, o
 
 
 def _aim(measured: Measured, other: System | None, opcode: str) -> Aim:
-    """Throughput beside the other's (None: plain TCP with the connections and buffers that are best), at the worst of
-    the sizes. Not measured if a size or one of the others is missing: nobody knows then what is best."""
+    """Returns the aim for throughput beside the other's (None: plain TCP with the best connections and buffers), at the
+    worst of the sizes. It is not measured if a size or one of the others is missing: the best is unknown then."""
     name = f"Fig. 12, {opcode}: {TCP.label} / {other.label if other else 'best plain TCP'}"
     needed = [TCP, *([other] if other else SOCKETS)]
     if not all(measured.rates(system, opcode, size) for system in needed for size in measured.sizes):

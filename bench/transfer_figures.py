@@ -1,4 +1,4 @@
-"""What was measured of all systems at all points, and what is made of it: ratios, aims, tables, pictures."""
+"""The measurements of all systems at all points, and what is made of them: ratios, aims, tables, pictures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SOCKETS = [
     for connections in (1, 2, 4)
     for buffers, kib in (("256 KiB", 256), ("4 MiB", 4096))
 ]
-"""Connections × bytes of each one's buffers: what a core's cache holds, as ours has without checksums, and more."""
+"""Plain sockets by connections and buffers: as large as a core's cache holds, as ours without checksums, and larger."""
 PROCESS_VM = System("process_vm", "process_vm_readv/writev", "bench.transfer_raw", "process_vm")
 MEMCPY = System("memcpy", "memcpy", "bench.transfer_raw", "memcpy", processes=1)
 SYSTEMS = [TCP, UNCHECKED, SHM, OURS_BY_NIXL, AUTO, PEER, NIXL_TCP, NIXL_SHM, *SOCKETS, PROCESS_VM, MEMCPY]
@@ -63,7 +63,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The name for people."""
         return self.name.replace("x", "×").replace("KiB", " KiB").replace("MiB", " MiB")
 
     @property
@@ -71,7 +71,7 @@ class Point:
         return self.batch * self.size
 
     def plan(self, opcode: str, seed: int, quick: bool) -> Plan:
-        """Bytes for some tenths of a second: more of them the cheaper they are to move."""
+        """Returns a plan of bytes for some tenths of a second: more of them the cheaper they are to move."""
         if self.size >= MIB:
             total = max(self.nbytes * (1 if quick else 2), (128 if quick else 256) * MIB)
         elif self.batch > 1:
@@ -86,10 +86,10 @@ POINTS = [*(Point(1, size) for size in SINGLES), *(Point(batch, size) for batch,
 
 @dataclass
 class Measured:
-    """All samples, and why there are none of a system."""
+    """All samples, and the reasons of systems that have none."""
 
     samples: dict[tuple[str, str, str], list[Sample]] = field(default_factory=dict)
-    """(system, opcode, point) → one sample per repetition."""
+    """One sample per repetition, by (system, direction, point)."""
     missing: dict[str, str] = field(default_factory=dict)
 
     def values(self, system: System, opcode: str, point: Point, figure: str) -> list[float]:
@@ -97,12 +97,12 @@ class Measured:
         return [getattr(sample, figure) for sample in found]
 
     def ratios(self, ours: System, other: System, opcode: str, point: Point, figure: str) -> list[float]:
-        """Ours / other within each repetition; empty when either was not measured."""
+        """Returns ours / other within each repetition; empty when either was not measured."""
         pairs = zip(self.values(ours, opcode, point, figure), self.values(other, opcode, point, figure), strict=False)
         return [mine / theirs for mine, theirs in pairs]
 
     def best_sockets(self, opcode: str, point: Point) -> System:
-        """The connections and buffers with the best median here."""
+        """Returns the connections and buffers with the best median here."""
 
         def median(system: System) -> float:
             return statistics.median(self.values(system, opcode, point, "throughput_gb_s") or [0.0])
@@ -111,7 +111,7 @@ class Measured:
 
 
 def figures(measured: Measured, systems: Iterable[System]) -> dict[str, Any]:
-    """System → direction → point → figure → median, min, max."""
+    """Returns median, min and max by system, direction, point and figure."""
     out: dict[str, Any] = {}
     for system in systems:
         for opcode in OPCODES:
@@ -146,11 +146,11 @@ RATIOS: dict[str, tuple[System, System | None, str]] = {
     "auto_to_mooncake_throughput": (AUTO, PEER, "throughput_gb_s"),
     "checksum_on_to_off_throughput": (TCP, UNCHECKED, "throughput_gb_s"),
 }
-"""Name → ours, the other (None: the plain sockets that are best at the point), figure."""
+"""The name of each ratio, with ours, the other (None: the plain sockets that are best at the point), and the figure."""
 
 
 def comparisons(measured: Measured) -> dict[str, Any]:
-    """Ratio → direction → point → median, min, max; where both were measured."""
+    """Returns median, min and max by ratio, direction and point, where both were measured."""
     out: dict[str, Any] = {}
     for name, (ours, other, figure) in RATIOS.items():
         for opcode in OPCODES:
@@ -163,7 +163,7 @@ def comparisons(measured: Measured) -> dict[str, Any]:
 
 
 def aims(measured: Measured) -> list[Aim]:
-    """What was to be reached. Over several points the worst one counts."""
+    """Returns the aims. Over several points the worst one counts."""
     compared = comparisons(measured)
     large = [Point(1, size) for size in LARGE]
     with_batches = [point for point in POINTS if point.nbytes >= MIB]
@@ -207,7 +207,7 @@ def aims(measured: Measured) -> list[Aim]:
 
 
 def show(measured: Measured) -> None:
-    """Tables for people, on stderr."""
+    """Prints tables for people on stderr."""
     console = Console(stderr=True, width=120)
     for title, figure, points, digits in (
         ("Throughput, GB/s", "throughput_gb_s", POINTS, 2),
@@ -230,7 +230,7 @@ def show(measured: Measured) -> None:
 
 
 def draw(measured: Measured, folder: Path) -> None:
-    """The four pictures, into ``folder``."""
+    """Writes the four pictures into ``folder``."""
     one_each = [TCP, SHM, AUTO, PEER, SOCKETS[0], PROCESS_VM, MEMCPY, NIXL_TCP, NIXL_SHM]
 
     def panel(title: str, opcode: str, points: list[Point], systems: Iterable[System], figure: str) -> Panel:

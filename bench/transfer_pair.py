@@ -22,14 +22,14 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class System:
-    """What is measured: the module of its sides, and the option they get."""
+    """A system to measure: the module of its sides, and the option they get."""
 
     name: str
     label: str
     module: str
     option: str
     large_only: bool = False
-    """Measured from 1 MiB up: what it adds, it adds to many bytes."""
+    """The system is measured from 1 MiB up, since what it adds, it adds to many bytes."""
     in_quick: bool = True
     processes: int = 2
 
@@ -40,7 +40,7 @@ class SystemFailed(Exception):
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Neither Ctrl-C nor SIGTERM breaks off what is done here, which has bounds of its own. In the main thread."""
+    """Ignores Ctrl-C and SIGTERM for work that has bounds of its own. It must be used in the main thread."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -50,7 +50,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 class Side:
-    """One process, asked in JSON lines."""
+    """One process, which answers commands in JSON lines."""
 
     def __init__(
         self, python: Path, system: System, role: str, nbytes: int, address: Any, log: Path, src: Path
@@ -88,12 +88,12 @@ class Side:
 
     def ask(self, within_s: float = ANSWER_S, **command: Any) -> dict[str, Any]:
         stream: IO[bytes] = self._process.stdin  # type: ignore[assignment]
-        with contextlib.suppress(BrokenPipeError):  # then there is no answer, which says why
+        with contextlib.suppress(BrokenPipeError):  # the missing answer says why
             stream.write(json.dumps(command).encode() + b"\n")
         return self.answer(within_s)
 
     def stop(self) -> None:
-        """All its threads, until ``go_on``: some systems poll while they are idle."""
+        """Stops all its threads until ``go_on``: some systems poll while they are idle."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -120,18 +120,15 @@ class Sample:
     p99_us: float
     cpu_s_per_gb: float
     gigabytes: float
-    """What was moved, less than was planned where the time was up."""
+    """The gigabytes moved, fewer than planned where the time was up."""
 
 
 class Pair:
-    """A system's processes. They are stopped but while they are measured, so that none takes another's cores."""
+    """A system's processes. They are stopped except while they are measured, so that none takes another's cores."""
 
     def __init__(self, system: System, python: Path, nbytes: int, logs: Path, src: Path = ROOT / "src") -> None:
-        """Starts the first of them; what comes next, ``introduce`` and ``ready``, is done when it is needed.
-
-        Args:
-            src: where pinyon is, in Python or compiled.
-        """
+        """Starts the first process; ``introduce`` and ``ready`` follow when needed. ``src`` has pinyon, in Python or
+        compiled."""
         self._system = system
         self._nbytes = nbytes
         self._where = python, logs, src
@@ -145,12 +142,12 @@ class Pair:
         self._sides[role] = Side(python, self._system, role, self._nbytes, address, log, src)
 
     def introduce(self) -> None:
-        """Wait for the target and start the initiator with its address. Raises :class:`SystemFailed`."""
+        """Waits for the target and starts the initiator with its address. Raises :class:`SystemFailed`."""
         if INITIATOR not in self._sides:
             self._start(INITIATOR, self._sides[TARGET].answer()["address"])
 
     def ready(self) -> None:
-        """Wait until it can be measured. Raises :class:`SystemFailed`."""
+        """Waits until the system can be measured. Raises :class:`SystemFailed`."""
         self.introduce()
         if not self._stopped:
             self._sides[INITIATOR].answer()
@@ -167,7 +164,7 @@ class Pair:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Its processes run."""
+        """Lets the processes run."""
         self.ready()
         for side in self._sides.values():
             side.go_on()
@@ -177,7 +174,7 @@ class Pair:
             self._stop()
 
     def measure(self, plan: Plan, seed: int, verify: bool) -> Sample:
-        """Move what the plan says, once; ``seed`` is of the bytes. Raises :class:`SystemFailed`."""
+        """Moves what the plan says, once; ``seed`` is of the bytes. Raises :class:`SystemFailed`."""
         with self.awake():
             return self._measure(plan, seed, verify)
 

@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine as one side of a transfer. Runs in an environment that has it, and not pinyon."""
+"""Mooncake's transfer engine as one side of a transfer, in an environment that has the engine, and not pinyon."""
 
 from __future__ import annotations
 

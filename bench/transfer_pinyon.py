@@ -1,7 +1,7 @@
 """pinyon's transfer engine as one side of a transfer.
 
-``option`` is the transport that is forced, or ``auto``, or ``nixl`` (what can be by NIXL, the rest as ``auto``); after
-a comma may follow ``off``: no checksums.
+``option`` is the transport that is forced, or ``auto``, or ``nixl`` (what can be by NIXL, the rest as ``auto``).
+``off`` may follow after a comma: no checksums.
 """
 
 from __future__ import annotations

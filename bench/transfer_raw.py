@@ -1,4 +1,4 @@
-"""The limits: what plain sockets, cross-memory copies and memcpy do for the same blocks, with nothing around them."""
+"""The limits: plain sockets, cross-memory copies and memcpy for the same blocks, with nothing around them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 from bench.transfer_side import READ, TARGET, WRITE, Block, Initiator, Memory, run
 
 _HEAD = struct.Struct("<cIQQ")
-"""Opcode, blocks that follow in a list (0: one block, described here), offset, length (the list's total)."""
+"""The opcode, the blocks that follow in a list (0: one block, described here), offset, length (the list's total)."""
 _ITEM = struct.Struct("<QQ")
 _DONE = b"done"
 _IOV_MAX = 1024
 
 
 def _option(text: str) -> tuple[int, int]:
-    """``CONNECTIONS,KIB``: how many, and the bytes of each socket's buffers."""
+    """Parses ``CONNECTIONS,KIB``: the number of connections, and the bytes of each socket's buffers."""
     connections, kib = text.split(",")
     return int(connections), int(kib) << 10
 
@@ -34,14 +34,14 @@ def _tune(sock: socket.socket, buffer_bytes: int) -> None:
 
 
 def _send(sock: socket.socket, buffers: list[memoryview]) -> None:
-    """One gathering call; what a signal or IOV_MAX left over goes in further ones."""
+    """Sends buffers in one gathering call; what a signal or IOV_MAX left over goes in further ones."""
     rest = buffers
     while rest:
         rest = _after(rest, sock.sendmsg(rest[:_IOV_MAX]))
 
 
 def _receive(sock: socket.socket, buffers: list[memoryview]) -> bool:
-    """False: the other side closed."""
+    """Fills the buffers, and returns False if the peer closed before."""
     rest = buffers
     while rest:
         if len(rest) == 1:
@@ -63,7 +63,7 @@ def _after(buffers: list[memoryview], moved: int) -> list[memoryview]:
 
 
 class SocketsTarget:
-    """One thread per connection: a header, then the payload into place and a short answer, or the payload back."""
+    """A target, one thread per connection: header, then payload into place and a short answer, or payload back."""
 
     def __init__(self, memory: Memory, option: str) -> None:
         self.memory = memory
@@ -108,7 +108,7 @@ class SocketsTarget:
 
 
 class SocketsInitiator(Initiator):
-    """A transfer is divided evenly over the connections."""
+    """An initiator that divides a transfer evenly over its connections."""
 
     def __init__(self, memory: Memory, option: str, address: dict[str, Any]) -> None:
         self.memory = memory
@@ -171,7 +171,7 @@ class SocketsInitiator(Initiator):
 
 
 def _divided(blocks: Sequence[Block], parts: int) -> list[list[Block]]:
-    """Even parts: of the list, or of the one block."""
+    """Returns even parts of the list, or of its one block."""
     if len(blocks) == 1:
         here, there, size = blocks[0]
         step = size // parts
@@ -189,7 +189,7 @@ _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 
 class CrossMemoryTarget:
-    """Only has its memory, and lets any process of the user at it."""
+    """A target that only has its memory, and lets any process of the user access it."""
 
     def __init__(self, memory: Memory, option: str) -> None:
         self.memory = memory
@@ -203,7 +203,7 @@ class CrossMemoryTarget:
 
 
 class CrossMemoryInitiator(Initiator):
-    """process_vm_readv(2) and process_vm_writev(2), one call per transfer."""
+    """An initiator by process_vm_readv(2) and process_vm_writev(2), one call per transfer."""
 
     def __init__(self, memory: Memory, option: str, address: dict[str, Any]) -> None:
         self.memory = memory
@@ -230,7 +230,7 @@ class CrossMemoryInitiator(Initiator):
 
 
 class MemcpyInitiator(Initiator):
-    """memmove(3) between two memories of one process, one call per block."""
+    """An initiator by memmove(3) between two memories of one process, one call per block."""
 
     def __init__(self, memory: Memory, option: str, address: dict[str, Any]) -> None:
         self.memory = memory

@@ -28,7 +28,7 @@ _TILE_BYTES = 1_048_573
 _WARM_UP_BYTES = 1 << 20
 
 Block = tuple[int, int, int]
-"""Offset in the initiator's memory, offset in the target's, length; bytes."""
+"""The offsets in the initiator's memory and in the target's, and the length, in bytes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +45,7 @@ class Plan:
     count: int
     seed: int = 1
     limit_s: float = 45.0
-    """No further call is begun after so long: the slowest system does not decide how long all take."""
+    """The time after which no further call begins: the slowest system must not decide how long all take."""
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +53,7 @@ class Plan:
 
 
 def calls_of(plan: Plan, span: int) -> list[list[Block]]:
-    """The blocks of each call: all over ``span`` bytes on both sides, in a different order on each, as paged KV lies.
+    """Returns the blocks of each call: all over ``span`` bytes on both sides, in two random orders, as paged KV lies.
 
     When the calls need more room than there is they use it again from the start, with the same partners.
     """
@@ -72,7 +72,7 @@ def calls_of(plan: Plan, span: int) -> list[list[Block]]:
 
 
 class Unavailable(Exception):
-    """This system cannot be measured here; the text says why."""
+    """The system cannot be measured here; the text says why."""
 
 
 class Memory:
@@ -92,13 +92,13 @@ class Memory:
         return random.Random(seed).randbytes(_TILE_BYTES)
 
     def fill(self, seed: int, nbytes: int) -> None:
-        """Write the pattern of this seed into the first ``nbytes``."""
+        """Writes the pattern of this seed into the first ``nbytes``."""
         tile = self._pattern(seed)
         for start in range(0, nbytes, _TILE_BYTES):
             ctypes.memmove(self.address + start, tile, min(_TILE_BYTES, nbytes - start))
 
     def holds(self, seed: int, offset: int, source_offset: int, length: int) -> bool:
-        """Do these bytes equal the pattern's at ``source_offset``?"""
+        """Returns whether these bytes equal the pattern's at ``source_offset``."""
         tile = self._pattern(seed) if seed != self._last[0] else self._last[1]
         self._last = (seed, tile)
         at = ctypes.cast(ctypes.c_char_p(tile), ctypes.c_void_p).value or 0
@@ -114,28 +114,28 @@ class Memory:
 
 
 class Target(Protocol):
-    """Serves its memory until it is closed."""
+    """A side that serves its memory until it is closed."""
 
     memory: Memory
 
     def address(self) -> dict[str, Any]:
-        """What an initiator needs to reach it, as plain JSON values."""
+        """Returns what an initiator needs to reach this target, as plain JSON values."""
         ...
 
     def close(self) -> None: ...
 
 
 class Initiator(Protocol):
-    """Moves blocks between its memory and the target's."""
+    """A side that moves blocks between its memory and the target's."""
 
     memory: Memory
 
     def prepare(self, opcode: str, blocks: Sequence[Block]) -> Callable[[], None]:
-        """The call that moves these blocks and returns when all have arrived; raises if they did not."""
+        """Returns the call that moves these blocks, and returns when all have arrived; it raises if they did not."""
         ...
 
     def others(self) -> dict[str, Memory]:
-        """The target's memory under ``TARGET``, where there is no process for it."""
+        """Returns the target's memory under ``TARGET``, where there is no process for it."""
         return {}
 
     def close(self) -> None: ...
@@ -144,13 +144,13 @@ class Initiator(Protocol):
 def run(
     target: Callable[[Memory, str], Target] | None, initiator: Callable[[Memory, str, dict[str, Any]], Initiator]
 ) -> None:
-    """The main program of a side: ``ROLE NBYTES OPTION ADDRESS PARENT``; ADDRESS is what the target answered first,
-    PARENT the process that started it, which it does not outlive.
+    """Runs the main program of a side: ``ROLE NBYTES OPTION ADDRESS PARENT``. ADDRESS is what the target answered
+    first, PARENT the process that started this one, which does not outlive it.
 
     Without a target, the initiator moves bytes within its own process, and its second memory is the target's.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would not notice
-    if os.getppid() != int(sys.argv[5]):  # it ended before that
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would not notice its parent's end
+    if os.getppid() != int(sys.argv[5]):  # the parent ended before prctl
         sys.exit("the starting process is gone")
     role, nbytes, option = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     answer = _private_stdout()
@@ -171,7 +171,7 @@ def run(
 
 
 def _private_stdout() -> Callable[[dict[str, Any]], None]:
-    """Keep stdout for the answers: whatever else prints goes to stderr from here on."""
+    """Keeps stdout for the answers of the returned function: all other output goes to stderr from here on."""
     stream = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -204,7 +204,7 @@ def _answer_commands(
 
 
 def _wrong_blocks(memory: Memory, plan: Plan, calls: int, seed: int, where: str) -> int:
-    """How many blocks of the plan's first calls in this memory do not hold the pattern that the other side has."""
+    """Returns how many blocks of the plan's first calls do not hold the pattern that the other side has."""
     wrong = 0
     for call in {tuple(blocks) for blocks in calls_of(plan, memory.nbytes)[:calls]}:
         for here, there, length in call:
@@ -214,19 +214,19 @@ def _wrong_blocks(memory: Memory, plan: Plan, calls: int, seed: int, where: str)
 
 
 def _cpu_s() -> float:
-    """User and system time of this process so far, all threads, also those that ended."""
+    """Returns user and system time of this process so far, all threads, also those that ended."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def _beginning(blocks: list[Block]) -> list[Block]:
-    """These blocks as far as they fit into the warm-up's bytes."""
+    """Returns these blocks as far as they fit into the warm-up's bytes."""
     size = blocks[0][2]
     return [(here, there, min(size, _WARM_UP_BYTES)) for here, there, _ in blocks[: max(1, _WARM_UP_BYTES // size)]]
 
 
 def _timed(initiator: Initiator, plan: Plan) -> dict[str, float]:
-    """Prepare all calls, make one like them but small (cores awake, connections open), then time each, as many as
+    """Prepares all calls, makes one like them but small (cores awake, connections open), then measures each, as many as
     there is time for."""
     prepared: dict[int, Callable[[], None]] = {}
     calls = []

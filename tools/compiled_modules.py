@@ -1,5 +1,5 @@
-"""Which modules mypyc compiles: pure ones that decide often, the way of small transfers, a request's way through the
-front door, and what stays Python of them with the reason.
+"""The modules that mypyc compiles: pure ones that decide often, the way of small transfers, a request's way through the
+front door. Those of them that stay Python are listed with the reason.
 
 Paths are below ``src/pinyon``, of the laboratory below ``src/pinyon_lab``, of services below ``services``. A module
 that is not named here is not compiled, a new one in a room that is named is.
@@ -47,7 +47,7 @@ COMPILED = (
     "frontdoor/upstreams/*.py",
 )
 
-# Of the simulator, whatever holds parts that a journal may record stays Python: see decisions/front.py.
+# Modules of the simulator that hold parts which a journal may record stay Python: see decisions/front.py.
 LAB = (
     "caches/*.py",
     "policies/*.py",
@@ -90,7 +90,7 @@ SERVICES = (
         )
     ),
 )
-"""What messages to the conductor do, and a request's way through a worker, up to the engine."""
+"""The modules that handle messages to the conductor, and a request's way through a worker, up to the engine."""
 
 SERVICES_LEFT_OUT = {
     "*/__init__.py": "a line of text",
@@ -99,7 +99,7 @@ SERVICES_LEFT_OUT = {
 
 
 def compiled_services(services: Path, patterns: Sequence[str] = SERVICES) -> list[Path]:
-    """The files, with the folder ``services``, in order of their names."""
+    """Returns the files, with the folder ``services``, in order of their names."""
     names = {path.relative_to(services).as_posix() for pattern in patterns for path in services.glob(pattern)}
     return [
         Path(services.name, name)
@@ -109,8 +109,8 @@ def compiled_services(services: Path, patterns: Sequence[str] = SERVICES) -> lis
 
 
 def compiled_modules(src: Path, patterns: Sequence[str] = COMPILED) -> list[Path]:
-    """The files, relative to ``src``, in order of their names. A test may ask for some rooms alone; the laboratory's
-    are among all, where it is."""
+    """Returns the files, relative to ``src``, in order of their names. A test may ask for some rooms alone; the
+    laboratory's are among all, where it is."""
     found = []
     for name, chosen in ("pinyon", patterns), ("pinyon_lab", LAB if patterns == COMPILED else ()):
         package = src / name

@@ -1,14 +1,14 @@
-"""``src/pinyon`` and ``services`` once more, with the modules of ``tools/compiled_modules.py`` as machine code beside
+"""A copy of ``src/pinyon`` and ``services``, with the modules of ``tools/compiled_modules.py`` as machine code beside
 their sources.
 
     python -m tools.compiled_tree [--out FOLDER] [--optimize LEVEL] [--jobs N]
 
 Nothing is written beside the sources: a compiled module found there would run in place of an edited one. The tree takes
-their place on the path; whoever runs there and edits the sources runs what was. One that is there already and was made
-of the same sources, by the same mypyc, interpreter and options, is taken as it is.
+their place on the path; edits of the sources have no effect there. A tree that was made of the same sources, by the
+same mypyc, interpreter and options, is taken as it is.
 
-Exit status: 0 made or found, 1 a source that mypyc or the compiler refuses, 3 this machine lacks something (the C
-compiler, Python's headers, mypyc), with the reason on one line.
+Exit status: 0 made or found, 1 a source that mypyc or the compiler refuses. Status 3: this machine lacks something (the
+C compiler, Python's headers, mypyc), with the reason on one line.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ ROOT = Path(__file__).resolve().parent.parent
 LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.so")
 STAMP = "compiled.stamp"
 MYPY_OPTIONS = ("--follow-imports=silent", "--ignore-missing-imports")
-"""Not strict, as ``./dev check`` is: what some classes derive from is of packages that need not be here."""
+"""The options are less strict than ``./dev check``: some classes derive from packages that need not be here."""
 CC_OPTIONS = ("-fPIC", "-fwrapv", "-DNDEBUG", "-w", "-fno-semantic-interposition")
 LINK_OPTIONS = ("-shared", "-Wl,-Bsymbolic")
-"""Nobody puts other functions in the place of these, so they call each other directly."""
+"""The functions call each other directly, since nothing puts others in their place."""
 OPTIMIZE = "2"
-"""-O2: -O3 takes longer and was not faster."""
+"""The compiler's -O2: -O3 takes longer and was not faster."""
 COMPILE_S = 1800.0
-"""One call of the compiler: services are one file, and the machine may be busy."""
+"""The time for one call of the compiler: services are one file, and the machine may be busy."""
 
 
 class Lacking(Exception):
-    """What this machine would need to compile."""
+    """The machine lacks something that compiling needs; the text says what."""
 
 
 def compiler() -> list[str]:
-    """``CC``, or what Python was built with, or ``cc``. Raises :class:`Lacking`."""
+    """Returns ``CC``, or what Python was built with, or ``cc``. Raises :class:`Lacking`."""
     for command in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
         words = shlex.split(command or "")
         if words and shutil.which(words[0]):
@@ -57,7 +57,7 @@ def compiler() -> list[str]:
 
 
 def headers() -> Path:
-    """The folder of ``Python.h``. Raises :class:`Lacking`."""
+    """Returns the folder of ``Python.h``. Raises :class:`Lacking`."""
     folder = Path(sysconfig.get_path("include"))
     if not (folder / "Python.h").is_file():
         raise Lacking(f"no Python.h in {folder}; on Debian and Ubuntu: apt-get install python3-dev")
@@ -65,7 +65,7 @@ def headers() -> Path:
 
 
 def mypyc_version() -> str:
-    """Raises :class:`Lacking`."""
+    """Returns mypy's version. Raises :class:`Lacking`."""
     try:
         import mypyc.build  # noqa: F401 - it needs setuptools as well, from Python 3.12 on
     except ImportError as error:
@@ -74,7 +74,7 @@ def mypyc_version() -> str:
 
 
 def lacking() -> str:
-    """Why nothing can be compiled here, in words; empty if it can."""
+    """Returns why nothing can be compiled here, in words; empty if it can."""
     try:
         compiler(), headers(), mypyc_version()
     except Lacking as error:
@@ -83,7 +83,7 @@ def lacking() -> str:
 
 
 def compiled_files(tree: Path) -> list[Path]:
-    """The extension modules of a tree, relative to it."""
+    """Returns the extension modules of a tree, relative to it."""
     return sorted(path.relative_to(tree) for path in tree.rglob(f"*{sysconfig.get_config_var('EXT_SUFFIX')}"))
 
 
@@ -95,7 +95,7 @@ def is_current(
     services: Path | None = None,
     optimize: str = OPTIMIZE,
 ) -> bool:
-    """Whether ``out`` is what :func:`make_tree` would make. Raises :class:`Lacking`."""
+    """Returns whether ``out`` is what :func:`make_tree` would make. Raises :class:`Lacking`."""
     stamp = out / STAMP
     return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(src, patterns, services, optimize)
 
@@ -109,13 +109,13 @@ def make_tree(
     optimize: str = OPTIMIZE,
     jobs: int | None = None,
 ) -> bool:
-    """Makes ``out`` unless it is there and of these sources; whether it was made.
+    """Makes ``out`` unless it is there and of these sources; returns whether it was made.
 
     ``services`` is the folder of that name, None: the tree has none. ``optimize`` is the compiler's level, 0 to 3;
     ``jobs`` how many compilers run at a time (default: a processor each). Raises :class:`Lacking`, and
     ``subprocess.CalledProcessError`` where the compiler fails; ends the process with mypy's messages where mypyc does.
     """
-    if reason := lacking():  # the compiler first: who has none is not sent for mypyc before
+    if reason := lacking():  # the compiler comes first: without one, mypyc is of no use
         raise Lacking(reason)
     stamp = _stamp(src, patterns, services, optimize)
     if is_current(out, src=src, patterns=patterns, services=services, optimize=optimize):
@@ -140,7 +140,7 @@ def make_tree(
 
 
 def _packages(src: Path) -> list[Path]:
-    """The packages of a tree; an image has no laboratory."""
+    """Returns the packages of a tree; an image has no laboratory."""
     return [src / name for name in ("pinyon", "pinyon_lab") if (src / name).is_dir()]
 
 
@@ -157,8 +157,8 @@ def _stamp(src: Path, patterns: Sequence[str], services: Path | None, optimize: 
 
 
 def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimize: str, jobs: int) -> None:
-    """From sources to shared libraries, in place. ``group`` is mypyc's name for what is compiled together: the code is
-    in one shared library, ``pinyon__mypyc``."""
+    """Compiles sources to shared libraries, in place. ``group`` is mypyc's name for what is compiled together: the code
+    is in one shared library, ``pinyon__mypyc``."""
     cc, include, suffix = compiler(), headers(), sysconfig.get_config_var("EXT_SUFFIX")
     from mypyc.build import mypycify
 
@@ -178,8 +178,8 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
             ],
             opt_level=optimize,
             debug_level="0",
-            # In one file, what is not optimized compiles in two thirds of the time: each file reads all headers. What
-            # is takes one compiler several minutes so, and 1 GB; in many files, two processors half of that.
+            # Without optimization, one file compiles in two thirds of the time: each file reads all headers. With it,
+            # one file takes one compiler several minutes, and 1 GB; many files take two processors half of that.
             multi_file=optimize != "0",
             group_name=group,
             target_dir=str(work),

@@ -1,4 +1,4 @@
-"""Puts the compiled modules into the wheel, beside their sources: a build hook of hatchling, off unless asked for.
+"""A build hook of hatchling, off unless asked for, that puts the compiled modules into the wheel beside their sources.
 
 HATCH_BUILD_HOOK_ENABLE_CUSTOM=true python -m hatchling build -t wheel       # ./dev build
 """
@@ -13,7 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledWheel(BuildHookInterface[Any]):
-    """The wheel is then for this interpreter and machine (``cp311-cp311-linux_x86_64``) instead of ``py3-none-any``."""
+    """The hook: the wheel is for this interpreter and machine (``cp311-cp311-linux_x86_64``), not ``py3-none-any``."""
 
     PLUGIN_NAME = "custom"
 

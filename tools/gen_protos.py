@@ -1,4 +1,4 @@
-"""Generate ``pinyon.api`` from ``protos/``.
+"""The generator of ``pinyon.api`` from ``protos/``.
 
 ``./dev protos`` writes into ``src``; ``--out DIR`` writes elsewhere (the drift test compares the two).
 """
@@ -15,7 +15,7 @@ PROTOS = ROOT / "protos"
 
 
 def generate(out: Path) -> list[Path]:
-    """Write ``*_pb2.py``, ``*_pb2.pyi`` and ``*_pb2_grpc.py`` below ``out`` and return their paths."""
+    """Writes ``*_pb2.py``, ``*_pb2.pyi`` and ``*_pb2_grpc.py`` below ``out`` and returns their paths."""
     from grpc_tools import protoc
 
     sources = sorted(PROTOS.rglob("*.proto"))

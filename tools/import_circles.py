@@ -1,4 +1,4 @@
-"""No circle of files: fails and prints every circle of imports in src, services, launch, bench, tools and tests.
+"""A check that fails and prints every circle of imports in src, services, launch, bench, tools and tests.
 
 Imports inside functions and under ``TYPE_CHECKING`` count: a reader meets them as well. ``from package import name``
 counts as an import of the module ``package.name`` if there is one, else of ``package/__init__.py``. A package's
@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = {"src": "src", "services": ".", "launch": ".", "bench": ".", "tools": ".", "tests": "."}
-"""Where files are looked for, and below what their dotted names begin."""
+"""The folders of files, each with the folder below which dotted names begin."""
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Dotted name to file; a package's name stands for its ``__init__.py``."""
+    """Returns the file of each dotted name; a package's name stands for its ``__init__.py``."""
     found: dict[str, Path] = {}
     for folder, base in FOLDERS.items():
         for path in sorted((root / folder).rglob("*.py")):
@@ -31,7 +31,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def imports_of(name: str, path: Path, modules: dict[str, Path]) -> dict[str, int]:
-    """The modules that ``name`` imports, each with the line where it does so first."""
+    """Returns the modules that ``name`` imports, each with the line of its first import."""
     found: dict[str, int] = {}
     for target, line in _targets(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         module = next((candidate for candidate in _shortened(target) if candidate in modules), None)
@@ -49,19 +49,19 @@ def _targets(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _shortened(target: str) -> Iterator[str]:
-    """``a.b.c`` as it is, then ``a.b``, then ``a``: the longest that is a module is meant."""
+    """Yields ``a.b.c`` as it is, then ``a.b``, then ``a``: the longest that is a module is meant."""
     while target:
         yield target
         target = target.rpartition(".")[0]
 
 
 def circles(graph: dict[str, dict[str, int]]) -> list[list[str]]:
-    """One shortest circle of each knot (strongly connected component) of more than one file, sorted."""
+    """Returns one shortest circle of each knot (strongly connected component) of more than one file, sorted."""
     return sorted(_shortest_circle(knot, graph) for knot in _knots(graph) if len(knot) > 1)
 
 
 def _knots(graph: dict[str, dict[str, int]]) -> list[set[str]]:
-    """Tarjan's algorithm, with a stack of its own: chains of imports may be long."""
+    """Returns the knots by Tarjan's algorithm, with a stack of its own: chains of imports may be long."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

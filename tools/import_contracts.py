@@ -1,4 +1,4 @@
-"""An import-linter contract for the rooms: what they may import, not what they must not.
+"""An import-linter contract that says what the rooms may import, not what they must not.
 
 import-linter's own ``forbidden`` contract cannot say "this package, except these two parts of it", and it needs every
 unwanted package listed. ``PureContract`` names the rooms and what they are allowed; everything else is a violation.
@@ -21,8 +21,8 @@ class PureContract(Contract):
     """Modules of ``rooms``, except those of ``edges``, import only each other and what is allowed here.
 
     - ``rooms``: packages or modules, with everything below them; one that does not exist yet is no error
-    - ``edges``: parts of the rooms that are exempt, and that the rooms must not import; below an edge a room
-      may be named again: the longest name that fits a module decides
+    - ``edges``: parts of the rooms that are exempt, and that the rooms must not import. Below an edge a room may be
+      named again: the longest name that fits a module decides
     - ``may_import``: further first-party packages, with everything below them
     - ``packages``: third-party packages, ``*`` for any
     - ``packages_of_one_room``: ``room: package package`` for what only that room may import
@@ -77,7 +77,7 @@ class PureContract(Contract):
 
 
 def _nearest(module: str, packages: Iterable[str]) -> int:
-    """Length of the longest of ``packages`` that ``module`` is or lies in; 0 if none."""
+    """Returns the length of the longest of ``packages`` that ``module`` is or lies in; 0 if none."""
     return max((len(package) for package in packages if _within(module, [package])), default=0)
 
 

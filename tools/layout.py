@@ -3,8 +3,8 @@
     python -m tools.layout [ROOT]
 
 Lines are those of Python files, blank ones and comments included; generated code (``pinyon/api``) is left out. Two
-folders import each other where a file of the first imports one of the second and the other way round; a folder's
-``__init__.py`` belongs to it, and folders within a folder count as others. Exit status: 1 where such a pair is left.
+folders import each other where a file of each imports one of the other. A folder's ``__init__.py`` belongs to it, and
+folders within a folder count as others. Exit status: 1 where such a pair is left.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from tools.import_circles import imports_of, modules_of
 GENERATED = "src/pinyon/api/"
 PRODUCT = ("src/", "services/", "launch/")
 SERVING = ("src/pinyon/", "services/")
-"""What serves; the rest of the product is the lab and what launches a suite."""
+"""The code that serves; the rest of the product is the lab and what launches a suite."""
 FRONT_DOOR = ("services/lb/", "services/router/", "src/pinyon/http/", "src/pinyon/openai/", "src/pinyon/frontdoor/")
 
 
 def lines_of(root: Path) -> dict[str, int]:
-    """Of every file of the product, by its path below ``root``."""
+    """Returns the lines of every file of the product, by its path below ``root``."""
     files = (path for folder in PRODUCT for path in sorted((root / folder).rglob("*.py")))
     names = ((path.relative_to(root).as_posix(), path) for path in files)
     return {name: len(path.read_text().splitlines()) for name, path in names if not name.startswith(GENERATED)}
 
 
 def room_of(name: str) -> str:
-    """``src/pinyon/placement`` and ``services/lb``: two folders below ``src``, else one below the first."""
+    """Returns ``src/pinyon/placement`` or ``services/lb``: two folders below ``src``, else one below the first."""
     parts = name.split("/")[:-1]
     return "/".join(parts[: 3 if parts[0] == "src" else 2])
 
 
 def pairs(root: Path) -> list[tuple[str, str, str, str]]:
-    """Folders that import each other, each pair with one file of either that does so."""
+    """Returns folders that import each other, each pair with one file of either that does so."""
     modules = modules_of(root)
     files = {name: path.relative_to(root).as_posix() for name, path in modules.items()}
     edges: dict[tuple[str, str], str] = {}

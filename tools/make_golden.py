@@ -1,13 +1,13 @@
-"""Makes ``tests/data/golden``: tiny random checkpoints and what ``transformers`` computes from them.
+"""A script that makes ``tests/data/golden``: tiny random checkpoints and what ``transformers`` computes from them.
 
-Run once, by hand, in an environment of its own (the project does not depend on these)::
+It is run once, by hand, in an environment of its own (the project does not depend on these)::
 
     pip install torch transformers tokenizers
     python tools/make_golden.py tests/data/golden
 
-Each folder is a complete Hugging Face checkpoint plus ``golden.npz``: for every prompt ``i`` its tokens
-(``prompt_i``), logits after the rows ``rows_i`` (``logits_i``, float32) and a greedy continuation (``greedy_i``). All
-are computed in float32 on one thread; half-precision checkpoints are the same values widened.
+Each folder is a complete Hugging Face checkpoint plus ``golden.npz``: for every prompt ``i`` its tokens (``prompt_i``),
+logits after the rows ``rows_i`` (``logits_i``, float32) and a greedy continuation (``greedy_i``). All are computed in
+float32 on one thread; half-precision checkpoints are the same values widened.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Norm weights off one and biases off zero, so that leaving one out shows."""
+    """Draws norm weights off one and biases off zero, so that leaving one out shows."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -125,7 +125,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def greedy(model: Any, prompt: list[int]) -> tuple[list[int], float]:
-    """The continuation without any cache, and the smallest gap between the best and the second best logit."""
+    """Returns the continuation without any cache, and the smallest gap between the best and the second best logit."""
     tokens, margin = list(prompt), float("inf")
     for _ in range(GREEDY_TOKENS):
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]

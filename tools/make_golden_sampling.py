@@ -1,14 +1,14 @@
-"""Makes ``tests/data/sampling.npz``: what ``transformers``' logits processors make of random rows of logits.
+"""A script that makes ``tests/data/sampling.npz``: what ``transformers``' logits processors make of random logits.
 
-Run once, by hand, in an environment of its own (the project does not depend on these)::
+It is run once, by hand, in an environment of its own (the project does not depend on these)::
 
     pip install torch transformers
     python tools/make_golden_sampling.py tests/data
 
 ``logits`` is ``(rows, vocab)``, ``tokens`` are those of a request so far, of which the last ``generated`` ones were
-generated. For every row and case ``i`` (``case_i`` are its parameters as JSON) ``scores_i`` has the scores after the
-processors, in the order in which this project applies them; -inf for what may not be sampled. ``log_softmax`` is that
-of the plain logits, in float64.
+generated. For every row and case ``i``, ``case_i`` has the parameters as JSON, and ``scores_i`` the scores after the
+processors, in the order in which this project applies them. Tokens that may not be sampled have -inf.
+``log_softmax`` is that of the plain logits, in float64.
 """
 
 from __future__ import annotations

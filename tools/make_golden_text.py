@@ -1,15 +1,16 @@
-"""Makes ``tests/data/golden_text``: tiny random checkpoints, and what ``transformers`` makes of texts and chats there.
+"""A script that makes ``tests/data/golden_text``: tiny random checkpoints, and what ``transformers`` makes of texts
+there.
 
-Run once, by hand, in an environment of its own (the project does not depend on these)::
+It is run once, by hand, in an environment of its own (the project does not depend on these)::
 
     pip install torch transformers tokenizers
     python -m tools.make_golden_text tests/data/golden_text
 
-Each folder is a complete Hugging Face checkpoint in the form that models of its kind have, plus ``golden.json``: text
-prompts with their tokens (with and without special tokens around them), conversations with their rendering and tokens,
-and for each the greedy continuation by ``generate`` and its text; two prompts with the log-probabilities of their
-tokens, and two with a repetition penalty. All is computed in float32 on one thread. ``settings.json``: what other
-tokenizer_config.json files beside these tokenizers come to. The values there were made
+Each folder is a complete Hugging Face checkpoint in the form that models of its kind have, plus ``golden.json``. That
+has text prompts with their tokens (with and without special tokens around them), and conversations with their rendering
+and tokens. For each there is the greedy continuation by ``generate`` and its text; two prompts have the
+log-probabilities of their tokens, and two a repetition penalty. All is computed in float32 on one thread.
+``settings.json`` has what other tokenizer_config.json files beside these tokenizers come to. The values there were made
 with transformers 5.23.0.
 """
 
@@ -137,7 +138,7 @@ def byte_level(digits: str, *, nfc: bool) -> Tokenizer:
 
 
 def metaspace(*, prepend: bool) -> Tokenizer:
-    """SentencePiece's form with byte fallback; ``prepend``: as Llama 2's file has it, else as newer ones do."""
+    """Returns a tokenizer in SentencePiece's form with byte fallback; ``prepend``: as Llama 2, else as newer ones."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=VOCAB - 259, show_progress=False))
@@ -180,7 +181,7 @@ LLAMA3 = put_bos(byte_level("{1,3}", nfc=False), "<|bos|>")
 QWEN = byte_level("", nfc=True)
 QWEN.post_processor = processors.ByteLevel(trim_offsets=False)
 
-# name: configuration, model, changes, tokenizer, tokenizer_config.json, chat template, who loads the tokenizer
+# name: configuration, model, changes, tokenizer, tokenizer_config.json, chat template, loader of the tokenizer
 VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], Tokenizer, dict[str, Any], str, Any]] = {
     "llama-bytes-bos": (
         *(LlamaConfig, LlamaForCausalLM, {"rope_scaling": LLAMA3_ROPE}, LLAMA3),
@@ -213,7 +214,7 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any], Tokenizer, dict[str, Any], s
 
 
 class TooClose(Exception):
-    """Some greedy choice hangs on rounding."""
+    """A greedy choice hangs on rounding."""
 
 
 def generated(model: Any, tokens: list[int], penalty: float = 1.0) -> list[int]:
@@ -317,7 +318,7 @@ ODD: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen2-bytes", "qwen2", {"added_tokens_decoder": {"4": {"content": "<|end|>", "lstrip": True, "special": True}}}),
     ("qwen2-bytes", "llama", {"added_tokens_decoder": {"4": {"content": "<|end|>", "rstrip": True, "special": False}}}),
 ]
-"""Checkpoint, model type and tokenizer_config.json, in combinations that are seldom or contradict each other."""
+"""Checkpoints, model types and tokenizer_config.json files, in combinations that are rare or contradict each other."""
 
 
 def make_odd(folder: Path) -> None:

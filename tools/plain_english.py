@@ -24,9 +24,9 @@ READY: tuple[str, ...] = (
             *("placement", "profiles", "runtime", "store", "transfer"),
         )
     ),
-    *(f"src/pinyon_lab/{room}" for room in ("caches", "cli", "figures", "pictures", "policies", "replay")),
+    *(f"src/pinyon_lab/{room}" for room in ("caches", "cli", "figures", "papers", "pictures", "policies", "replay")),
     *("services/conductor", "services/kvstore", "services/lb", "services/worker"),
-    *("launch", "tests", "tools/plain_english.py"),
+    *("launch", "tests", "tools", "bench", "docs/use"),
 )
 """Files and folders whose prose passes; each that joins them stays in the list."""
 WORDS_MAX = 30
@@ -66,23 +66,24 @@ VERBS = words(
     fetch fill filter find finish fit fix flatten flip flush fold follow forbid force forget fork form format forward
     free freeze gather generate get give go grant greet group grow guard guess halve hand handle hash have hear help
     hide hint hold ignore implement import include increase index infer inform inherit initialize inject insert
-    inspect install instantiate interpolate interrupt introduce invalidate invoke iterate join judge keep kill know
-    label launch lay lead learn lease leave lend let lie limit line link list listen load lock log look loop lose
-    lower maintain make manage map mark match mean measure merge migrate mix move multiply name narrow need normalize
-    note notice notify number observe obtain occupy offer open order overlap own pack pad parse pass patch pause pay
-    perform permit pick pin ping place plan play point poll pop post postpone predict preempt prefer prepare present
-    preserve prevent print probe process produce project promise protect prove provide prune publish pull purge push
-    put quantize query queue quote raise rank reach read reap rebuild recall receive reclaim recognize recompute
-    reconnect record recover redial reduce refer refill refine refresh refuse register reject relay release reload
-    remember remind remove rename render renew renumber reopen repeat replace replay reply report represent require
-    reserve reset resize resolve respond restart restore restrict resume retain retire retry return reuse reverse
-    revoke rewrite rise rotate round route run sample satisfy save say scale scan schedule score search seek select
-    send separate serialize serve set settle shake shape share shift show shrink shut sign signal simulate skip sleep
-    slice smooth sort spare speak split spread stamp stand start state stay steal stop store stream strike strip
-    submit subscribe subtract sum supply suppose suspend swap sweep switch synchronize take teach tell terminate test
-    throttle throw tick tokenize touch trace track train transfer translate traverse treat trim trust try tune turn
-    understand undo unload unlock unmap unpack unpin unregister update upload use validate verify visit vote wait
-    wake walk want warm warn watch weigh widen wire withdraw work wrap write yield zero"""
+    inspect install instantiate interpolate interrupt introduce invalidate invite invoke iterate join judge keep kill
+    know label launch lay lead learn lease leave lend let lie limit line link list listen load lock log look loop
+    lose lower maintain make manage map mark match mean measure merge migrate mix move multiply name narrow need
+    normalize note notice notify number observe obtain occupy offer open order overlap own pack pad parse pass patch
+    pause pay perform permit pick pin ping place plan play point poll pop post postpone predict preempt prefer
+    prepare present preserve prevent print probe process produce project promise protect prove provide prune publish
+    pull purge push put quantize query queue quote raise rank reach read reap rebuild recall receive reclaim
+    recognize recompute reconnect record recover redial reduce refer refill refine refresh refuse register reject
+    relay release reload remember remind remove rename render renew renumber reopen repeat replace replay reply
+    report represent require reserve reset resize resolve respond restart restore restrict resume retain retire retry
+    return reuse reverse revoke rewrite rise rotate round route run sample satisfy save say scale scan schedule score
+    search seek select send separate serialize serve set settle shake shape share shift show shrink shut sign signal
+    simulate skip sleep slice smooth solve sort spare speak split spread stamp stand start state stay steal stop
+    store stream strike strip submit subscribe subtract sum supply suppose suspend swap sweep switch synchronize take
+    teach tell terminate test throttle throw tick time tokenize touch trace track train transfer translate traverse
+    treat trim trust try tune turn understand undo unload unlock unmap unpack unpin unregister update upload use
+    validate verify visit vote wait wake walk want warm warn watch weigh widen wire withdraw work wrap write yield
+    zero"""
 )
 """Verbs with which a function's docstring may begin, as they stand in a dictionary."""
 PROPERTIES = ("property", "cached_property", "setter", "fixture")

@@ -1,11 +1,11 @@
-"""How many of the bugs that somebody planted do the tests find?
+"""A count of the planted bugs that the tests find.
 
     python -m tools.planted_bugs [NAME ..] [--suites unit property ..] [--fresh] [--table]
 
 ``tests/data/planted_bugs.toml`` has the bugs: what to replace in which file, and who would suffer from it. Each is put
 into a copy of this checkout, whose tests run until the first one fails: those first that import the file. Results are
-written to ``.cache/planted/results.jsonl`` as they come, and what is there is not run again. Who changes a file that
-has a bug in it puts the same bug into the new text.
+written to ``.cache/planted/results.jsonl`` as they come, and what is there is not run again. A change to a file with a
+planted bug must put the same bug into the new text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Bug:
     new: str
 
     def put_into(self, root: Path) -> None:
-        """Raises ``ValueError`` where the text is not there, or more than once."""
+        """Puts the bug into a checkout. Raises ``ValueError`` where the text is not there, or more than once."""
         path = root / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
@@ -53,11 +53,11 @@ class Bug:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of one bug."""
+    """The result of trying one bug."""
 
     name: str
     caught_by: str
-    """The first test that failed; empty: it survived."""
+    """The first test that failed; empty if the bug survived."""
     seconds: float
     at: str
     commit: str
@@ -68,7 +68,7 @@ def bugs() -> list[Bug]:
 
 
 def copied(to: Path) -> None:
-    """What git knows of this checkout, as it is now."""
+    """Copies what git knows of this checkout, as it is now."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=60).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (ROOT / name).is_file():
@@ -77,7 +77,7 @@ def copied(to: Path) -> None:
 
 
 def importers(root: Path, suites: Sequence[str], file: str) -> list[str]:
-    """The test files that name the module: most bugs are found there within seconds."""
+    """Returns the test files that name the module: most bugs are found there within seconds."""
     module = re.sub(r"^src/|\.py$", "", file).replace("/", ".")
     return [
         str(path.relative_to(root))
@@ -88,7 +88,7 @@ def importers(root: Path, suites: Sequence[str], file: str) -> list[str]:
 
 
 def first_failure(root: Path, tests: Sequence[str]) -> str:
-    """Of these tests of a checkout; empty: none failed. Raises ``RuntimeError`` where they could not be run."""
+    """Returns the first of these tests that fails; empty: none. Raises ``RuntimeError`` if they cannot be run."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
     try:
@@ -130,7 +130,7 @@ def try_one(bug: Bug, suites: Sequence[str]) -> Found:
 
 
 def table(planted: Sequence[Bug], found: dict[str, Found]) -> str:
-    """Markdown: a row for each bug, then the score."""
+    """Returns a Markdown table with a row for each bug, then the score."""
     lines = ["| bug | file | found by | s | commit |", "|---|---|---|---|---|"]
     for bug in planted:
         came = found.get(bug.name)
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     planted = [bug for bug in planted if bug.name in options.names or not options.names]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    said = [json.loads(line) for line in lines if line.endswith("}")]  # one may have been cut off
+    said = [json.loads(line) for line in lines if line.endswith("}")]  # the last line may have been cut off
     before = {} if options.fresh else {each.name: each for each in (Found(**each) for each in said)}
     found = {bug.name: before[bug.name] for bug in planted if bug.name in before}
     for number, bug in enumerate(planted, 1):

@@ -1,7 +1,7 @@
-"""Keeps the line numbers of docs/design/request.md true: ``python -m tools.request_page`` writes them anew.
+"""The line numbers of docs/design/request.md: ``python -m tools.request_page`` writes them anew.
 
-A stay of the page is a link such as [`Dispatcher.run`](../../src/…/dispatcher.py#L34): the name and the file are what a
-person wrote, and the number is where that file defines the name.
+A stay of the page is a link such as [`Dispatcher.run`](../../src/…/dispatcher.py#L34). A person wrote the name and the
+file, and the number is where that file defines the name.
 """
 
 from __future__ import annotations

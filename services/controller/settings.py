@@ -25,7 +25,7 @@ class ControllerSettings(ServiceSettings):
         "", description="file that keeps what it knows for a restart; empty: load balancers tell it then"
     )
     geography: str = Field(
-        "", description="file with the policy of regions (JSON, docs/controller.md): who may stand in for whom"
+        "", description="file with the policy of regions (JSON, docs/design/controller.md): who may stand in for whom"
     )
     distances: str = Field(
         "", description='file with round trips between regions that nobody measures: JSON {"REGION": {"REGION": MS}}'

@@ -52,7 +52,7 @@ class LbSettings(JournalSettings):
         ge=1,
         le=256,
         description="load balancers on this host, each a process, that listen at the one --http-listen; --listen and "
-        "--admin-listen are the first of as many ports (docs/deploy.md)",
+        "--admin-listen are the first of as many ports (docs/use/deploy.md)",
     )
     http_reuse_port: bool = Field(
         False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
@@ -74,7 +74,7 @@ class LbSettings(JournalSettings):
     )
     api_keys_file: str = Field(
         "",
-        description='file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT", more in docs/http-api.md; '
+        description='file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT", more in docs/use/http-api.md; '
         "empty: everyone is welcome",
     )
 
@@ -125,7 +125,8 @@ class LbSettings(JournalSettings):
     )
     geography_file: str = Field(
         "",
-        description="JSON that says which region may send to which, and where tenants may be served (docs/regions.md)",
+        description="JSON that says which region may send to which, and where tenants may be served "
+        "(docs/use/regions.md)",
     )
     test_region_delays_ms: Annotated[str, checked(parse_delays)] = Field(
         "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"

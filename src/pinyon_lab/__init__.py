@@ -1,4 +1,4 @@
-"""What researchers run: traces, replay, caches replayed, a simulator, and each paper's figures.
+"""The laboratory: traces, replay, caches replayed, a simulator, and each paper's figures.
 
 It runs the modules that production runs (``pinyon``), which never import it.
 """

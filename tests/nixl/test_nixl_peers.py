@@ -252,7 +252,7 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def inherited_since(pid: int, before: Container[str]) -> list[str]:
-    """Returns the new inheritable sockets, but for one that the peer may open at any time (docs/transfer.md)."""
+    """Returns the new inheritable sockets, but for one that the peer may open at any time (docs/design/transfer.md)."""
     listening = listening_ports(pid)
     new = {what: port for what, port in inheritable_sockets(pid).items() if what not in before}
     accepted = [what for what, port in new.items() if port in listening]
@@ -283,7 +283,7 @@ def test_an_idle_process_does_not_spin(engine: TransferEngine, start_peer: Calla
 
 
 def test_metadata_that_is_cut_or_none_is_refused_by_nixl_itself() -> None:
-    """NIXL must check the rest of a peer's metadata, and does not check all of it (docs/transfer.md)."""
+    """NIXL must check the rest of a peer's metadata, and does not check all of it (docs/design/transfer.md)."""
     name = "ab" * 16
     agent, other, third = NixlAgent("cd" * 16), NixlAgent(name), NixlAgent("12" * 16)
     try:

@@ -1,8 +1,8 @@
 """A Llama-architecture transformer in NumPy over a paged KV pool: the default engine, and the reference for others.
 
-It is batch-invariant, bit for bit (docs/batch-invariance.md): every token is computed by operations whose shape depends
-on nothing but the model and the token's own absolute position. Tokens lie in *lanes*, ``TILE`` of them to a tile, the
-last one padded with zeros; activations are ``(tiles, features, TILE)``.
+It is batch-invariant, bit for bit (docs/design/batch-invariance.md): every token is computed by operations whose
+shape depends on nothing but the model and the token's own absolute position. Tokens lie in *lanes*, ``TILE`` of them
+to a tile, the last one padded with zeros; activations are ``(tiles, features, TILE)``.
 
 - A linear layer is one BLAS product ``(outputs, inputs) @ (inputs, TILE)`` per tile. Lanes are the elements of BLAS's
   vector registers: each is computed by the same instructions in the same order, whatever is in the others.

@@ -9,7 +9,7 @@ the keys at regular places (:mod:`pinyon.core.key_sample`). The other 120 bits a
 with a chance of 2^-41.
 
 With a cluster secret, the start is an HMAC under it. Without the secret it is impossible to tell from keys to which
-prompts they belong, or to make keys that match (docs/security.md says what that is worth).
+prompts they belong, or to make keys that match (docs/use/security.md says what that is worth).
 
 Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order.
 """

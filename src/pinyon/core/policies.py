@@ -125,7 +125,7 @@ class Registry(Generic[Policy]):
             base = f"{self._base.__module__}.{self._base.__name__}"
             raise ValueError(
                 f"{self.kind} policy {name}{hint}: {error} (a policy of your own implements {base}, and may derive "
-                "from it; docs/policies.md says from what else)"
+                "from it; docs/use/policies.md says from what else)"
             ) from None
 
 

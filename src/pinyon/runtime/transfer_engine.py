@@ -59,7 +59,7 @@ class TransferSettings(ServiceSettings):
     transfer_nixl_without_authentication: bool = Field(
         False,
         description="with TLS or a cluster secret, use NIXL too, whose connections know neither, and by which an "
-        "authenticated peer can crash this process: see docs/security.md",
+        "authenticated peer can crash this process: see docs/use/security.md",
     )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
     transfer_spin_us: int = Field(

@@ -1,4 +1,4 @@
-"""The block metadata in Redis. Only this module defines its layout; see docs/kvstore.md.
+"""The block metadata in Redis. Only this module defines its layout; see docs/design/store.md.
 
 All keys begin with ``pinyon:v1:``. Another version of the layout gets another prefix and shares nothing. In the keys,
 ``<node>`` is a store node's instance id, ``<boot>`` the 32 hex digits of its process life, ``<life>`` is

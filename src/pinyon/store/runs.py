@@ -3,8 +3,8 @@
 With one node per block, each prompt would ask many nodes; with one node per prompt (by its first key), all prompts that
 begin alike would share a node. So a prompt's new blocks go in *runs* of some thousand tokens, and a run's node is
 chosen by its *anchor*: the first of its blocks that the store lacked. What many prompts share is in the store before
-most of them come. So the anchor is a key of their own, wherever in the prompt they part. docs/kvstore.md has the costs
-and gains on a trace."""
+most of them come. So the anchor is a key of their own, wherever in the prompt they part. docs/design/store.md has the
+costs and gains on a trace."""
 
 from __future__ import annotations
 

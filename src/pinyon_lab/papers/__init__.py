@@ -1,4 +1,4 @@
-"""Figures of the papers, made again: what they say beside what comes out here."""
+"""The papers' figures, made again: the papers' claims beside our results."""
 
 from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Result
 from pinyon_lab.figures.workload import SOURCES, Workload

@@ -1,4 +1,4 @@
-"""Figures of the papers that are not made here: those that other commands make, and those that nothing makes."""
+"""Figures of the papers that this package does not make: those of other commands, and those that nothing makes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pinyon_lab.papers import dualmap, feather, mooncake, skywalker, wild
 
 
 class Elsewhere(NamedTuple):
-    """``command`` makes it."""
+    """A figure that ``command`` makes."""
 
     name: str
     paper: str
@@ -50,7 +50,7 @@ ELSEWHERE = {
         ),
     )
 }
-"""By name."""
+"""The figures that other commands make, by name."""
 
 _DRAWN = "drawings and lists of terms: nothing is measured in them"
 

@@ -26,7 +26,7 @@ NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=12, uniqu
 
 
 def mixed(state: int) -> int:
-    """Returns the mixed state, computed as docs/placement.md says."""
+    """Returns the mixed state, computed as docs/design/placement.md says."""
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
     return state ^ state >> 31

@@ -117,7 +117,7 @@ def test_connections_that_say_nothing_are_few(
 def test_another_authority_takes_over_and_the_old_is_locked_out(
     secured: tuple[MetricsServer, Security], authority: TestAuthority, tmp_path: Path
 ) -> None:
-    """The server trusts both authorities for a while, then only the new one, as docs/security.md describes."""
+    """The server trusts both authorities for a while, then only the new one, as docs/use/security.md describes."""
     server, security = secured
     assert security.tls is not None
     newer = TestAuthority(tmp_path / "newer")

@@ -1,7 +1,7 @@
 """The statistics that papers print of the generated workloads, beside those of the profiles' traces.
 
 A statistic that a profile does not meet gives the reason in the same table. The test checks that the reason stays only
-as long as the statistic is not met. The tables are those of docs/traces.md.
+as long as the statistic is not met. The tables are those of docs/use/traces.md.
 """
 
 from __future__ import annotations

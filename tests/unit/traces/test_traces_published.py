@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.traces.published import STATISTICS, measured
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "notebook" / "traces-published.md"
 
 
 @pytest.mark.parametrize("name", STATISTICS)  # one test each, so that its trace is made once

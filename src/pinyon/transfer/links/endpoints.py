@@ -97,7 +97,7 @@ class Endpoints(ABC, Generic[E]):
         self._waiters: deque[_Waiter[E]] = deque()
         """Waiters, the longest wait first."""
         self._handy: dict[EndpointKey, E] = {}
-        """One endpoint per path that nobody uses but that the pool counts as used (docs/transfer.md: what that saves).
+        """One endpoint per path that nobody uses but that the pool counts as used (its gain: docs/design/transfer.md).
 
         So one chain after another needs neither the lock nor the books. Only ``pop`` takes an endpoint out and
         ``setdefault`` puts it in: both are atomic. Code that needs the books right calls ``_shelve``."""

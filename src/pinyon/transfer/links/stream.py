@@ -160,8 +160,9 @@ class Stream:
         """Keeps socket buffers small from now on if both ends are on this host.
 
         There nothing is on its way for long, and bytes that wait in large buffers have left the core's cache before
-        they are taken out (docs/benchmarks.md). Not for ends that do more with the bytes than move them: large buffers
-        keep both busy then. Only while nothing is on its way to us: it might find no room and have to be sent again."""
+        they are taken out (docs/notebook/transfer.md). Not for ends that do more with the bytes than move them: large
+        buffers keep both busy then. Only while nothing is on its way to us: it might find no room and have to be sent
+        again."""
         if self._little:
             return
         self._little = True

@@ -31,11 +31,11 @@ class End(NamedTuple):
 _MAX_LOCATION_PAIRS = 256
 _MAX_REGIONS = 4096
 """Regions of a peer for which the transports that do not reach them are remembered."""
-# NIXL only READs here (docs/transfer.md says why). Beside ``shm`` it is slower at every size: it makes the same system
-# call, by way of a library that makes a request object per transfer and cannot check a seal in that call. Beside
+# NIXL only READs here (docs/design/transfer.md says why). Beside ``shm`` it is slower at every size: it makes the same
+# system call, by way of a library that makes a request object per transfer and cannot check a seal in that call. Beside
 # ``rdma`` nobody has measured it, and rdma takes keys back at the NIC. Beside ``tcp`` it is faster as long as it saves
 # more (the peer's part in a READ) than its copy out of the arrival buffer costs
-# (docs/benchmarks.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
+# (docs/notebook/transfer.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
 MOST_READ_BYTES = MappingProxyType({"local": 0, "shm": 0, "rdma": 0, "tcp": 1 << 20})
 """Bytes of the largest chain that is read by NIXL instead, by the transport that would serve else."""
 ANY_BYTES = 1 << 62

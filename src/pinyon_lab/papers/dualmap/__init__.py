@@ -1,4 +1,4 @@
-"""DualMap: its figures."""
+"""The figures of DualMap."""
 
 from pinyon_lab.papers.dualmap.balance import fig1, fig5, fig8, fig10, fig11
 from pinyon_lab.papers.dualmap.elastic import a6, fig12, fig13

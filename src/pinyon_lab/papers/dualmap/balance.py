@@ -1,5 +1,5 @@
-"""DualMap at one rate: affinity and balance of each policy (Figs. 1, 10, 11), hot instances (Fig. 8), and what each of
-its parts brings (Fig. 5)."""
+"""DualMap at one rate: affinity and balance of each policy (Figs. 1, 10, 11), hot instances (Fig. 8), and the gain by
+each part (Fig. 5)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.workload import Arrival
 
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
-"""Of Figs. 1, 8, 10 and 11, where systems fill up."""
+"""The rates of Figs. 1, 8, 10 and 11 in requests/s, at which systems fill up."""
 VARIANTS = {
     "cache affinity": "dualmap:choice=cache_affinity,rebalance=false",
     "least loaded": "dualmap:choice=least_loaded,rebalance=false",
@@ -44,7 +44,7 @@ VARIANTS = {
 
 
 def _ideal(arrivals: Sequence[Arrival], block_tokens: int) -> float:
-    """Of the tokens, those that one cache without an end would have: the upper bound of A.3.2."""
+    """Returns the share of the tokens that one endless cache would hold: the upper bound of A.3.2."""
     leading = endless_hits(arrival.blocks for arrival in arrivals)
     counted = list(zip(arrivals, leading, strict=True))[WARM_UP:]
     hits = sum(min(blocks * block_tokens, arrival.tokens - 1) for arrival, blocks in counted)
@@ -216,11 +216,11 @@ def fig11(given: Given) -> Result:
 # -- Fig. 8
 
 OVERLOADED = 0.5 * SLO_S / 127e-6
-"""Tokens: half of what is computed within the SLO, as the published code has it."""
+"""The waiting tokens that overload an instance: half of those computed within the SLO, as in the published code."""
 
 
 def _hot(result: Ran) -> float:
-    """Share of the samples in which one instance is overloaded, but not all together."""
+    """Returns the share of the samples in which one instance is overloaded, but not the average one."""
     hot = [max(loads) > OVERLOADED >= sum(loads) / len(loads) for _, loads in result.samples]
     return sum(hot) / max(1, len(hot))
 
@@ -261,7 +261,7 @@ def fig8(given: Given) -> Result:
 # -- Fig. 5
 
 ABLATION_RATE = 3.5
-"""Conversation on the 14B model; the text names none."""
+"""The rate of conversation on the 14B model, in requests/s; the text names none."""
 
 
 @figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",))

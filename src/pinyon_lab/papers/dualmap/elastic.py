@@ -1,5 +1,5 @@
-"""DualMap when clusters grow: added and removed while they serve (A.3.3, Fig. 12), and from 8 to 32 instances (A.4.1,
-Fig. 13); prompts and decoding on instances of their own (A.6)."""
+"""DualMap on clusters that grow and shrink (A.3.3, Fig. 12), on 8 to 32 instances (A.4.1, Fig. 13), and with separate
+prefill and decode instances (A.6)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from pinyon_lab.simulator.workload import Arrival, at_rate
 
 FEW, MANY = 4, 8
 BUSY, CALM = 1.6, 0.5
-"""Of what four instances serve at 90 %: the rate under which they grow, and that under which eight shrink."""
+"""Multiples of what four instances serve at 90 %: the rate under which they grow, and that under which eight shrink."""
 KNEE = 7.0
-"""Requests/s that four of the modelled instances serve in time on the tool&agent workload."""
+"""The requests/s that four of the modelled instances serve in time on the tool&agent workload."""
 WINDOW_S = 30.0
 CALM_S = 2_000.0
 
@@ -54,7 +54,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _by_window(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
-    """End of each window, and who of those that came in it was in time."""
+    """Returns the end of each window, and the share of its arrivals that were in time."""
     windows: dict[int, list[bool]] = {}
     for each in outcomes:
         windows.setdefault(int(each.arrived_s / WINDOW_S), []).append(0 <= each.ttft_s <= SLO_S)
@@ -161,7 +161,7 @@ def _steps(sizes: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float
 
 SIZES = (8, 16, 24, 32)
 REQUESTS_EACH = 700
-"""A.4 has 1,000 for each instance; the generated trace has enough for 700."""
+"""The requests per instance: A.4 has 1,000; the generated trace has enough for 700."""
 RATES_EACH = (1.5, 2.0, 2.5, 3.0, 3.5)
 
 
@@ -217,7 +217,7 @@ def fig13(given: Given) -> Result:
     panel = Courses("Goodput at 90 %", "instances", "requests/s", courses, form=".0f")
     notes = [
         f"{REQUESTS_EACH} requests and a cache of 1M tokens (§4.1) for each instance. What one decision costs (Fig. "
-        "13b) is measured by `./dev bench dualmap`, see docs/benchmarks.md.",
+        "13b) is measured by `./dev bench dualmap`, see docs/notebook/placement.md.",
         MODEL_NOTE,
         SEEDS_NOTE,
     ]

@@ -1,4 +1,4 @@
-"""Runs of DualMap's testbed, simulated: eight instances with one NPU each, as §4.1 and A.3.1 have them."""
+"""Simulated runs of DualMap's testbed: eight instances with one NPU each (§4.1, A.3.1)."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ INSTANCES = 8
 SLO_S = 5.0
 WARM_UP = 500
 REQUESTS = {"conversation": 4_000, "toolagent": 8_000}
-"""A.3.1: the first ones, of which the first 500 do not count."""
+"""The number of requests from the start of each trace (A.3.1); the first 500 do not count."""
 MACHINES = {"7B": "910b-qwen2.5-7b", "14B": "910b-qwen2.5-14b"}
 TOKENS_MAX = {"7B": 20_480, "14B": 10_240}
-"""A.3.1: of a prompt."""
+"""The tokens at which a prompt is cut (A.3.1)."""
 CACHE_TOKENS = {"7B": 1_000_000, "14B": 500_000}
-"""§4.1: of each instance, in HBM and below it."""
+"""The tokens that each instance caches, in HBM and below it (§4.1)."""
 ACTIVE_PREFILLS = 2
-"""Ours: one is computed, and what the next one reuses is loaded. What waits behind them can move (§3.3); how many
-requests the authors' scheduler hands to an instance is not stated."""
+"""Our choice: one prompt is computed while the cached KV of the next is loaded. Requests that wait behind them can move
+(§3.3). The paper does not say how many requests the authors' scheduler hands to an instance."""
 DUALMAP = "dualmap"
 POLICIES = ("cache_affinity", "least_loaded", "min_ttft", "preble", DUALMAP)
 HASHED = ("cache_affinity", DUALMAP)
-"""Whose hashes are by a seed."""
+"""The policies whose hashes depend on a seed."""
 SEEDS = 5
 PREFILL_ONLY, DECODING = "prefill only", "with decoding"
 SAMPLE_S = 10.0
 SHARE = 0.9
-"""§4.1: of goodput."""
+"""The attainment that goodput requires (§4.1)."""
 
 MODEL_NOTE = (
-    "Modelled: with decoding, a whole instance by the profiles of docs/simulator.md (`--model 910b-qwen2.5-7b`, "
+    "Modelled: with decoding, a whole instance by the profiles of docs/design/simulator.md (`--model 910b-qwen2.5-7b`, "
     "prompts before decoding, since the authors run vLLM, A.8; at most two have left the queue, the others may move); "
     "prefill only, the plain reference with 127 µs per token of the authors' published code, which no 14B model has, "
     "and where Preble goes by load alone if no prefix is long (`combined=false`). Rates at which systems fill up are "
@@ -68,7 +68,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """``kind``: prefill only or with decoding."""
+    """A system to simulate; ``kind`` is ``PREFILL_ONLY`` or ``DECODING``."""
 
     kind: str
     policy: str
@@ -82,8 +82,8 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Of the requests that count; times in seconds. With decoding ``samples`` has the tokens that are still to be
-    computed at each instance, every ten seconds."""
+    """The results of the requests that count; times are in seconds. With decoding, ``samples`` has the tokens that each
+    instance has still to compute, every ten seconds."""
 
     attainment: float
     last_quarter: float
@@ -98,13 +98,13 @@ class Ran:
 
     @property
     def cv(self) -> float:
-        """§2.2, Eq. 1: mean over the samples in which something waits anywhere."""
+        """The CV of §2.2, Eq. 1: the mean over the samples in which any instance has waiting tokens."""
         values = [_cv(loads) for _, loads in self.samples if any(loads)]
         return sum(values) / max(1, len(values))
 
     @property
     def pending(self) -> float:
-        """Tokens that wait at an instance, on average."""
+        """The mean number of tokens that wait at an instance."""
         return sum(sum(loads) / len(loads) for _, loads in self.samples) / max(1, len(self.samples))
 
 
@@ -114,8 +114,8 @@ def _cv(loads: Sequence[int]) -> float:
 
 
 class PendingSamples:
-    """Prompt tokens that are still to be computed at a cluster's instances (Eq. 1), every ten seconds, from the first
-    arrival that counts to the last one."""
+    """Samples of the prompt tokens that each instance of a cluster has still to compute (Eq. 1), every ten seconds from
+    the first arrival that counts to the last one."""
 
     def __init__(self, cluster: Cluster, arrivals: Sequence[Arrival]) -> None:
         self._cluster = cluster
@@ -133,7 +133,7 @@ class PendingSamples:
             attempt = request.attempt
             if attempt is None or attempt.computed or attempt.prefill not in waiting:
                 continue
-            if attempt.job_room is not None:  # what it reuses is known
+            if attempt.job_room is not None:  # the length of its reused prefix is known
                 left = members.boots[attempt.prefill].prompts.left(attempt.job)
             else:
                 left = attempt.tokens - attempt.decision.local_blocks * block_tokens
@@ -143,7 +143,7 @@ class PendingSamples:
 
 
 def load_of(workload: Workload, size: str, requests: int = 0) -> Load:
-    """``requests``: the first ones; 0: as many as A.3.1 has."""
+    """Returns the load of the first ``requests`` requests, or of as many as A.3.1 has if 0."""
     count = requests or REQUESTS[workload.name]
     arrivals = cut(workload.rows[:count], workload.block_tokens, TOKENS_MAX[size])
     return Load(workload.name, size, workload.block_tokens, tuple(arrivals))
@@ -154,7 +154,7 @@ def seeds_of(policy: str) -> range:
 
 
 def ran(load: Load, system: System, rate: float, tell: Tell) -> Ran:
-    """The same one is run once only."""
+    """Runs a load on a system at ``rate`` requests/s, or returns the cached result of the same run."""
     text = f"{load.workload}, {load.size}, {system.kind}: {system.policy} at {rate:g}/s"
     tell(text if system.seed == 0 else f"{text}, seed {system.seed}")
     return _ran(load, system, rate)
@@ -183,7 +183,7 @@ def _summary(told: Mapping[str, float]) -> Ran:
 
 
 def cluster_of(load: Load, system: System, **changes: Any) -> Cluster:
-    """``changes``: of its settings."""
+    """Returns the simulated cluster of a system; ``changes`` replace fields of its settings."""
     machine = load_machine(MACHINES[load.size])
     settings = ClusterSettings(
         (Role.MIXED,) * system.instances,
@@ -210,8 +210,8 @@ def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ra
 
 
 def goodput(points: Sequence[tuple[float, float]], share: float = SHARE) -> float:
-    """The rate at which attainment falls below ``share``, between those that were run, ``(rate, attainment)`` in order;
-    the last one where it never does, 0 where it always is."""
+    """Returns the rate at which attainment falls below ``share``, between ``points``, ``(rate, attainment)`` in order;
+    the last rate if it never does, 0 if the first is below already."""
     before: tuple[float, float] | None = None
     for rate, attainment in points:
         if attainment < share:
@@ -224,7 +224,7 @@ def goodput(points: Sequence[tuple[float, float]], share: float = SHARE) -> floa
 
 
 def all_seeds(load: Load, kind: str, policy: str, rate: float, tell: Tell, instances: int = INSTANCES) -> list[Ran]:
-    """A run for each."""
+    """Runs a load once for each seed of the policy."""
     return [ran(load, System(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
 
 
@@ -237,5 +237,5 @@ def means(runs: Sequence[Ran], *keys: str) -> list[float]:
 
 
 def label(policy: str) -> str:
-    """In a picture."""
+    """Returns a policy's name for pictures."""
     return policy.replace("_", " ")

@@ -1,4 +1,4 @@
-"""DualMap §4.2: who is in time (Fig. 3), and how late the others are (Fig. 4), by policy and rate."""
+"""DualMap §4.2: requests in time (Fig. 3) and latencies (Fig. 4), by policy and rate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("conversation", "7B", PREFILL_ONLY): (6.0, 7.0, 8.0, 9.0, 10.0),
     ("toolagent", "7B", PREFILL_ONLY): (14.0, 17.0, 20.0, 23.0, 26.0),
 }
-"""Requests per second: from where all are in time to where few are."""
+"""The rates in requests/s: from one at which all requests are in time to one at which few are."""
 
 
 def _settings(workloads: Sequence[Workload]) -> list[tuple[Workload, str, str]]:
@@ -80,7 +80,7 @@ def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> T
 
 
 def _goodputs(rows: Rows, **where: Value) -> dict[str, float]:
-    """By policy."""
+    """Returns the goodput by policy, in requests/s."""
     return {policy: goodput(points(those(rows, policy=policy, **where), "rate", "attainment")) for policy in POLICIES}
 
 
@@ -120,7 +120,7 @@ def fig3(given: Given) -> Result:
 
 
 def _best(found: Mapping[str, float]) -> tuple[str, float]:
-    """Of the baselines."""
+    """Returns the best baseline and its value."""
     name = max((each for each in found if each != DUALMAP), key=found.__getitem__)
     return name, found[name]
 

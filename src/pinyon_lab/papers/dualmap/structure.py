@@ -1,5 +1,5 @@
-"""DualMap's figures that need no cluster: its workloads (Table 1), how long keys are (Fig. 6), what two choices are
-worth (Fig. 15), and how large the scheduler's books are (A.4)."""
+"""DualMap without a cluster: workloads (Table 1), lengths of keys (Fig. 6), the gain by a second choice (Fig. 15), and
+the size of the scheduler's metadata (A.4)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pinyon_lab.simulator.workload import key_of
 
 RULES = {"published code": HotnessSettings(), "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0)}
 POINTS = 0.05
-"""Ours: of a share of requests; the paper gives no error."""
+"""Our choice: the error allowed in a share of requests; the paper gives none."""
 
 
 def _lengths(workload: Workload, settings: HotnessSettings) -> Counter[int]:
-    """In blocks, of the requests that are looked at."""
+    """Returns the number of requests by the length of their key, in blocks."""
     tree, lengths = HotnessTree(settings), Counter[int]()
     for row in workload.rows[: REQUESTS[workload.name]]:
-        if row.blocks:  # the last one, too, which may not be full
+        if row.blocks:  # the last block counts too, though it may not be full
             packed = pack_keys([*map(key_of, row.blocks)])
             key = tree.key_of(packed, row.time_s, INSTANCES)
             lengths[packed.index(key) // KEY_BYTES + 1] += 1
@@ -113,12 +113,12 @@ def _fig6_claims(rows: Rows) -> list[Claim]:
 SIZES = (8, 16, 24, 32)
 CHOICES = (1, 2, 3, 4)
 PER_INSTANCE = 1000
-"""A.9: 8,000 to 32,000 requests on 8 to 32 instances."""
+"""The requests per instance: A.9 has 8,000 to 32,000 requests on 8 to 32 instances."""
 SEEDS = 5
 
 
 def _deviation(instances: int, choices: int, seed: int) -> int:
-    """How many more than the mean the fullest has, if each takes the least loaded of so many different ones."""
+    """Returns how far the fullest instance is above the mean if each request takes the least loaded of ``choices``."""
     rng, loads = Random(f"{instances} {choices} {seed}"), [0] * instances
     for _ in range(PER_INSTANCE * instances):
         loads[min(rng.sample(range(instances), choices), key=loads.__getitem__)] += 1
@@ -212,14 +212,14 @@ def a4(given: Given) -> Result:
         ),
     ]
     panel = Bars("Books of an instance", "KiB", [*MODELS], {"16 B a block": [kib, number(large, "kib")]}, ".1f")
-    note = "Our block index has an entry of its own kind: what it takes is measured in docs/benchmarks.md."
+    note = "Our block index has an entry of its own kind: what it takes is measured in docs/notebook/placement.md."
     return table.result("DualMap A.4: metadata", [panel], claims, [note])
 
 
 # -- Table 1
 
 PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
-"""Average input and output length, tokens, and the prefix caching ratio."""
+"""The mean input and output length in tokens, and the prefix caching ratio."""
 
 
 @figure("dualmap-table1", PAPER, "§A.3.1, Table 1", "the workloads", ("conversation",), ("toolagent",))

@@ -1,4 +1,4 @@
-"""FEATHER: its figures."""
+"""The figures of FEATHER."""
 
 from pinyon_lab.papers.feather.batches import fig3_8, fig3_9, fig3_10, fig3_11
 from pinyon_lab.papers.feather.chunks import fig5_11

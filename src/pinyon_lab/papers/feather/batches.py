@@ -1,5 +1,5 @@
-"""FEATHER §3.2 and §3.3: prefix lengths and groups of a small model, partly shared prompts, and batches that are
-smaller but share a prefix."""
+"""FEATHER §3.2 and §3.3: prefix lengths and groups with a small model, partly shared prompts, and smaller batches that
+share a prefix."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pinyon_lab.pictures import Bars, Picture
 
 SMALL_MODEL = "rtx6000ada-qwen-0.5b"
 LENGTHS = (100, 500, 1_000, 5_000, 10_000)
-"""Ours, as the groups: the text prints neither."""
+"""Our choice, as the groups are: the text prints neither."""
 GROUPS = (1, 2, 5, 20)
 SHORT, DROP = 0.05, 0.2
-"""Ours: what is no drop, and what is one."""
+"""Our choice: the greatest loss that is no drop, and the least that is one."""
 
 
 @figure("feather-fig3.8", PAPER, "§3.2, Fig. 3.8", "prefix lengths and groups, Qwen 0.5B")

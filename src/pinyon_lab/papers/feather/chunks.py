@@ -1,4 +1,4 @@
-"""FEATHER §5.3.3: how many tokens are a chunk of its tree, by what the CPU does and by throughput (Fig. 5.11)."""
+"""FEATHER §5.3.3, Fig. 5.11: CPU time and throughput by the number of tokens in a chunk of its tree."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 CHUNKS = (1, 16, 64)
-"""Tokens. Ours but for 1: the text prints no other."""
+"""The tokens of a chunk. All but 1 are our choice: the text prints no other."""
 PREFIXES = (1_000, 5_000, 10_000)
 OWN = 64
 REQUESTS = 300
 ENTER = 0.5
-"""Requests for each step that decodes, where 500 run in five batches and have 200 tokens each."""
+"""The requests that enter per decoding step, where 500 run in five batches and have 200 tokens each."""
 
 CHUNKS_NOTE = (
     "CPU time is all that the tree does for a request, hashing its tokens included: an insertion, an addition, an end, "

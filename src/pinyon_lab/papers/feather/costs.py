@@ -1,5 +1,5 @@
-"""FEATHER's scheduling on the CPU, measured: by policy and length (Fig. 5.9), and of its tree's operations (Table 5.1);
-and what of it a simulated server waits for."""
+"""FEATHER's scheduling on the CPU, measured by policy and length (Fig. 5.9) and by operation of its tree (Table 5.1),
+and how long a simulated server waits for it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COSTS_NOTE = (
 SEED = 1
 ROUNDS = 6
 REQUESTS = 500
-"""That run, and as many wait."""
+"""The number of requests that run; as many wait."""
 LENGTHS = (1_000, 5_000, 10_000, 20_000)
 BY_TOKENS = ", by tokens"
 RADIX = "radix"
-"""In place of a policy: ``feather`` with a radix tree, which matches all that wait as ``lpm`` does."""
+"""A stand-in for a policy: ``feather`` with a radix tree, which matches all waiting requests as ``lpm`` does."""
 
 
 def tokens_round(name: str, tokens: int, clock: Clock, *, by_tokens: bool = False) -> RoundCosts:
@@ -34,8 +34,9 @@ def tokens_round(name: str, tokens: int, clock: Clock, *, by_tokens: bool = Fals
 
 
 def waits(policies: Sequence[str], tokens: int, tell: Tell, clock: Clock) -> dict[str, SchedulingCost]:
-    """Before each step. Of an order of those that wait, for each of them, as the paper has it: the line is put in order
-    before each step; here that is done only where somebody may enter."""
+    """Returns the measured cost of each policy before each step. Policies that order the queue also cost time for each
+    waiting request. As in the paper, they order it before each step; our serving code does so only where a request may
+    enter."""
     found = {}
     for policy in policies:
         tell(f"scheduling of {policy}, {tokens:,} tokens")
@@ -132,7 +133,7 @@ def _told(found: Mapping[str, float], form: str, unit: str) -> str:
 # -- Table 5.1
 
 TREE = TreeLoad(1_000, 5_000, 64, 50)
-"""A fifth of the paper's requests; how much of them is shared is ours, the text prints nothing of it."""
+"""A fifth of the paper's requests. How much of them is shared is our choice: the text does not print it."""
 NAMES = {"insert": "INSERT", "add": "ADDTOBATCH", "finish": "FINISH", "find": "FINDBEST"}
 SAID = {
     "insert": "INSERT 5,000 153,714 768,570,573",

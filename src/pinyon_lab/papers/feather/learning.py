@@ -1,5 +1,5 @@
-"""FEATHER's learning: how it converges (Figs. 5.12, 5.13), where nothing is shared (Fig. 5.14), and what is left
-without it (Fig. 5.17)."""
+"""FEATHER's learning: convergence (Figs. 5.12, 5.13), requests that share nothing (Fig. 5.14), and results without
+learning (Fig. 5.17)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon_lab.pictures import Course, Courses, Picture
 CONVERGING = Load(rate=5.0)
 CONVERGING_REQUESTS = 1_500
 LATE_S = 100.0
-"""§5.3.5: when exploration is over."""
+"""The time at which exploration is over (§5.3.5)."""
 HOMOGENEOUS = 0.9
 
 SAMPLED = [
@@ -27,7 +27,7 @@ SAMPLED = [
     Column("tokens_s", "decoded, tokens/s", ",.0f", Basis.MODELLED),
 ]
 WINDOW = 5
-"""Samples of a row."""
+"""The number of samples in a row."""
 
 
 def _windows(samples: Sequence[Sample], rate: float) -> list[dict[str, Value]]:
@@ -143,7 +143,7 @@ def fig5_13(given: Given) -> Result:
 ALONE_RATES = (2, 5, 10, 20)
 ALONE_REQUESTS = 400
 ALONE_TOKENS = 1_000
-"""Ours: the text prints no length. With 5,000 computing prompts would be all that is seen."""
+"""Our choice: the text prints no length. With 5,000, prefill would hide all else."""
 ALONE = (FCFS, "bandit", "q_learning", "heuristic", "sglang_fcfs")
 
 
@@ -183,7 +183,7 @@ def fig5_14(given: Given) -> Result:
 
 LEARNING_RATES = (1, 3, 5, 7, 10, 15, 20, 100)
 BEYOND = 100
-"""Ours: a rate that is higher than those of the figure."""
+"""Our choice: a rate above those of the figure."""
 
 
 @figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning")

@@ -1,5 +1,5 @@
-"""FEATHER §5.2.1 to §5.2.7: a server under load, by request rate, prefix groups, tokens of answers and of prefixes,
-trees of prefixes, and by model."""
+"""FEATHER §5.2.1 to §5.2.7: a server under load, by request rate, prefix groups, output tokens, prefix tokens, levels
+of prefix trees, and model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""FEATHER §3.2: what a prefix that a whole batch shares brings to decoding, by how many share it, how much of it, how
-many groups there are, and how they branch."""
+"""FEATHER §3.2: the gain in decoding by a prefix that a whole batch shares: by share of requests, share of the prompt,
+number of groups, and levels of a tree."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pinyon_lab.pictures import Bars, Picture
 
 REQUESTS = MAX_BATCH
 OUTPUT_TOKENS = 50
-"""Experiment 1; what the others have is not printed."""
+"""The output tokens of Experiment 1; the paper does not print those of the others."""
 SUFFIX = 20
 LEVEL = 0.03
-"""Ours: what counts as no difference."""
+"""Our choice: the difference that counts as none."""
 
 DECODED = Column("decode_tokens_s", "decoded, tokens/s", ",.0f", Basis.MODELLED)
 OVERALL = Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED)
@@ -198,7 +198,7 @@ def fig3_5(given: Given) -> Result:
 # -- Experiment 4
 
 LENGTHS = (500, 1_000, 2_000)
-"""L. Ours: the text has three values and prints none."""
+"""Our choice of L: the text has three values and prints none."""
 LEVELS = (1, 2, 3, 4)
 
 

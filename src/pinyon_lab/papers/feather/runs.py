@@ -1,4 +1,4 @@
-"""FEATHER's workloads and server in the simulator: prompts that share prefixes, and what came of a run of them."""
+"""FEATHER's workloads and server in the simulator: prompts that share prefixes, and the results of a run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from pinyon_lab.simulator.workload import Arrival
 
 PAPER: Final = "FEATHER"
 BLOCK: Final = 16
-"""§3.1: tokens."""
+"""The tokens of a block (§3.1)."""
 MACHINE: Final = "rtx6000ada-llama-8b"
 MAX_BATCH: Final = 500
-"""§3.1."""
+"""The largest batch, in requests (§3.1)."""
 BUDGET: Final = 32_768
-"""§5.2: tokens of a step."""
+"""The token budget of a step (§5.2)."""
 ACTIVE_PREFILLS: Final = 1_024
-"""As many as a step has room for: the paper's engine has no bound but its budget."""
+"""The number of prompts for which a step has room: the paper's engine has no bound but its budget."""
 OWN_TOKENS: Final = 32
-"""Ours: of each request's own, behind the shared prefix."""
+"""Our choice: the tokens of each request behind the shared prefix."""
 REQUESTS = 1_000
-"""Ours: of a run; the paper prints how long its runs are nowhere."""
+"""Our choice: the requests of a run; the paper nowhere prints how long its runs are."""
 PASSED_OVER_S: Final = 3600
-"""The paper's loop has no bound; ours is 10 s if nothing else is said."""
+"""The longest that a request may be passed over: the paper's loop has no bound; ours is 10 s by default."""
 SAMPLE_S: Final = 5.0
 WARM_S: Final = 100_000.0
-"""Between the warm-up and what counts, and between batches that are run one after the other: all is over by then."""
+"""The time between warm-up and what counts, and between successive batches: all requests have ended by then."""
 
 FCFS, NEVER = "fcfs", "never"
 BOUND: Final = f"passed_over_s={PASSED_OVER_S}"
@@ -81,14 +81,14 @@ def label(policy: str) -> str:
 
 
 class Prompts:
-    """Block ids of prompts put together from named parts: what begins with the same parts shares its blocks."""
+    """Block ids of prompts made of named parts: prompts that begin with the same parts share those blocks."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, ...], int, int], tuple[int, ...]] = {}
         self._next = 0
 
     def blocks(self, parts: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """``parts``: names, and tokens. A block belongs to the part that its last token is of."""
+        """Returns a prompt's block ids; ``parts`` are names with tokens. A block belongs to its last token's part."""
         found: tuple[int, ...] = ()
         path: tuple[str, ...] = ()
         end = 0
@@ -113,15 +113,15 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One instance. ``policy``: a name of :data:`POLICIES`."""
+    """One instance; ``policy`` is a name of :data:`POLICIES`."""
 
     policy: str = FCFS
     machine: str = MACHINE
     max_batch: int = MAX_BATCH
     kernel: str = "whole"
-    """See :attr:`ClusterSettings.attention_kernel`."""
+    """The kernel, see :attr:`ClusterSettings.attention_kernel`."""
     chunk_blocks: int = 0
-    """Of ``feather``; 0: its own."""
+    """The blocks of a chunk of ``feather``; 0 means its default."""
     scheduling: SchedulingCost = NO_COST
 
     def cluster(self) -> Cluster:
@@ -148,18 +148,18 @@ class Server:
 
 
 class BatchRun(NamedTuple):
-    """``tokens_s``: output tokens over all of the time; ``decode_tokens_s``: over what steps took to decode."""
+    """The results of batches: ``tokens_s`` is over all of the time, ``decode_tokens_s`` over that of decoding steps."""
 
     tokens_s: float
     decode_tokens_s: float
     batch: float
-    """Requests of a step that decodes, on average."""
+    """The mean number of requests in a decoding step."""
     step_s: float
-    """Of decoding."""
+    """The mean time of a decoding step."""
     kv_tokens: float
-    """Whose KV a step reads, as the profile counts them."""
+    """The mean number of tokens whose KV a decoding step reads, as the profile counts them."""
     evicted: int
-    """Blocks."""
+    """The number of blocks evicted."""
     seconds: float
 
 
@@ -167,12 +167,12 @@ Parts = Sequence[tuple[str, int]]
 
 
 def one_batch(prompts: Sequence[Parts], output_tokens: int, server: Server) -> BatchRun:
-    """All at once, and sent once before."""
+    """Runs one batch whose requests arrive at once; all prompts were sent once before."""
     return batches([prompts], output_tokens, server, warm=True)
 
 
 def batches(groups: Sequence[Sequence[Parts]], output_tokens: int, server: Server, *, warm: bool = False) -> BatchRun:
-    """One after the other, with what the cache keeps. ``warm``: all prompts were sent once before."""
+    """Runs batches one after the other on one cache; with ``warm``, all prompts were sent once before."""
     made = Prompts()
     arrivals = [made.arrival(0.0, parts, 1) for prompts in groups for parts in prompts] if warm else []
     before = len(arrivals)
@@ -205,15 +205,15 @@ def batches(groups: Sequence[Sequence[Parts]], output_tokens: int, server: Serve
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """§5.2, its defaults. ``groups``: 0: nobody shares anything. ``levels``: more than 1: a tree (Fig. 3.7) in place
-    of groups. ``rates``: requests per second, each for so many seconds, in place of ``rate`` and ``requests``."""
+    """A load, by default that of §5.2. With ``groups`` 0 no prompts share anything; with ``levels`` above 1 a tree
+    (Fig. 3.7) replaces the groups. ``rates``, pairs of requests/s and seconds, replace ``rate`` and ``requests``."""
 
     rate: float = 100.0
     groups: int = 5
     prefix_tokens: int = 5_000
     output_tokens: int = 200
     requests: int = 0
-    """0: as many as all runs have."""
+    """The number of requests; 0 means as many as all runs have."""
     levels: int = 1
     rates: tuple[tuple[float, float], ...] = ()
     seed: int = 0
@@ -250,57 +250,57 @@ class Load:
 
 
 def tree(leaf: int, levels: int, tokens: int) -> list[tuple[str, int]]:
-    """The path to a leaf of Fig. 3.7's tree: level i has 2^i branches and a quarter of the tokens, the last one what
-    is left."""
+    """Returns the path to a leaf of Fig. 3.7's tree. Level i has 2^i branches and a quarter of the tokens, the last
+    level what is left."""
     part = tokens // 4
     sizes = [part] * (levels - 1) + [tokens - part * (levels - 1)]
     return [(f"{level}: {leaf >> (levels - 1 - level)}", size) for level, size in enumerate(sizes)]
 
 
 class Sample(NamedTuple):
-    """Of the :data:`SAMPLE_S` before."""
+    """Means and state of the last :data:`SAMPLE_S` seconds."""
 
     time_s: float
     tokens_s: float
-    """Of decoding, over the time that decoding took."""
+    """The tokens decoded per second of decoding."""
     batch: float
     homogeneity: float
-    """Of the batch under way: what share of its prompts all of it share."""
+    """The share of the current batch's prompts that the whole batch shares."""
     batches: int
-    """Of the round."""
+    """The number of batches of the round."""
 
 
 class Served(NamedTuple):
     tokens_s: float
     batch: float
-    """Requests of a step that decodes, on average."""
+    """The mean number of requests in a decoding step."""
     tbt_s: float
-    """From a request's first token to its last one, over their number: with the wait for a place in the batch."""
+    """The mean time between two of a request's tokens, with the wait for a place in the batch."""
     ttft_s: float
-    """Median."""
+    """The median."""
     evicted: int
-    """Blocks."""
+    """The number of blocks evicted."""
     computed: float
-    """Of all prompts' tokens, those that nothing held."""
+    """The share of all prompts' tokens that no cache held."""
     seconds: float
     step_s: float
-    """Of decoding, on average, without waits for the scheduler."""
+    """The mean time of a decoding step, without waits for the scheduler."""
     stalled: float
-    """Share of the time in which the engine waits for its scheduler."""
+    """The share of the time in which the engine waits for its scheduler."""
     read_s: float
-    """That memory takes at its full bandwidth for weights and KV, as the profile counts it, that decoding reads."""
+    """The time to read decoding's weights and KV, as the profile counts it, at full memory bandwidth."""
     computing: float
-    """Share of the time that all computed tokens, of prompts and answers, would take at the rate of prompts."""
+    """The share of the time that all computed tokens, of prompts and answers, would take at the rate of prompts."""
     samples: tuple[Sample, ...]
 
     @property
     def reading(self) -> float:
-        """Share of the time in which memory is read."""
+        """The share of the time in which memory is read."""
         return self.read_s / self.seconds
 
 
 class _Samples:
-    """Taken while requests are there."""
+    """Samples of a run, taken until all requests have ended."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -323,7 +323,7 @@ class _Samples:
 
 
 def served(load: Load, server: Server, tell: Tell) -> Served:
-    """The same one is run once only."""
+    """Runs a load on a server, or returns the cached result of the same run."""
     load = replace(load, requests=load.requests or REQUESTS)
     tell(f"{load.rate:g}/s, {load.groups} groups: {label(server.policy)} on {server.machine}")
     return _served(load, server)
@@ -355,5 +355,5 @@ def _served(load: Load, server: Server) -> Served:
 
 
 def _between(outcome: Outcome) -> float:
-    """Tokens, on average."""
+    """Returns the mean time between two tokens of a request."""
     return (outcome.e2e_s - outcome.ttft_s) / max(1, outcome.output_tokens - 1)

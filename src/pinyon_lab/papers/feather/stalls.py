@@ -1,5 +1,5 @@
-"""FEATHER's server as it waits for its scheduler: what memory and compute units do (Figs. 5.10, 5.15), and the same
-learned batches with a radix tree in place of the chunked hash tree (Fig. 5.16)."""
+"""FEATHER's server when it waits for its scheduler: use of memory and compute units (Figs. 5.10, 5.15), and a radix
+tree in place of the chunked hash tree (Fig. 5.16)."""
 
 from __future__ import annotations
 

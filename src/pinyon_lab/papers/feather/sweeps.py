@@ -1,4 +1,4 @@
-"""A server under load in a table: the same columns for each run, and what is read from them."""
+"""Tables and pictures of a server under load, with the same columns for each run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from pinyon_lab.papers.feather.runs import (
 from pinyon_lab.pictures import Bars, Picture
 
 Runs = Mapping[tuple[str, str], Served]
-"""By what varies, and by what it is called in tables."""
+"""The runs by the value that varies, and by the system's label in tables."""
 
 FEATHER = "bandit"
-"""§5.2: what the paper's results are of."""
+"""The policy of the paper's results (§5.2)."""
 SOME = (FCFS, "bandit", "sglang_fcfs", "lpm")
-"""Policies, where not all are compared."""
+"""The policies where not all are compared."""
 
 SERVED = [
     Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
@@ -50,7 +50,7 @@ STALLED = [
 def sweep(
     loads: Mapping[str, Load], policies: Sequence[str], tell: Tell, machine: str = MACHINE
 ) -> list[dict[str, Value]]:
-    """``loads`` by what the figure varies, as text."""
+    """Returns a row for each load and policy; ``loads`` are by the value that varies, as text."""
     return [
         {"at": at, "policy": label(policy), **numbers(served(load, Server(policy, machine), tell))}
         for at, load in loads.items()
@@ -64,7 +64,7 @@ def numbers(run: Served, shown: Sequence[Column] = SERVED) -> dict[str, Value]:
 
 
 def table(varied: str, runs: Runs, keys: Sequence[str]) -> tuple[list[Column], list[dict[str, Value]]]:
-    """Of runs whose engine may wait for its scheduler."""
+    """Returns columns and rows of runs whose engine may wait for its scheduler; ``keys`` name the columns."""
     shown = [column for column in STALLED if column.key in keys]
     rows = [{"at": at, "policy": name, **numbers(run, shown)} for (at, name), run in runs.items()]
     return [Column("at", varied), Column("policy", "policy"), *shown], rows
@@ -76,7 +76,7 @@ def value(rows: Rows, at: str, policy: str, key: str = "tokens_s") -> float:
 
 
 def drawn(title: str, varied: str, columns: Sequence[Column], rows: Rows) -> Picture:
-    """Bars of each column by point and policy."""
+    """Returns bars of each column, by varied value and policy."""
     at, policies = (list(dict.fromkeys(str(row[key]) for row in rows)) for key in ("at", "policy"))
     cells = {(row["at"], row["policy"]): row for row in rows}
 
@@ -92,7 +92,7 @@ def drawn(title: str, varied: str, columns: Sequence[Column], rows: Rows) -> Pic
 
 
 def ratios(rows: Rows, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
-    """By point."""
+    """Returns the ratio of ``policy`` to ``to`` in column ``key``, by varied value."""
     at = dict.fromkeys(str(row["at"]) for row in rows)
     return {each: value(rows, each, policy, key) / value(rows, each, to, key) for each in at}
 
@@ -102,8 +102,8 @@ def told(found: Mapping[str, float], form: str = ".2f") -> str:
 
 
 def apart(load: Load) -> float:
-    """Output tokens per second if one prefix is served after the other, a full batch of each: nothing more homogeneous
-    is possible."""
+    """Returns the output tokens/s if one prefix is served after the other, a full batch of each. No batches are more
+    homogeneous."""
     group = [[("prefix", load.prefix_tokens), (f"own {each}", OWN_TOKENS)] for each in range(MAX_BATCH)]
     return batches([group], load.output_tokens, Server()).tokens_s
 
@@ -114,6 +114,6 @@ NOTES = [MODEL_NOTE, SERVED_NOTE]
 def swept(
     title: str, varied: str, rows: Rows, claims: Sequence[Claim], shown: Sequence[Column] = SERVED[:3], axis: str = ""
 ) -> Result:
-    """Of what :func:`sweep` found; ``shown``: in the picture, in which ``varied`` may be said in other words."""
+    """Returns the result of a :func:`sweep`; the picture has the columns ``shown``, and ``axis`` for ``varied``."""
     columns = [Column("at", varied), Column("policy", "policy"), *SERVED]
     return Result(columns, rows, claims, NOTES, drawn(title, axis or varied, shown, rows))

@@ -1,5 +1,5 @@
-"""FEATHER beside other systems: their policies on requests that are all there at once (§3.4, Table 3.1), and a kernel
-that reads each group's prefix once, as PAT's does, on another GPU (§5.2.8, Fig. 5.8)."""
+"""FEATHER beside other systems: their policies on requests that all arrive at once (§3.4, Table 3.1). A kernel that
+reads each group's prefix once, as PAT's does, on another GPU (§5.2.8, Fig. 5.8)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ TABLED = {
     PAT: (Server(FCFS, kernel=GROUPED), "PAT (vLLM Block Table)", 316.45, 91.72),
     label("oracle"): (Server("oracle"), "vLLM User IDs", 105.43, 0.03),
 }
-"""As the paper names them; seconds of all, and of batch formation. What stops a batch of its own scheduler over a radix
-tree it does not say: the bandit here."""
+"""The server, the paper's name, its seconds of all, and of batch formation. The paper does not say what stops a batch
+of its own scheduler over a radix tree: here, the bandit does."""
 OFFLINE = Load(rate=1e4, groups=5, prefix_tokens=10_000, output_tokens=50)
-"""50 tokens each is what 2,000 requests in 229.36 s at 436.25 tokens/s amount to. How many prefixes is not printed."""
+"""The load of §3.4: 2,000 requests in 229.36 s at 436.25 tokens/s have 50 tokens each. How many prefixes is not
+printed."""
 OFFLINE_REQUESTS = 1_000
 """Half of the paper's: lpm and dfs_weight look at all that wait, which takes long. Compare ratios, not seconds."""
 
@@ -97,7 +98,7 @@ A100 = "a100-llama-8b"
 RATES = (5, 20, 100)
 PAT_COST, BOTH = "PAT, 29 % in its batches", "feather and PAT"
 PAT_SHARE = 0.29
-"""Table 3.1: of its time PAT, over vLLM's block table, forms batches."""
+"""The share of its time in which PAT, over vLLM's block table, forms batches (Table 3.1)."""
 
 KERNEL_NOTE = (
     "PAT's kernel is modelled as one that reads KV that a group of the batch shares as if the whole batch shared it: "

@@ -1,4 +1,4 @@
-"""Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving. Its figures."""
+"""The figures of "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving"."""
 
 from pinyon_lab.papers.mooncake.capacity import fig1, fig6, fig7, fig15
 from pinyon_lab.papers.mooncake.figures import PAPER, fig9, fig10, table2

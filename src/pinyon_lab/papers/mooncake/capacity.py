@@ -1,5 +1,5 @@
-"""Mooncake §5.2.2, Figs. 1, 6 and 7: who is served in time by four systems of 16 nodes; §5.5, Fig. 15: how many nodes
-for prompts and how many to decode."""
+"""Mooncake: requests that four systems of 16 nodes serve in time (§5.2.2, Figs. 1, 6 and 7), and the split into prefill
+and decode nodes (§5.5, Fig. 15)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster_settings import StepRule
 
 CHUNK_TOKENS = 512
-"""Of vLLM 0.5.1 with chunked prefill, by default; §5.2 names none."""
+"""The default of vLLM 0.5.1 with chunked prefill; §5.2 names none."""
 TTFT_S = 30.0
 TBTS_S = (0.1, 0.2, 0.3)
-"""§5.1."""
+"""The thresholds for TTFT and TBT (§5.1)."""
 RATES = (1.0, 1.5, 2.0)
-"""Times the trace's own: ours. "The maximum throughput that remains within the defined SLO thresholds" needs a load."""
+"""Our choice, in multiples of the trace's rate: "The maximum throughput that remains within the defined SLO thresholds"
+needs a load."""
 SERVED = 0.9
-"""Ours: Mooncake serves a load if so many are effective."""
+"""Our choice: Mooncake serves a load if this share of its requests is effective."""
 
 
 def _mooncake(prefills: int, name: str = "") -> System:
@@ -30,14 +31,14 @@ def _mooncake(prefills: int, name: str = "") -> System:
 
 MOONCAKE = [_mooncake(prefills, "Mooncake ") for prefills in (8, 10)]
 WHOLE = {"step_rule": StepRule.PREFILL_FIRST, "whole_tokens": 131_072}
-"""As many in a step as the longest context, of 128k tokens: vLLM's default."""
+"""vLLM's default: one step takes as many tokens of whole prompts as the longest context has, 128k."""
 CHUNKED = {"prefix_cache": False, "step_tokens": CHUNK_TOKENS, "chunk_tokens": CHUNK_TOKENS}
 VLLM = System("vLLM", mixed(), "least_loaded", {"prefix_cache": False, **WHOLE})
 VLLM_PREFIX = System("vLLM, prefix caching", mixed(), "least_loaded", WHOLE)
 VLLM_CHUNKED = System("vLLM, chunked prefill", mixed(), "least_loaded", CHUNKED)
 BASELINES = [VLLM, VLLM_PREFIX, VLLM_CHUNKED]
 SHORT = ["8P+8D", "10P+6D", "vLLM", "prefix", "chunked"]
-"""In pictures: of Mooncake's two and the baselines."""
+"""The labels in pictures: Mooncake's two splits, then the baselines."""
 
 
 def _capacity(given: Given, name: str) -> Result:
@@ -74,7 +75,7 @@ def _capacity(given: Given, name: str) -> Result:
 
 
 def _best(rows: Rows, tbt_s: float, rate: float) -> float:
-    """Of Mooncake's two."""
+    """Returns the share of effective requests of the better of Mooncake's two splits."""
     return max(_at(rows, system.name, tbt_s, rate) for system in MOONCAKE)
 
 
@@ -83,13 +84,13 @@ def _at(rows: Rows, system: str, tbt_s: float, rate: float) -> float:
 
 
 def _load(rows: Rows) -> float:
-    """The highest of the rates that Mooncake serves, or the lowest."""
+    """Returns the highest of ``RATES`` that Mooncake serves at the middle threshold, or else the lowest."""
     served = [rate for rate in RATES if _best(rows, TBTS_S[1], rate) >= SERVED]
     return max(served, default=RATES[0])
 
 
 def _gain(rows: Rows, baseline: System, tbt_s: float, rate: float) -> float:
-    """Effective requests more than the baseline has, as a share of its."""
+    """Returns how many more effective requests Mooncake has than the baseline, as a share of the baseline's."""
     theirs = _at(rows, baseline.name, tbt_s, rate)
     return _best(rows, tbt_s, rate) / theirs - 1 if theirs else float("inf")
 
@@ -194,7 +195,7 @@ fig7 = _figure("mooncake-fig7", "§5.2.2, Fig. 7", "synthetic")
 # -- Fig. 15
 
 RATIO_TTFT_S, RATIO_TBT_S = 10.0, 0.1
-"""§5.5."""
+"""The thresholds for TTFT and TBT (§5.5)."""
 PREFILLS = (4, 6, 7, 8, 9, 10, 12)
 
 

@@ -1,5 +1,5 @@
-"""Mooncake §5.2.1, Table 2: what its workloads are; §5.3: what a larger cache answers (Fig. 9), and one that all nodes
-share (Fig. 10)."""
+"""Mooncake: its workloads (§5.2.1, Table 2), hit ratio by cache capacity (§5.3.1, Fig. 9), and one cache per node
+against a global one (§5.3.2, Fig. 10)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
 PAPER = "Mooncake (FAST '25)"
 M = 1_000_000
 NODE_TOKENS = 3 * M
-"""§5.3.1: what about 1 TB of DRAM holds of LLaMA3-70B's KV, 320 KB per token."""
+"""The tokens of LLaMA3-70B's KV, 320 KB each, that about 1 TB of DRAM holds (§5.3.1)."""
 NEARLY_ALL_TOKENS = 50 * M
-"""§5.3.1: "nearly reaches the theoretical maximum"."""
+"""The capacity that "nearly reaches the theoretical maximum" (§5.3.1)."""
 NEARLY = 0.95
-"""Ours: the paper does not say what counts as that."""
+"""Our choice: the share of the maximum that counts as "nearly"; the paper does not say."""
 CAPACITIES_M = (1, 3, 10, 30, 50, 100)
 CURVE_POINTS = 80
 NODES = 10
-"""§5.3.2."""
+"""The number of nodes in §5.3.2."""
 LAYERS, WIDTH, A, B = 80, 8192, 4, 22
-"""Table 1: l, d, a, b."""
+"""The model's l, d, a and b (Table 1)."""
 POLICY = "lru"
-"""§3.2.1."""
+"""The eviction policy (§3.2.1)."""
 
 COMBINED_NOTE = (
     "How the paper combines workloads is not stated: here they begin at the same moment, and their requests come in "
@@ -61,7 +61,7 @@ def _notes(workloads: Sequence[Workload]) -> list[str]:
 
 
 def _with_combinations(workloads: Sequence[Workload]) -> Iterable[Workload]:
-    """Each one, and those that have blocks of one size together."""
+    """Yields each workload, and each combination of workloads whose blocks have one size."""
     yield from workloads
     for count in range(2, len(workloads) + 1):
         for several in combinations(workloads, count):
@@ -159,11 +159,11 @@ SETUPS = {
     "one each, coldest of two": "coldest",
     GLOBAL: "global",
 }
-"""Routers by what rows call them."""
+"""The router of each setup, by the setup's name in the rows."""
 
 
 def prefill_flops(tokens: int, prefix: int) -> float:
-    """Of a prompt of ``tokens`` of which ``prefix`` are reused: Eq. 1 of the whole less Eq. 1 of the prefix (§2.2)."""
+    """Returns the FLOP of a prefill, ``prefix`` of ``tokens`` reused: Eq. 1 of all less Eq. 1 of the prefix (§2.2)."""
 
     def flops(n: int) -> float:
         return LAYERS * (A * n**2 * WIDTH + B * n * WIDTH**2)
@@ -299,9 +299,9 @@ PRINTED: Mapping[str, Mapping[str, float]] = {
     "synthetic": {"requests": 3_993, "input": 15_325, "output": 149, "ratio": 0.66},
 }
 LENGTH_CLOSE = 0.5
-"""Ours: printed are whole tokens."""
+"""Our choice of the error allowed: the paper prints whole tokens."""
 RATIO_CLOSE = 0.01
-"""Ours: printed are whole points, and a block of 512 tokens hides some."""
+"""Our choice of the error allowed: the paper prints whole percentages, and a block of 512 tokens hides some hits."""
 BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over the requests"
 
 
@@ -347,7 +347,7 @@ def table2(given: Given) -> Result:
 
 
 def _claims(all_rows: Rows) -> list[Claim]:
-    """Of the published traces: a generated one has what was put in."""
+    """Returns the claims of Table 2 about published traces only: a generated trace has what was put into it."""
     rows = {str(row["workload"]): row for row in all_rows if row["basis"] == Basis.MEASURED}
 
     def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> Claim:

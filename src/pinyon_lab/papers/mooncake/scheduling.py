@@ -1,4 +1,4 @@
-"""Mooncake §4.2, Fig. 5: schedulers by TTFT; §5.2.3, Fig. 8: what prompts cost; §5.3.3, Fig. 11: replicas of blocks."""
+"""Mooncake: schedulers (§4.2, Fig. 5), GPU time of prefills (§5.2.3, Fig. 8), replicas of blocks (§5.3.3, Fig. 11)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinyon_lab.simulator.cluster import Cluster
 
 PREFILLS = 8
 LOCAL = {"dram_tokens": NODE_TOKENS}
-"""Each instance's cache is its own DRAM; others fetch from it by the scheduler's word."""
+"""Each instance caches in its own DRAM; other instances fetch from it when the scheduler says so."""
 
 # -- Fig. 5
 
@@ -93,7 +93,7 @@ def _fig5_claims(rows: Rows, times: float) -> list[Claim]:
 # -- Fig. 8
 
 REDUCED = {"conversation": 0.36, "toolagent": 0.53, "synthetic": 0.64}
-"""§5.2.3: than vLLM."""
+"""The printed reductions against vLLM (§5.2.3)."""
 HIGHER = {
     BASELINES[1].name: {"conversation": 1.43, "toolagent": 1.40, "synthetic": 2.59},
     BASELINES[2].name: {"conversation": 1.90, "toolagent": 2.68, "synthetic": 3.33},
@@ -199,11 +199,11 @@ def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
 SAMPLE_S = 30.0
 RANKS = (10, 100, 1000, 10_000)
 ALMOST = 0.9
-"""Ours: of the instances, on "almost every" one."""
+"""Our choice: the share of the instances that counts as "almost every" one."""
 
 
 class _Replicas:
-    """On how many instances keys are, looked at every 30 s of the virtual clock."""
+    """The number of prefill instances that hold each key, sampled every 30 s of the virtual clock."""
 
     def __init__(self, cluster: Cluster, until_s: float) -> None:
         self._cluster = cluster
@@ -219,7 +219,7 @@ class _Replicas:
         self.samples.append((self._cluster.time.now_s, held))
 
     def ranked(self) -> list[BlockKey]:
-        """Keys by their counts over all samples."""
+        """Returns the 10,000 keys with the highest counts over all samples, highest first."""
         total: Counter[BlockKey] = Counter()
         for _, held in self.samples:
             total.update(held)

@@ -1,5 +1,5 @@
-"""Mooncake §2.2, Eq. 2: when a cached prefix is worth its transfer; §5.4.2, Fig. 13: bandwidth; §5.4.3, Fig. 14: what a
-request's latency is made of."""
+"""Mooncake: when fetching a prefix pays (§2.2, Eq. 2), TTFT by bandwidth (§5.4.2, Fig. 13), and the parts of a
+request's latency (§5.4.3, Fig. 14)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
 from pinyon_lab.pictures import Bars, Course, Courses
 
 GQA, ITEM_BYTES = 8, 2
-"""Table 1: gqa, s."""
+"""The model's gqa and s (Table 1)."""
 A800_FLOPS = 8 * 312e12
-"""Table 1: G."""
+"""The machine's G (Table 1)."""
 H800_FLOPS = 8 * 989e12
 """NVIDIA's data sheet of the H800 SXM, dense 16 bit; the paper names none."""
 GB = 1e9
 
 
 def least_bytes_s(flops: float, prefix: int) -> float:
-    """Eq. 2: from this bandwidth on, fetching so many tokens takes less time than computing them at ``flops``/s."""
+    """Returns the bytes/s above which fetching ``prefix`` tokens beats computing them at ``flops``/s (Eq. 2)."""
     return flops * 2 * WIDTH * ITEM_BYTES / (GQA * (A * prefix * WIDTH + B * WIDTH**2))
 
 
@@ -77,20 +77,20 @@ FETCHING = ("algorithm1", "kvcache_centric")
 
 
 class _Seen(NamedTuple):
-    """Of one scheduler. Seconds."""
+    """The TTFT and fetch times of one scheduler, in seconds."""
 
     most_s: float
     """The longest mean TTFT from the recommended bandwidth on."""
     slow_s: float
     fast_s: float
-    """Mean TTFT at the lowest and at the highest bandwidth."""
+    """The mean TTFT at the lowest and at the highest bandwidth."""
     fetch_s: float
     alone_s: float
-    """A fetch at the lowest bandwidth, and what it would take alone."""
+    """The time of a fetch at the lowest bandwidth, and the time it would take alone."""
 
 
 def _seen(rows: Rows) -> _Seen:
-    """``rows`` by bandwidth."""
+    """Returns the times in one scheduler's rows, which are in the order of bandwidth."""
     slow, fast = rows[0], rows[-1]
     most_s = max(number(row, "ttft_s") for row in rows if number(row, "gbit") >= RECOMMENDED_GBIT)
     ttfts = number(slow, "ttft_s"), number(fast, "ttft_s")
@@ -188,7 +188,7 @@ LENGTHS = (8192, 16_384, 32_768, 65_536, 131_072)
 RATIOS = (0.0, 0.95)
 DECODED = 128
 SCHEDULE_S = 0.001
-"""A placement, as our conductor makes them; queueing is none where there is one request."""
+"""The time that our conductor takes for a placement; where there is one request, nothing queues."""
 PARTS = ("schedule", "prefill", "transfer", "load", "decode")
 
 
@@ -197,7 +197,7 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
     held = int(tokens * ratio)
     size = tokens * machine.kv_token_bytes
     computed_s = engine.seconds([(held, tokens)], 0, 0)
-    # Layer by layer, loading what is cached goes on beside the computing: the longer one counts.
+    # Cached KV is loaded layer by layer while the rest is computed: the longer of the two counts.
     prefill_s = max(computed_s, held * machine.kv_token_bytes / machine.dram_bytes_s)
     decode_s = sum(engine.seconds([], 1, tokens + step) for step in range(DECODED))
     values = SCHEDULE_S, prefill_s, size / machine.nic_bytes_s, size / machine.dram_bytes_s, decode_s

@@ -1,4 +1,4 @@
-"""SkyWalker: its figures."""
+"""The figures of SkyWalker."""
 
 from pinyon_lab.papers.skywalker.day import fig3
 from pinyon_lab.papers.skywalker.pushing import fig4b, fig9, fig10

@@ -1,4 +1,4 @@
-"""SkyWalker §2.2, Fig. 3: the load of five regions over a day, and what it costs to serve it."""
+"""SkyWalker §2.2, Fig. 3: the load of five regions over a day, and the cost of serving it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon_lab.pictures import Bars, Course, Courses, Panel
 from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, aggregate, costs, variance
 
 PER_INSTANCE: Final = 0.01
-"""Of the largest region's peak: so many instances that whole ones make no difference."""
+"""One instance's share of the largest region's peak: so small that whole instances make no difference."""
 
 FREE: Final = "the shape of the wave, three of the five ratios and all shares are free"
 

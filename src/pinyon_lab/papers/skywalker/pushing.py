@@ -1,4 +1,4 @@
-"""SkyWalker §3.3 and §5.2: when a load balancer pushes (Figs. 4b and 9), and where to (Fig. 10)."""
+"""SkyWalker §3.3 and §5.2: when a load balancer pushes (Figs. 4b and 9), and to which region (Fig. 10)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, System
 # -- Fig. 4b
 
 LOAD4B: Final = Load("wildchat", (("us", 4),), (("us", 50),), 120.0, 720.0)
-"""As many clients for each instance as in Fig. 8."""
+"""The number of clients per instance is that of Fig. 8."""
 LEAST = 0.05
-"""Of its memory: who holds less is idle, and no ratio to that means anything."""
+"""The share of its memory below which an instance is idle: no ratio to that means anything."""
 
 
 @figure("skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin", has_quick_way=True)
@@ -78,16 +78,16 @@ def _at_once(found: Ran) -> float:
 
 
 def _in_one(name: str, policy: str, pushing: str = "blind") -> System:
-    """One region, as in §5.2."""
+    """Returns a system of one region, as in §5.2."""
     return System(name, policy, pushing, forwards=False, told=False)
 
 
 # -- Fig. 9
 
 CLIENTS9 = (30, 75, 90)
-"""§5.2 has 30; the others are ours: where memory gets full."""
+"""The numbers of clients: 30 is §5.2's; the others are our choice, where memory gets full."""
 LIMITS = (20, 30, 40, 50)
-"""§3.3: where the number of requests that an instance can have at once ranges."""
+"""The limits on outstanding requests: the range of how many an instance can have at once (§3.3)."""
 BP, SP_P, CREDITS = "BP", "SP-P", "pinyon"
 PUSHING: Final = (
     _in_one(BP, SGLANGS),
@@ -115,7 +115,7 @@ def fig9(given: Given) -> Result:
     found = {key: each.measured for key, each in runs.items()}
 
     def over(clients: int, one: str, other: str = BP) -> float:
-        """Throughput."""
+        """Returns the throughput of ``one`` over that of ``other``."""
         return tokens(found[clients, one]) / tokens(found[clients, other])
 
     limited = {f"SP-O {limit}": over(paper, SP_P, f"SP-O {limit}") for limit in LIMITS}
@@ -193,11 +193,11 @@ def fig9(given: Given) -> Result:
 
 CLIENTS10: Final = (("us", 120), ("asia", 40), ("eu", 40))
 SIZES = (6, 9, 12, 15)
-"""Instances; §5.2 names 9 and 12."""
+"""The numbers of instances; §5.2 names 9 and 12."""
 LOCAL, SHARED = "region-local", "skywalker"
 DRIFT: Final = (
     "There is no steady state: long conversations accumulate, so that the result follows the window and the seed "
-    "(docs/reproduction.md)"
+    "(docs/notebook/reproduction.md)"
 )
 
 

@@ -1,4 +1,4 @@
-"""SkyWalker's testbed in the simulator: L4 replicas in up to three regions, and what came of a run of them."""
+"""SkyWalker's testbed in the simulator: L4 replicas in up to three regions, and the results of a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PAPER: Final = "SkyWalker"
 MACHINE: Final = "l4-llama-8b"
 SEED: Final = 1
 MODEL_NOTE: Final = (
-    "Modelled: an L4 by its profile (docs/simulator.md), requests of 16-token blocks, served as SGLang does: prompts "
-    "before decoding, no request waits while there is room for its prompt. Round trips of 90 ms (US, Europe), 150 ms "
-    "(US, Asia) and 200 ms (Europe, Asia): only the largest is printed. Pushing of SkyWalker's systems is the "
+    "Modelled: an L4 by its profile (docs/design/simulator.md), requests of 16-token blocks, served as SGLang does: "
+    "prompts before decoding, no request waits while there is room for its prompt. Round trips of 90 ms (US, Europe), "
+    "150 ms (US, Asia) and 200 ms (Europe, Asia): only the largest is printed. Pushing of SkyWalker's systems is the "
     "paper's: by probes of 100 ms, without credits; `pinyon` is the same with credits between probes and load that "
     "comes with answers. All of them route by the modules that pinyon's load balancer routes by."
 )
@@ -50,7 +50,7 @@ COLUMNS: Final = [
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Instances and clients by region, in one order; what ended from ``warm_s`` to ``until_s`` counts."""
+    """A workload, and its instances and clients by region. Requests that end from ``warm_s`` to ``until_s`` count."""
 
     workload: str
     instances: tuple[tuple[str, int], ...]
@@ -60,7 +60,7 @@ class Load:
     seed: int = SEED
 
     def quickly(self, quick: bool) -> Load:
-        """A seventh of it, if it is to be quick."""
+        """Returns the load with a seventh of its window if ``quick``, else the load itself."""
         return self.quick() if quick else self
 
     def quick(self) -> Load:
@@ -69,7 +69,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """``outstanding`` and ``used``: of each instance, every second."""
+    """The results of a run; ``outstanding`` and ``used`` have a value per instance for each second."""
 
     measured: Measured
     outstanding: Sequence[Sequence[int]]
@@ -77,7 +77,7 @@ class Ran:
 
 
 def ran(load: Load, system: System | str, tell: Tell) -> Ran:
-    """The same one is run once only."""
+    """Runs a load on a system, or returns the cached result of the same run."""
     system = SYSTEMS[system] if isinstance(system, str) else system
     clients = "/".join([str(count) for _, count in load.clients])
     instances = "/".join([str(count) for _, count in load.instances])
@@ -116,7 +116,7 @@ def bars(
     value: Callable[[Measured], float],
     form: str,
 ) -> Bars:
-    """By what the runs are of, and by system; ``groups`` by what they are called."""
+    """Returns bars by group and system; ``groups`` maps labels to the groups in ``runs``."""
     names = dict.fromkeys(name for _, name in runs)
     values = {name: [value(runs[group, name].measured) for group in groups.values()] for name in names}
     return Bars(title, label, list(groups), values, form)
@@ -127,10 +127,10 @@ def tokens(each: Measured) -> float:
 
 
 def within(values: Sequence[float], low: float, high: float) -> bool:
-    """All of them in the printed range, a fifth more or less."""
+    """Returns whether all values are in the printed range, a fifth more or less."""
     return all(low / 1.2 <= value <= high * 1.2 for value in values)
 
 
 def gained(ratios: Sequence[float], low: float, high: float) -> bool:
-    """The same of ratios near 1: of what they are above it."""
+    """Returns whether all gains (ratio less 1) are in the printed range, a fifth more or less."""
     return within([ratio - 1 for ratio in ratios], low - 1, high - 1)

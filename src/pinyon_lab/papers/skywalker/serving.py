@@ -1,4 +1,4 @@
-"""SkyWalker §5.1, Fig. 8: throughput and latencies of all systems, workload by workload."""
+"""SkyWalker §5.1, Fig. 8: throughput and latencies of all systems on each workload."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CHATS: Final = ("arena", "wildchat")
 TREES: Final = ("tree", "mixed-tree")
 WORKLOADS: Final = (*CHATS, *TREES)
 SINGLE: Final = ("rr", "ll", "ch", "sgl")
-"""Systems with one load balancer."""
+"""The systems with one load balancer."""
 OTHERS: Final = ("gateway", *SINGLE)
 OURS: Final = ("skywalker-ch", "skywalker")
 RANGE: Final = "agrees if all of ours are in the printed range, a fifth more or less"
 Runs = Mapping[tuple[str, str], Ran]
-"""By workload and system."""
+"""The runs by workload and system."""
 
 
 def _claim(said: str, printed: Value, ours: Value, agrees: bool, why: str, order: bool = False) -> Claim:
@@ -124,7 +124,7 @@ def _conversations(runs: Runs) -> list[Claim]:
 
 
 def _reuse(runs: Runs) -> list[Claim]:
-    """Of conversations."""
+    """Returns the claims about hit rates of conversations."""
     printed = (
         ("rr", "RR achieves only 10.78-16.57%", 0.1078, 0.1657),
         ("ll", "LL performs better with 28.29-31.13%", 0.2829, 0.3113),
@@ -157,7 +157,7 @@ def _reuse(runs: Runs) -> list[Claim]:
 
 
 def _balance(runs: Runs) -> list[Claim]:
-    """Of conversations."""
+    """Returns the claims about the balance of load with conversations."""
     said = "high variance in outstanding request counts, ranging from 2.33-5.08× for SGL and 2.54-4.92× for CH"
     others = {system: up_to(_uneven(runs, CHATS, system), ".2f") for system in ("ll", "skywalker")}
     claims = []
@@ -286,8 +286,8 @@ LOADS: Final[Mapping[str, Load]] = {
     "tree": Load("tree", BALANCED, (("us", 40), ("eu", 20), ("asia", 20))),
     "mixed-tree": Load("mixed-tree", BALANCED, (("us", 2), ("eu", 20), ("asia", 20))),
 }
-"""§5.1. Of conversations it does not say which of its replica distributions was used: here, the one that it calls
-unbalanced; trees have four replicas in each region."""
+"""The loads of §5.1. The paper does not say which replica distribution its conversations had: here, the one that it
+calls unbalanced. Trees have four replicas in each region."""
 LOAD_NOTE: Final = (
     "The paper keeps its replicas at high utilisation. With its numbers of clients and these lengths, requests hold "
     "the shares of KV memory that the table shows, so that few wait for room and pushing seldom decides: what sets "

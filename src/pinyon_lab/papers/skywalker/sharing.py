@@ -1,4 +1,4 @@
-"""SkyWalker §3.2: what users and regions have in common (Fig. 5), and what consistent hashing makes of it (Fig. 6)."""
+"""SkyWalker §3.2: prefixes shared by users and regions (Fig. 5), and how consistent hashing reuses them (Fig. 6)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAP
 from pinyon_lab.simulator.regions.workloads import sources
 
 PAIRS = 200_000
-"""That are looked at of each kind, at most."""
+"""The largest number of pairs of each kind that are compared."""
 
 
 class Similarities(NamedTuple):
-    """In the mean over pairs; -1: there are none."""
+    """The mean similarities over pairs of requests; -1 where there are no pairs."""
 
     within_user: float
     across_users: float
@@ -28,9 +28,9 @@ class Similarities(NamedTuple):
 
 
 def similarity(one: Step, other: Step, block_tokens: int, skipped: int) -> float:
-    """How much of the shorter prompt the other one begins with: ``len(common prefix) / min(len)``.
+    """Returns the common prefix's share of the shorter prompt, in whole blocks: ``len(common prefix) / min(len)``.
 
-    In whole blocks, without the first ``skipped`` tokens: a template that all have.
+    The first ``skipped`` tokens, a template that all prompts have, do not count.
     """
     shared = 0
     for mine, theirs in zip(one.keys, other.keys, strict=False):
@@ -44,7 +44,7 @@ def similarity(one: Step, other: Step, block_tokens: int, skipped: int) -> float
 def similarities(
     programs: Mapping[str, Sequence[Program]], block_tokens: int, skipped: int, rng: Random
 ) -> Similarities:
-    """Of all requests, by region."""
+    """Returns the mean similarities of all requests of ``programs``, which are by region."""
     everyone = [
         (region, program.user, step) for region, some in programs.items() for program in some for step in program.steps
     ]
@@ -76,7 +76,7 @@ def _mean(values: Sequence[float]) -> float:
 
 REGIONS = ("us", "eu", "asia")
 PROGRAMS = 1_500
-"""Of each region."""
+"""The number of programs of each region."""
 PRINTED5: Final = (("arena", "ChatBot Arena", 2.47), ("wildchat", "WildChat", 7.60))
 FAR = 0.025
 
@@ -148,7 +148,8 @@ PRINTED6: Final = (
         20,
     ),
 )
-"""With how many clients: requests hold a third of the memory or so, the rest is cache."""
+"""The workload, the claim, the printed gap, and the number of clients. With so many, requests hold about a third of the
+memory, and the cache has the rest."""
 WHY: Final = {
     "bursty": ". An instance takes such a burst without losing what it has in its cache: CH has no user's opening twice"
 }

@@ -1,4 +1,4 @@
-"""KVCache Cache in the Wild: its figures."""
+"""The figures of "KVCache Cache in the Wild"."""
 
 from pinyon_lab.papers.wild.ablation import fig28
 from pinyon_lab.papers.wild.days import fig29

@@ -1,6 +1,6 @@
-"""Fig. 28 of "KVCache cache in the wild" (§4.3): what each technique of Table 2 gives, Qwen2-7B, CPU cache = HBM.
+"""Fig. 28 of "KVCache cache in the wild" (§4.3): the gain by each technique of Table 2, Qwen2-7B, CPU cache = HBM.
 
-① fitted distributions, ② the head of a prompt before its end, ③ the expected lifespan. §4.3 gives ② to all policies.
+① fitted distributions, ② a prompt's head outlives its end, ③ the expected lifespan. §4.3 gives ② to all policies.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from pinyon_lab.traces.analysis.models import MODELS
 MODEL = MODELS[0]
 RATIO = 1.0
 LIFE_S = WorkloadAwareSettings().life_s
-"""By default."""
+"""The default life, in seconds."""
 LIVES_S = (10, 30, LIFE_S, 300, 600)
-"""Ours: the paper does not say what life is."""
+"""Our choice: the paper does not say what life is."""
 BASELINES = ("lru", "fifo", "lfu", "s3fifo", "sieve", "gdfs")
 NEITHER = "workload_aware:fitted=false,life_s=0"
 FITTED = "workload_aware:life_s=0"
 WHOLE = "workload_aware"
 LABELS = {**{name: name for name in BASELINES}, NEITHER: "WA without ① ③", FITTED: "WA ①", WHOLE: "WA ① ③"}
 SWEEP = {LABELS[WHOLE] if life == LIFE_S else f"workload_aware:life_s={life:g}": life for life in LIVES_S}
-"""Life by policy, as rows have it."""
+"""The life of each policy, by the policy's name in the rows."""
 
 
 class HeadFirst:
-    """A cache as :class:`CacheReplay`, but without ②: its policy hears of blocks one by one from the start of a prompt,
-    and of no places in it, so that the head goes first of what is alike."""
+    """A cache like :class:`CacheReplay`, but without ②. Its policy hears of blocks one by one from a prompt's start,
+    and of no places in it: of equal blocks, it evicts the prompt's head first."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
         self._cache = Cache(policy, capacity, learner(policy))
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
-        """How many of its blocks were hits."""
+        """Plays one request, and returns how many of its blocks were hits."""
         hits = leading_run(blocks, self._cache.resident)
         for block in dict.fromkeys(blocks):
             self._cache.tell((block,), (0,), now_s, traits)
@@ -125,7 +125,7 @@ def claims(rows: Rows) -> list[Claim]:
 
 
 def _panels(rows: Rows) -> list[Panel]:
-    labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # which is lru
+    labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # without ① and ③ it is lru
     both = [_of(rows, label) for label in labels]
     bars: dict[str, Sequence[float | None]] = {
         "with ②": column(both, "hit_ratio"),

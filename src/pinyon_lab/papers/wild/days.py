@@ -1,4 +1,4 @@
-""" "KVCache cache in the wild" appendix A.1, Fig. 29: is the last day's reuse that of the next?"""
+"""Fig. 29 of "KVCache cache in the wild" (appendix A.1): whether the last day's reuse predicts the next day's."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from pinyon_lab.traces.analysis.uses import Blocks, walk
 PAPER = "KVCache cache in the wild"
 DAY_S = HOURS * HOUR_S
 SHOWN = (9, 10)
-"""The figure's two rows: 9 to 10 and 10 to 11 a.m."""
+"""The hours of the figure's two rows: 9 to 10 and 10 to 11 a.m."""
 IMAGE = "multimodal/1"
 CATEGORIES = ("text/1", "text/2", "search/1", "file/1", IMAGE)
-"""Ours: of each type the first turn, and a later one."""
+"""Our choice: the first turn of each type, and a later one of ``text``."""
 WITHIN_S = tuple(10 ** (step / 20) for step in range(83))
-"""1 s to 3.5 h."""
+"""The times from 1 s to 3.5 h within which reuse is counted."""
 SIMILAR = 0.05
-"""Ours: that much farther apart than by chance, on average; the paper does not say what similar is."""
+"""Our choice: days count as similar up to this mean distance beyond chance; the paper does not say what similar is."""
 START, END = 8, 11
 REPLAYED = range(START, END)
-"""Hours; caches are empty at the first one's beginning."""
+"""The hours that are replayed; caches are empty when the first one begins."""
 DAYS_MAX = 31
 CAPACITY_SHARE = 0.02
-"""Of the different blocks asked for from then to 11 a.m.; ours."""
+"""Our choice: the cache's size, as a share of the different blocks asked for in the hours replayed."""
 COST_MAX = 0.005
-"""Ours: half a point of hits below what is fitted online."""
+"""Our choice: fits count as predictive down to half a point of hits below online fits."""
 COLUMNS_BYTES = 4 << 30
 SHUFFLES, SEED = 40, 29
 
 LRU, ONLINE, BOTH, LAST, OWN = "LRU", "online", "last day, online", "last day", "same day"
-"""``OWN`` knows the future: of rare categories, what becomes of the very blocks at hand."""
+"""``OWN`` knows the future: in rare categories, the fate of the very blocks at hand."""
 CHOICES = {
     LRU: "lru",
     ONLINE: "workload_aware",
@@ -53,21 +53,21 @@ CHOICES = {
 
 
 class _Sample(NamedTuple):
-    """Requests of one category in one hour of one day."""
+    """The requests of one category in one hour of one day."""
 
     blocks: NDArray[np.int64]
-    """Of each."""
+    """The number of blocks of each request."""
     within: NDArray[np.int64]
-    """Of these, used again within each of ``WITHIN_S``."""
+    """The number of these blocks, by request, that are used again within each of ``WITHIN_S``."""
 
     @property
     def curve(self) -> NDArray[np.float64]:
-        """The probability that a block is."""
+        """The probability that a block is used again within each of ``WITHIN_S``."""
         return np.asarray(self.within.sum(axis=0) / max(1, int(self.blocks.sum())), np.float64)
 
 
 class _Day:
-    """One day's requests as a log: when blocks are used again, and fits for the next day."""
+    """One day's requests, the reuse of their blocks, and fits for the next day."""
 
     def __init__(self, workload: Workload, number: int) -> None:
         rows = [row for row in workload.rows if row.time_s // DAY_S == number]
@@ -89,7 +89,7 @@ def _hour(time_s: float) -> int:
 
 
 def reused_within(columns: Columns) -> NDArray[np.int64]:
-    """Of each request, the blocks that are used again within each of ``WITHIN_S``, as hits of an unlimited cache."""
+    """Returns each request's blocks that are used again within each of ``WITHIN_S``, as hits of an unlimited cache."""
     size = len(WITHIN_S) + 1
     counts = np.zeros(len(columns) * size)
     for step in walk(columns, Blocks(columns.numbers, parts=False)):
@@ -104,7 +104,7 @@ def _distance(one: _Sample, other: _Sample) -> float:
 
 
 def _by_chance(one: _Sample, other: _Sample, rng: np.random.Generator) -> float:
-    """The distance that the same requests have if they are dealt out to two days at random, on average."""
+    """Returns the mean distance of two samples if their requests are dealt out to two days at random."""
     blocks, within = np.concatenate([one.blocks, other.blocks]), np.concatenate([one.within, other.within])
     found = []
     for _ in range(SHUFFLES):
@@ -154,7 +154,7 @@ def fig29(given: Given) -> Result:
 
 
 def _reuse(days: Sequence[_Day]) -> list[dict[str, Value]]:
-    """Means over the days, or over each and the one before."""
+    """Returns rows of means over the days, or over each day and the one before."""
     rng = np.random.default_rng(SEED)
     rows: list[dict[str, Value]] = []
     for hour in SHOWN:
@@ -176,7 +176,7 @@ def _reuse(days: Sequence[_Day]) -> list[dict[str, Value]]:
 
 
 def _hits(days: Sequence[_Day], capacity: int, tell: Tell) -> Mapping[tuple[str, int], float]:
-    """By policy and hour: hits of all days but the first one, together."""
+    """Returns the hit ratio by policy and hour, of all days but the first one together."""
     found: dict[tuple[str, int], float] = {}
     for name, choice in CHOICES.items():
         blocks, hits = dict.fromkeys(REPLAYED, 0), dict.fromkeys(REPLAYED, 0)

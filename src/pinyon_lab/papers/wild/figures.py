@@ -1,5 +1,5 @@
-"""Figs. 25 to 27 of "KVCache cache in the wild" (§4.3): hit ratio over the CPU cache beside the GPU, three models; and
-what better hits are worth where prompts wait: queued TTFT."""
+"""Figs. 25 to 27 of "KVCache cache in the wild" (§4.3): hit ratio by size of the CPU cache, for three models. Queued
+TTFT: the gain by more hits where prompts wait."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, Served
 SECTION = Section("§4.3")
 
 BASELINES = ("lru", "fifo", "lfu", "s3fifo")
-"""§4.3: "standard policies"; GDFS is in Fig. 28 only."""
+"""The "standard policies" of §4.3; GDFS is in Fig. 28 only."""
 WORST, BEST = (8.1, 23.9), (1.5, 3.9)
-"""Printed, in %."""
+"""The printed gains over the worst and over the best baseline, in %."""
 FALLS_BACK = 0.005
-"""Ours: this near to LRU is "essentially" LRU."""
+"""Our choice: a policy so near to LRU "essentially" is LRU."""
 CLOSE = 0.95
-"""Ours: this share of Belady's is "close to optimal"."""
+"""Our choice: this share of Belady's hits is "close to optimal"."""
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Of rows by workload and ratio, in the order of the ratios; those with a CPU cache, but for one.
+    """Returns the claims about rows by workload and ratio, in the order of the ratios.
 
-    The printed ranges are of the three figures together, so that what one of them has must lie inside. Percentages are
-    taken as points of hit ratio: those are in % themselves, and the steps of Fig. 28 add up as points. The text leaves
-    it open, so the relative ones stand beside them.
+    Most are about rows with a CPU cache. The printed ranges are of the three figures together, so the range of one must
+    lie inside. Percentages are taken as points of hit ratio: those are in % themselves, and the steps of Fig. 28 add up
+    as points. The text leaves it open, so the relative gains stand beside the points.
     """
     a, b = (those(rows, workload=name) for name in ("qwen-a", "qwen-b"))
     a_with_cpu = [row for row in a if row["ratio"]]
@@ -102,16 +102,16 @@ def _gain(said: str, rows: Rows, which: str, printed: tuple[float, float]) -> Cl
 
 PAPER = 'KVCache cache "in the wild" (ATC \'25)'
 RATIOS = (0.0, 1.0, 2.0, 4.0)
-"""Ours: the paper's are in its pictures only. 0: the GPU alone, of which the text speaks, too."""
+"""Our choice: the paper's ratios are in its pictures only. 0 is the GPU alone, of which the text speaks, too."""
 SHORT = {
     **{name: name for name in ("lru", "fifo", "lfu", "s3fifo", "gdfs", "sieve")},
     "workload_aware": "WA",
     "reuse_hazard": "own",
     BELADY: BELADY,
 }
-"""Policies, the paper's name for its own (WA), and what heads their columns."""
+"""The heading of each policy's column; WA is the paper's name for its own policy."""
 SEED = 1
-"""Of the drawing of users."""
+"""The seed with which users are drawn."""
 
 TESTBED_NOTES = (
     "Capacity: (1 + ratio) × HBM for KV / bytes of a block, as a block is either in the GPU or, evicted from there, in "
@@ -152,7 +152,7 @@ def _by_ratio(model: Served, given: Given) -> Result:
 
 
 def _add_rows(table: Table, model: Served, workload: Workload, tell: Tell) -> Rows:
-    """Those of the workload."""
+    """Adds a workload's rows to the table and returns them."""
     tell(f"{workload.name}: what one instance of {model.name} serves, LRU at every capacity")
     part = served(workload, model, random.Random(SEED))
     requests = part.asked()
@@ -189,7 +189,7 @@ BY_RATIO = tuple(
 # -- Queued TTFT
 
 QUEUED_RATIOS = (1.0, 2.0)
-"""Ours: the paper's are in its pictures only."""
+"""Our choice: the paper's ratios are in its pictures only."""
 POLICIES = (*BASELINES, "workload_aware", "reuse_hazard")
 PRINTED = (0.283, 0.419)
 

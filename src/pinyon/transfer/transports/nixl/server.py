@@ -42,7 +42,7 @@ class NixlServer:
 
     A region is registered whole when a peer first asks for some of it, until it is unregistered. NIXL's keys are for
     all of a registration, and registrations must not overlap. Readers themselves must keep to what a grant opens, and
-    stop when it is taken back (docs/transfer.md)."""
+    stop when it is taken back (docs/design/transfer.md)."""
 
     def __init__(self, context: EngineContext, agent: NixlAgent) -> None:
         """Registers the page of seals. Raises NixlError."""

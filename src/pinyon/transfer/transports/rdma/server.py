@@ -2,8 +2,8 @@
 
 A NIC checks a key of 32 bits, which can be guessed. So each link has a protection domain of its own. A NIC's key works
 only for the queue pair of the link that asked for it, in the granted ranges and direction, until the grant is revoked.
-A registration is a system call per range (docs/transfer.md has the figures), so it is made only for what a peer asks
-for by RDMA."""
+A registration is a system call per range (docs/design/transfer.md has the figures), so it is made only for what a peer
+asks for by RDMA."""
 
 from __future__ import annotations
 
