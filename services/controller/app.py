@@ -75,7 +75,7 @@ def build(
     """Wires a controller; nothing is started. Raises :class:`PinyonError` for files that cannot be used."""
     path = Path(settings.state_file) if settings.state_file else None
     state = None if path is None else read_state(path)
-    # A version beyond all measure could not be counted on some day, so it begins anew under another epoch.
+    # Versions that go on from one beyond all measure could not be told some day, so they begin anew.
     epoch = state.epoch if state is not None and state.version <= VERSION_MAX else secrets.token_hex(EPOCH_BYTES)
     registry = Registry(
         epoch, clock(), settings.timing(), load_geography(settings), load_distances(settings), settings.lbs_max

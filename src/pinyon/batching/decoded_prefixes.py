@@ -15,10 +15,7 @@ LEVEL_BLOCKS: Final = 4
 
 
 class DecodedPrefixes:
-    """The decoded requests, by the keys of their prompts' full blocks, whatever the batching policy.
-
-    A new one is looked at when somebody asks, and not at all if it has gone by then.
-    """
+    """The decoded requests by their prompts' full blocks, for any batching policy. New ones are indexed on demand."""
 
     def __init__(self) -> None:
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)

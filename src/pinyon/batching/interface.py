@@ -147,10 +147,7 @@ class ServiceOrder(Protocol[Waiting]):
         """Removes and returns the prompt whose turn it is; None if none waits."""
 
     def turns(self, now_s: float) -> Iterator[Waiting]:
-        """Yields the prompts that as many calls of :meth:`next` would return. All of them still wait.
-
-        No prompt may come or go before the last turn is asked for.
-        """
+        """Yields all prompts in the order of :meth:`next`; they still wait. None may come or go meanwhile."""
 
     def take(self, waiting: Waiting, now_s: float) -> None:
         """Removes a prompt whose turn it was."""

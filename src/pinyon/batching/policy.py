@@ -16,10 +16,7 @@ from pinyon.eviction.policy import Traits
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """The facts of a request that a policy may look at. ``number`` is unique as long as the request lives.
-
-    Later requests have larger numbers; a request that gave way and waits again keeps its own.
-    """
+    """The facts that a policy may look at. ``number`` is unique, larger for later requests, and kept on giving way."""
 
     number: int
     prompt_tokens: int
@@ -62,10 +59,7 @@ class Holdings(Protocol):
         """Returns what a request needs, in O(its reusable keys)."""
 
     def behind(self, number: int) -> int:
-        """Returns the blocks of later admitted requests, shared ones included, in O(admitted).
-
-        These requests are decoded, and can give way, or their prompts are being computed.
-        """
+        """Returns the blocks, also shared ones, of later admitted requests: decoded or in prefill. O(admitted)."""
 
 
 class StepSeen(NamedTuple):

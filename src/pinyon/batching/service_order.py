@@ -66,10 +66,7 @@ class Fifo(_Arrived[Waiting, None]):
 
 @dataclass(frozen=True, slots=True)
 class _Ageing:
-    """The ages at which a late prompt goes before all others, so that none starves.
-
-    That is ``age_s`` after its SLO. Without an SLO, or with a longer one, ``patience_s`` counts as its SLO.
-    """
+    """Prompts late by ``age_s`` go before all, so that none starves; the SLO counts as ``patience_s`` at most."""
 
     age_s: float = 10.0
     patience_s: float = 60.0

@@ -148,10 +148,7 @@ class Drift:
         self.shifts = 0
 
     def shifted(self, apart: Sequence[float]) -> bool:
-        """Returns whether what was known is not true any more, once for each shift.
-
-        ``apart``: for each decision of an episode, the share by which its reward exceeded what was known.
-        """
+        """Returns whether there is a new shift. ``apart``: each decision's reward by the known mean, minus 1."""
         if not apart:
             return False
         self._share += DRIFT_WEIGHT * (sum(apart) / len(apart) - self._share)

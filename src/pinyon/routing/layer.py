@@ -89,10 +89,7 @@ class Layer:
             target.capacity = capacity
 
     def report(self, name: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
-        """Records a report that the target made, or a probe found, just now.
-
-        ``unseen`` counts our requests that were on their way then, if that is known better than by ``received``.
-        """
+        """Records a report or probe of now. ``unseen``: our requests under way, if known better than ``received``."""
         target = self._targets.get(name)
         if target is None:
             return

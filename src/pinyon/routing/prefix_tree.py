@@ -14,10 +14,7 @@ from pinyon.routing.target_policy import Routed, near_least_full
 
 @dataclass(frozen=True, slots=True)
 class PrefixTreeSettings:
-    """The trie's bounds ``chunks_max`` and ``records_max``, and when to explore.
-
-    If less than ``explore_below`` of the prompt matches, the least busy target gets it (§5.1).
-    """
+    """Bounds of the trie. If less than ``explore_below`` of a prompt matches, the least busy target gets it (§5.1)."""
 
     explore_below: float = 0.5
     chunks_max: int = CHUNKS_MAX

@@ -247,10 +247,7 @@ class PrefixTrie:
 
 
 def _shared(mine: bytes, keys: bytes, at: int) -> int:
-    """Returns how many bytes of ``mine``, in whole keys, equal those of ``keys`` from ``at`` on.
-
-    The first keys must be equal, and ``mine`` as a whole must differ.
-    """
+    """Returns how many bytes (whole keys) ``mine``, equal at first but not throughout, shares with ``keys[at:]``."""
     low, high = 1, min(len(mine), len(keys) - at) // KEY_BYTES  # the first ``low`` keys are equal
     while low < high:
         middle = (low + high + 1) // 2

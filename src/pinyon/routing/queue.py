@@ -191,10 +191,7 @@ class RequestQueue:
         return None if waiting is None else waiting.demand
 
     def next(self, now_s: float, closed: Collection[int] = ()) -> int | None:
-        """Gives a free slot to the request whose turn it is and returns its number.
-
-        Returns None if all slots are taken, or if all waiting demands are ``closed``: they have no room now.
-        """
+        """Gives a slot to the next request whose demand is not ``closed`` (no room); returns its number or None."""
         self._now_s = max(self._now_s, now_s)
         if not self.can_go_on:
             return None
@@ -285,10 +282,7 @@ class RequestQueue:
             self._pace.stopped()
 
     def check_integrity(self, closed: Collection[int] = ()) -> None:
-        """Raises :class:`AssertionError` if a bound is broken, or a request waits beside a free slot without reason.
-
-        ``closed``: the demands that had no room when asked last.
-        """
+        """Raises :class:`AssertionError` on a broken bound or a needless wait. ``closed``: demands without room."""
         assert 0 <= self.in_flight <= self._slots, f"{self.in_flight} of {self._slots} slots are taken"
         held = self.in_flight + len(self._places)
         assert held <= self._slots + self._limit, f"{held} have a place, at most {self._slots + self._limit} may"

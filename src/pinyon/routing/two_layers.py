@@ -186,10 +186,7 @@ class TwoLayers:
         return best
 
     def adopted_by_law(self, route: Route) -> list[str]:
-        """Returns the adopted clusters that may serve the request.
-
-        A request from another region may go to one: that is no second hop, as it is served from here.
-        """
+        """Returns the adopted clusters that may serve the request, also one of another region: it is no second hop."""
         if not self.adopted:
             return []
         geography, sender = self.geography, route.sender or self.region
