@@ -95,7 +95,7 @@ class AttemptLifecycle:
             engine.settle()
             self._has_room(engine, attempt, room)
             return
-        attempt.room_number = next(self._numbers)  # numbers order those that ask for room
+        attempt.room_number = next(self._numbers)  # requests for room are ordered by number
         blocks = -(-attempt.tokens // block_tokens)
         engine.want(
             BatchRequest(attempt.room_number, attempt.tokens, blocks, attempt.request.keys, reusable, decodes=False),

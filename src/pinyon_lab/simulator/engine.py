@@ -61,7 +61,7 @@ class Leap:
         else:
             steps = until_s / each_s if each_s else 0.0
         count = min(self.count, max(1, ceil(steps)))
-        while count < self.count and self.lasts(count) < past_s:  # of rounding errors
+        while count < self.count and self.lasts(count) < past_s:  # against rounding errors
             count += 1
         if count == self.count:
             return False
@@ -237,7 +237,7 @@ class Engine(EngineMemory):
         counted = profile.kv_read(context, self._read_again(plan))
         seconds = profile.seconds(chunks, len(plan.decodes), counted)
         self._kv_tokens, self._kv_counted = context, counted
-        copies_s = self.copies_s()  # of blocks that grew; a block is not used before its copies are done
+        copies_s = self.copies_s()  # for grown tables; no block is used before its copies are done
         stall_s = self._scheduling.of(self.admission.waiting + self.steps.waiting)
         self._plan, self._leap = plan, Leap(now_s + copies_s + stall_s, seconds, stall_s=stall_s)
         self._turn += 1
@@ -332,14 +332,14 @@ class Engine(EngineMemory):
         failed = [self.jobs[number] for number in failed_prefills if number in self.jobs]
         failed += [self.decodes[number] for number in failed_decodes if number in self.decodes]
         counted = self.steps.fold(plan, set(failed_prefills), set(failed_decodes), count)
-        self._plan, self._busy = None, True  # the next step is decided when the owner was told of all of this one
+        self._plan, self._busy = None, True  # the next step is decided once the owner knows all of this one
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
         self.prompt_tokens += tokens
         decode_s = seconds
         if plan.prefills:
             decode_s = self._profile.seconds((), len(plan.decodes), self._kv_counted)
-        told_s = decode_s if plan.prefills else 0.0  # of steps with prefill and decode
+        told_s = decode_s if plan.prefills else 0.0  # the decode part of steps with prefill
         seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s, told_s)
         self.admission.observe(seen)
         self.steps.observe(seen)

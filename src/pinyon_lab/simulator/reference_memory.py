@@ -104,7 +104,7 @@ class PooledCache(OwnCache):
             told[0].append(block)
             told[1].append(place)
         for part, told in parts.items():
-            if part is not self:  # its own are told when service ends, with the others
+            if part is not self:  # its own blocks are told when service ends, with the new ones
                 part._tell(*told, now_s, traits)
         return count, moving_us
 

@@ -68,8 +68,8 @@ class _Demand(NamedTuple):
 
 class Door:
     """A load balancer that serves first come, first served (§4.1). A call that cannot go on does not block others that
-    wait for something else. ``push`` gets calls to an instance, ``forward`` calls to another region, and ``give_up``
-    calls that have waited for ``wait_s``."""
+    wait for something else. Calls to an instance go to ``push``, calls to another region to ``forward``, and those that
+    have waited for ``wait_s`` to ``give_up``."""
 
     def __init__(
         self,
