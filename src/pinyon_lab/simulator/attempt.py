@@ -73,8 +73,7 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """An attempt to serve a request at the instances of one placement, each named by its boot. ``number`` identifies
-    the decode part, ``job`` the prefill."""
+    """A request at the instances of one placement, by boot; ``number`` names its decode part, ``job`` its prefill."""
 
     request: Request
     number: int

@@ -45,8 +45,7 @@ class Clients:
         return [(now_s, each) for each in (*free, *self._take(1))]
 
     def _take(self, count: int) -> list[int]:
-        """Returns what the next ``count`` clients send. A client whose request must wait for another's end waits with
-        it."""
+        """Returns what the next ``count`` clients send; a client whose request must await an end waits with it."""
         taken = []
         for number in range(self._next, min(self._next + count, len(self._arrivals))):
             follows = self._arrivals[number].follows

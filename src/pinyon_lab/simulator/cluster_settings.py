@@ -18,8 +18,7 @@ COST_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulingCost:
-    """The time that an engine waits for its scheduler before each step. Raises ``ValueError`` for a time that is not
-    from 0 to 60 s."""
+    """The wait of an engine for its scheduler before each step. Raises ``ValueError`` if it is not from 0 to 60 s."""
 
     step_s: float = 0.0
     waiting_s: float = 0.0
@@ -64,8 +63,7 @@ class ClusterSettings:
     dram_tokens: int = 0
     """The DRAM of each instance, which takes the blocks that its HBM has no room for."""
     pool_tokens: int = 0
-    """The share of each instance's host in a global pool: it keeps what the host computes, and all instances may fetch
-    it."""
+    """The share of each instance's host in a global pool: the host's KV is kept there for all instances to fetch."""
     pool_on_ssd: bool = False
     prefix_cache: bool = True
     """True if computed blocks may be reused by other requests."""
@@ -74,8 +72,7 @@ class ClusterSettings:
     step_tokens: int = 2048
     chunk_tokens: int = 2048
     step_tbt_s: float = 0.0
-    """The step time up to which prefill chunks beside decoding may grow; 0: ``chunk_tokens`` and ``step_tokens`` decide
-    (:attr:`StepRule.MIXED`)."""
+    """The step time up to which chunks beside decoding grow (:attr:`StepRule.MIXED`); 0: token limits decide."""
     whole_tokens: int = 32_768
     """The limit, in tokens, of whole prompts in one step (:attr:`StepRule.PREFILL_FIRST`); a prompt alone may be
     longer. vLLM takes the model's context length for it, so that any prompt fits."""
@@ -98,8 +95,7 @@ class ClusterSettings:
     ttft_slo_s: float = 0.0
     """The TTFT beyond which a placement is rejected (Mooncake's Algorithm 1, line 18); 0: none is."""
     tbt_slo_s: float = 0.0
-    """The time between tokens beyond which a placement is rejected; 0: none is. A request that has begun is not
-    rejected when it is placed again."""
+    """The time between tokens beyond which a placement is rejected, unless the request has begun; 0: none is."""
     front_slots: int = 1 << 30
     """The limit of requests in flight at once; others wait at the front."""
     front_queue: int = 1 << 30
@@ -125,12 +121,10 @@ class ClusterSettings:
             raise ValueError(f"attention_kernel must be one of {', '.join(KERNELS)}, not {self.attention_kernel!r}")
 
     def nodes(self, role: Role) -> int:
-        """Returns the number of nodes of an instance."""
         return self.pipeline if role is Role.PREFILL else 1
 
     def instance(self, nodes: int = 1) -> InstanceConfig:
-        """Returns the settings for the decisions of an instance of ``nodes`` nodes, each of which has prompts under
-        way."""
+        """Returns the settings of an instance of ``nodes`` nodes for its decisions. Each node has prompts under way."""
         whole = self.step_rule is StepRule.PREFILL_FIRST
         return InstanceConfig(
             nodes * self.hbm_tokens // self.block_tokens,

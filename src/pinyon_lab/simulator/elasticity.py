@@ -29,8 +29,7 @@ class Elasticity:
         role: Role,
         over: Callable[[], bool],
     ) -> None:
-        """Starts scaling. ``boot_s``: from a decision until the new instance serves; ``over``: whether no request is
-        left."""
+        """Starts scaling; ``boot_s``: until an instance that is added serves; ``over``: whether all requests ended."""
         self.sizes: list[tuple[float, int]] = []
         """The target number of instances, and since when."""
         self._time, self._fleet, self._members = time, fleet, members

@@ -49,8 +49,7 @@ class Model(Protocol):
     def report(self, rows: Rows, limits: Limits) -> dict[str, float]: ...
 
     def resized(self, instances: int) -> Model:
-        """Returns the same model with another number of instances: roles in the same proportion, at least one of
-        each."""
+        """Returns the same model of another size: roles in the same proportion, at least one instance of each."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ class ClusterModel:
     clients: int = 0
 
     def cluster(self) -> Cluster:
-        """Returns a new cluster."""
         return Cluster(self.settings, self.machine, self.engine, PLACEMENT_POLICIES.make(self.policy), self.seed)
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:

@@ -26,8 +26,8 @@ FETCH_US, SSD_US = 4.6, 19.1
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """The microseconds to move the KV of a token between two instances, and in addition from an SSD; ``ssd_blocks`` of
-    each instance, 0: it has no SSD."""
+    """The µs to move a token's KV between two instances, and in addition from an SSD. Each instance has ``ssd_blocks``
+    on an SSD; 0: it has none."""
 
     fetch_us: float
     ssd_us: float = 0.0

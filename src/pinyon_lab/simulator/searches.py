@@ -22,8 +22,8 @@ Run = TypeVar("Run")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a report (:mod:`pinyon_lab.simulator.report`): at least ``share`` of the requests in time, a 99th
-    percentile of the TTFTs of at most ``p99_s``. The last quarter by arrival has at most ``drift`` less in time than
+    """The bounds of a report (:mod:`pinyon_lab.simulator.report`): the least ``share`` of requests in time, and the
+    greatest 99th percentile of TTFTs, ``p99_s``. The last quarter by arrival may have ``drift`` less in time than
     all."""
 
     share: float

@@ -73,8 +73,7 @@ def answers(arrivals: Sequence[Arrival], block_tokens: int) -> dict[int, tuple[i
 
 
 def native_rate(arrivals: Sequence[Arrival]) -> float:
-    """Returns the requests per second from the first to the last. Raises :class:`InvalidArgument` if no time passes
-    between them."""
+    """Returns the requests per second from first to last. Raises :class:`InvalidArgument` if all come at one time."""
     span_s = arrivals[-1].time_s - arrivals[0].time_s if arrivals else 0.0
     if span_s <= 0:
         raise InvalidArgument("a trace of requests that all come at one time has no rate", field="trace")

@@ -207,8 +207,7 @@ def _ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def _chained(hashes: Sequence[int], before: int = 0) -> tuple[int, ...]:
-    """Returns 63-bit ids of whole prefixes from hashes of single blocks; ``before`` is the id before the first
-    block."""
+    """Returns 63-bit ids of prefixes from hashes of single blocks; ``before`` is the id before the first block."""
     ids = []
     for each in hashes:
         before = xxh3_64_intdigest((before << 64 | each).to_bytes(16, "little")) >> 1

@@ -22,8 +22,8 @@ TOKENS_MIN = 4
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
     """The settings of conversations. Lengths are of one turn, in tokens: means and sigmas of log-normal distributions.
-    An *opening* begins the first prompt of some conversations: the user's own, or a popular one of the region or the
-    world."""
+    An *opening* begins the first prompt of some of them: the user's, or a popular one of the region or of all
+    regions."""
 
     prompt_mean: float
     prompt_sigma: float
@@ -76,7 +76,6 @@ class Chats:
         self.openings = [self.opening(rng) for _ in range(settings.openings)]
 
     def opening(self, rng: Random) -> Text:
-        """Returns a new opening."""
         tokens = OPENING * self.settings.prompt_mean * log_normal(rng, OPENING_SIGMA)
         return self.template.extended(max(TOKENS_MIN, round(tokens)), self.block_tokens, self.fresh)
 

@@ -10,8 +10,7 @@ from pinyon_lab.simulator.regions.programs import Program, Source
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 Send = Callable[[str, Program, int, Callable[[bool], None]], None]
-"""A function that sends a step: region, program, the step's index, and a callback that is told once whether the step
-was answered."""
+"""A function that sends a step, by region, program and index, and calls back once with whether it was answered."""
 SPREAD_S = 5.0
 """The time within which clients begin, as not all begin at once."""
 LOOK_S = 5.0
@@ -28,8 +27,7 @@ class _Running:
 
 
 class Clients:
-    """The clients of one region. ``wanted``: how many of ``most`` are to be active at a time. No client begins a
-    program after :attr:`until_s`."""
+    """The clients of one region; ``wanted`` of ``most`` are active. None begins a program after :attr:`until_s`."""
 
     def __init__(
         self,

@@ -59,8 +59,7 @@ ELSEWHERE = "elsewhere"
 
 
 class _Demand(NamedTuple):
-    """The calls that may go to the same places. A call from another region stays here, and no call goes where it
-    failed."""
+    """The calls that may go to the same places: those from another region stay here, and none goes where it failed."""
 
     forwarded: bool
     exclude: tuple[str, ...]

@@ -58,8 +58,7 @@ GLOBAL_VIEW: Final = "global_view"
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The way in which load balancers route. Both layers use the same ``policy`` and ``pushing``, by routing's
-    names."""
+    """The way in which load balancers route; ``policy`` and ``pushing`` hold for both layers, by routing's names."""
 
     name: str
     policy: str

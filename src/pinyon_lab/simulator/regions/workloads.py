@@ -17,10 +17,9 @@ from pinyon_lab.traces.generate.draws import log_normal
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """The settings of a tree of 1 + branches + branches² + … requests in ``depth`` levels: 15 requests with two
-    branches and four levels, 85 with four branches. The paper prints no lengths. These are of SGLang's benchmark of the
-    same trees over the same questions (``benchmark/tree_of_thought_deep``: its instructions, and answers of 256 tokens
-    at most)."""
+    """The settings of a tree of 1 + branches + branches² + … requests in ``depth`` levels. Four levels make 15 requests
+    with two branches, 85 with four. The paper prints no lengths. These are of SGLang's benchmark of the same trees over
+    the same questions (``benchmark/tree_of_thought_deep``: its instructions, and answers of 256 tokens at most)."""
 
     branches: int = 2
     depth: int = 4

@@ -84,8 +84,7 @@ class World:
         self.clients.append(Clients(self.time, region, source, rng, most, wanted, self.send))
 
     def run(self, until_s: float, *, drain: bool = False) -> None:
-        """Runs until ``until_s``. ``drain``: no client begins a program after that, and the run goes on until all are
-        over."""
+        """Runs until ``until_s``. ``drain``: no client begins a program after that, and all that have begun end."""
         self._until_s = until_s if drain else math.inf
         for clients in self.clients:
             clients.until_s = until_s
@@ -235,8 +234,8 @@ class World:
     # -- faults: the part of a call's way that is left sends it on again, after the time that noticing takes
 
     def _broken(self, call: Call, kept: int) -> None:
-        """Breaks a call's way. Its first ``kept`` load balancers remain, and the last of them sends it on again. If
-        none is kept, the client begins anew."""
+        """Breaks a call's way but for its first ``kept`` load balancers, the last of which sends it on again. 0: the
+        client begins anew."""
         self.counts["broken"] += 1
         call.epoch += 1
         call.tries += 1

@@ -80,9 +80,8 @@ ROW_BYTES = 640
 """A bound on the memory of one row. These columns take 56 bytes, the names of its chat, user and parent some 300 in
 dictionaries while it is read, and the figures the rest."""
 ID_BYTES = 48
-"""A bound on the memory of one block id in a row. It takes 32 bytes while it is numbered, then 4. If no other row has
-the block, it takes 14 for the block's state and 12 for its lifespan and reuses. It takes 16 more if only every other
-number is in use."""
+"""A bound on the memory of one block id in a row: 32 bytes while it is numbered, then 4. A block that no other row has
+takes 14 more for its state and 12 for its lifespan and reuses, and 16 if only every other number is in use."""
 NO_TURNS = "the trace tells neither turns nor sessions"
 KINDS_MAX = 64
 """The limit of types; the others are one, ``other``."""

@@ -161,7 +161,6 @@ class CrossUser:
         self._own = self._other = 0
 
     def take(self, step: Step) -> None:
-        """Implements :meth:`Taker.take`."""
         runs = step.runs
         user, owner = self._user[runs.row], self._user[runs.stored]
         known = (user >= 0) & (owner >= 0)
@@ -173,7 +172,6 @@ class CrossUser:
         self._grid += np.bincount(cell, count, len(self._grid))
 
     def figure(self) -> Figure:
-        """Returns the figure of the steps that were taken."""
         figure = Figure("6", "hits on what another user stored")
         if not self._users:
             return figure.without(NO_USERS)

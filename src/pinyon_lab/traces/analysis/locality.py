@@ -37,7 +37,6 @@ class Locality:
         self._lengths = columns.lengths
 
     def take(self, step: Step) -> None:
-        """Implements :meth:`Taker.take`."""
         if step.cached is not None:
             group = np.repeat(self._group[step.first : step.end], self._lengths[step.first : step.end])
             flat = np.bincount(group * SETS + step.cached, minlength=self._counts.size)

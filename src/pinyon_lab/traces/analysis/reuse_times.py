@@ -34,8 +34,8 @@ def bins_of(times_s: Floats) -> NDArray[np.int64]:
 
 
 def quantile_s(counts: Floats, share: float) -> float | None:
-    """Returns the end of the class where ``share`` of all is reached: the true quantile or at most 0.9 % more. The
-    first class, below 1 ms, gives 0."""
+    """Returns the end of the class in which ``share`` of all is reached: the quantile or up to 0.9 % more. 0: below 1
+    ms."""
     total = counts.sum()
     if not total:
         return None
@@ -85,7 +85,6 @@ class ReuseTimes:
         """The single-turn requests of which another one reuses something."""
 
     def take(self, step: Step) -> None:
-        """Implements :meth:`Taker.take`."""
         columns, runs = self._columns, step.runs
         times_s = columns.time_s[runs.row] - columns.time_s[runs.before]
         bins = bins_of(times_s)

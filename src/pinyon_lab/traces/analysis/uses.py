@@ -40,8 +40,7 @@ class Step(NamedTuple):
     """The hit blocks of each request."""
     runs: Runs
     cached: NDArray[np.uint16] | None
-    """The tenths of each block of these requests, hit or not: bit ``p`` says that an earlier one had it in tenth
-    ``p``."""
+    """The tenths in which earlier requests had each block of these, hit or not: bit ``p`` is set for tenth ``p``."""
 
 
 class Blocks:

@@ -22,8 +22,7 @@ def log_normal(rng: Random, sigma: float) -> float:
 
 
 class Quantiles:
-    """A distribution by quantiles. Between them the logarithm is linear, so that values above P90 spread as in long
-    tails."""
+    """A distribution by quantiles, with a linear logarithm between: values from P90 to P99 spread as long tails do."""
 
     def __init__(self, *points: tuple[float, float]) -> None:
         """Takes ``(share, value)``, rising in both, from share 0 to 1; values are positive. Raises ``ValueError``."""

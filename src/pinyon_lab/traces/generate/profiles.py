@@ -208,7 +208,6 @@ PROFILES: Mapping[str, ProfileSpec] = {
         _toolagent,
     ),
 }
-"""The profiles by name."""
 
 
 def profile(name: str, /, **free: float) -> Profile:
