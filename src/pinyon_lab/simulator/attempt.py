@@ -1,4 +1,4 @@
-"""A request, and its way through the instances that it was placed on."""
+"""A request, and its attempts at the instances on which it was placed."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from pinyon.placement.policy import PlacementDecision
 from pinyon_lab.simulator.workload import key_of
 
 OWN_IDS = -(1 << 100)
-"""Below it, those of blocks that no trace names."""
+"""The upper bound of ids of blocks that no trace names."""
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What a client wants, and what came of it. Times are of the virtual clock."""
+    """The wishes of a client and the outcome. Times are of the virtual clock."""
 
     number: int
     keys: tuple[BlockKey, ...]
-    """Of the prompt's full blocks, and of those that were filled by what was generated."""
+    """The keys of the prompt's full blocks, and of the blocks that generated tokens have filled."""
     tokens: int
     max_tokens: int
-    """Generated: always so many."""
+    """The number of tokens to generate, always in full."""
     arrived_s: float
     traits: Traits = NO_TRAITS
     request_class: RequestClass = UNKNOWN_CLASS
     answer: tuple[BlockKey, ...] = ()
-    """Of blocks that will be filled: known where a later prompt of the trace goes on with them."""
+    """The keys of blocks that the answer will fill, as far as a later prompt of the trace continues with them."""
     keeps: bool = True
-    """What is computed for it may be used again."""
+    """True if the request's blocks may be reused."""
     attempt: Attempt | None = None
-    """Of the placement in force."""
+    """The attempt of the placement in force."""
     placed_s: float = 0.0
-    """When it was placed first."""
+    """The time of the first placement."""
     attempts: int = 0
     exclude: set[str] = field(default_factory=set)
     entered: bool = False
-    """The front knows of it."""
+    """True once the front knows the request."""
     queued: bool = False
-    """At the front."""
+    """True while the request waits in the front's queue."""
     generated: int = 0
     intervals: list[tuple[float, int]] = field(default_factory=list)
-    """Between tokens: how long, and how many such ones in a row."""
+    """The times between tokens: seconds, and how many of that length follow each other."""
     last_token_s: float = 0.0
     first_token_s: float = -1.0
-    """-1: there is none."""
+    """The time of the first token; -1: there is none."""
     ended_s: float = -1.0
     hit_tokens: int = 0
-    """Of the first attempt, held where it was computed."""
+    """The prompt tokens that the prefill instance held, in the first attempt."""
     fetched_tokens: int = 0
-    """Likewise, held elsewhere."""
+    """The prompt tokens that were fetched from elsewhere, in the first attempt."""
     computing_s: float = 0.0
-    """Of steps with chunks of its prompt, in all attempts."""
+    """The time of steps with chunks of the prompt, in all attempts."""
     ends: list[str] = field(default_factory=list)
-    """How it ended; exactly one when all is over."""
+    """The ways in which the request ended; exactly one when the run is over."""
 
     def filled(self, block_tokens: int) -> int:
-        """More has been computed: the blocks that are whole now have keys, of which so many are new. Where no later
-        prompt names them, nobody else has those keys."""
+        """Gives keys to the blocks that generated tokens have filled since the last call, and returns their number.
+        Blocks that no later prompt names get keys that no other request has."""
         had, whole = len(self.keys), (self.tokens + self.generated - 1) // block_tokens
         if whole <= had or not self.keeps:
             return 0
@@ -73,8 +73,7 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """A request at the instances of one placement, by their boots. ``number`` names its decode part, ``job`` its
-    prompt."""
+    """A request at the instances of one placement, by boot; ``number`` names its decode part, ``job`` its prefill."""
 
     request: Request
     number: int
@@ -83,25 +82,25 @@ class Attempt:
     prefill: str
     decode: str
     tokens: int
-    """Of the prompt: the request's, and what was generated before."""
+    """The length of the prompt: the request's, and the tokens that were generated before."""
     room: Reservation | None = None
-    """Of the decode instance."""
+    """The reserved KV blocks of the decode instance."""
     job_room: Reservation | None = None
-    """Of the prefill instance; the same one where the two are one."""
+    """The reserved KV blocks of the prefill instance; the same object as ``room`` if one instance does both."""
     room_number: int = 0
-    """Under which it asks the prefill instance for room."""
+    """The number under which the attempt asks the prefill instance for KV blocks."""
     roomless: bool = False
     pushing: int = 0
-    """Transfers to the decode instance under way."""
+    """The number of transfers to the decode instance under way."""
     pushed: int = 0
-    """Leading tokens that are there or on their way."""
+    """The leading tokens whose KV is at the decode instance or on its way there."""
     computed: bool = False
     told: int = 0
-    """Leading blocks that a store was told of."""
+    """The number of leading blocks that a store was told of."""
     computing_s: float = 0.0
-    """Of steps with its chunks; where they pass through several nodes, its tokens' share of those of the first one."""
+    """The attempt's share, by tokens, of the times of steps with its chunks; in a pipeline, on the first node."""
     drain_s: float = 0.0
-    """Of its last chunk, through the further nodes."""
+    """The time of the last chunk in the further nodes of a pipeline."""
     over: bool = False
 
     @property
@@ -114,9 +113,9 @@ class Attempt:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of both instances, whatever their boots."""
+        """The names of the prefill and the decode instance, without their boots."""
         return self.prefill.rpartition("/")[0], self.decode.rpartition("/")[0]
 
     def reusable(self, block_tokens: int) -> int:
-        """Leading blocks: the last token is always computed."""
+        """Returns the number of leading blocks that can be reused: the last token is always computed."""
         return min(len(self.request.keys), (self.tokens - 1) // block_tokens)

@@ -1,4 +1,4 @@
-"""What becomes of an attempt at its instances: room, its prompt, the KV that moves, its tokens, and its end."""
+"""The life of an attempt at its instances: KV blocks, prefill, KV transfers, decoded tokens, and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinyon_lab.simulator.world import World
 
 
 class AttemptLifecycle:
-    """Owner of the engines of one cluster, which it starts and whose KV it moves."""
+    """The owner of one cluster's engines, which starts them and moves their KV."""
 
     def __init__(
         self,
@@ -28,19 +28,19 @@ class AttemptLifecycle:
         again: Callable[[Attempt, str], None],
         leave: Callable[[Request, str], None],
     ) -> None:
-        """``numbers``: for prompts and for those that ask for room, each another one. ``again`` hears of an attempt
-        that failed, and the name of the instance it failed at; ``leave``, of a request that has ended and how."""
+        """Starts without engines; ``numbers`` numbers prompts and demands for KV blocks. Calls ``again`` with an
+        attempt that failed and the instance at fault, ``leave`` with a request that ended and how."""
         self.members = Members(world, self)
         self.moves = KvMoves(world, self.members)
         self.movable: dict[str, Attempt] = {}
-        """Those that another instance may take over, by id, as long as their prompts wait."""
+        """The attempts, by id, that another instance may take over as long as their prompts wait."""
         self._boots = self.members.boots
         self._time, self._settings, self._fleet = world.time, world.settings, world.fleet
         self._numbers, self._counts = numbers, counts
         self._log, self._again, self._leave = log, again, leave
 
     def want_room(self, attempt: Attempt, *, new: bool = True) -> None:
-        """Ask for it at the decode instance: for its prompt and, where there is a next one, the token after that."""
+        """Asks the decode instance for KV blocks: for the prompt and, if another follows, the first generated token."""
         request, block_tokens = attempt.request, self._settings.block_tokens
         attempt.tokens = request.tokens + request.generated
         more = request.generated + 1 < request.max_tokens
@@ -68,7 +68,7 @@ class AttemptLifecycle:
             self._again(attempt, attempt.prefill.rpartition("/")[0])
             return
         reusable = attempt.reusable(self._settings.block_tokens)
-        gave_way = attempt.together and request.generated > 0  # then it goes before all others, as in a worker
+        gave_way = attempt.together and request.generated > 0  # then it precedes all other prompts, as in a worker
         prompt = Prompt(
             attempt.job, attempt.tokens, request.keys, reusable, attempt.together, self._time.now_s,
             seconds=0.0 if gave_way else attempt.decision.prefill_s + attempt.decision.drain_s,
@@ -88,14 +88,14 @@ class AttemptLifecycle:
         self.movable.pop(attempt.id, None)
         block_tokens = self._settings.block_tokens
         reusable = attempt.reusable(block_tokens)
-        room = attempt.room if attempt.together else attempt.job_room  # that is here if it was held back
+        room = attempt.room if attempt.together else attempt.job_room  # set if the prompt was held back
         if room is not None:
             keys = attempt.request.keys[:reusable]
             engine.reservations.extend(room, keys, self._time.now_s, attempt.request.traits)
             engine.settle()
             self._has_room(engine, attempt, room)
             return
-        attempt.room_number = next(self._numbers)  # the order of those that ask for room is that of their numbers
+        attempt.room_number = next(self._numbers)  # requests for room are ordered by number
         blocks = -(-attempt.tokens // block_tokens)
         engine.want(
             BatchRequest(attempt.room_number, attempt.tokens, blocks, attempt.request.keys, reusable, decodes=False),
@@ -111,7 +111,7 @@ class AttemptLifecycle:
             engine.pump()
 
     def _too_late(self, engine: Engine, attempt: Attempt, number: int) -> None:
-        """Mixed instances may wait for each other's room in a circle: whoever waits for long gives up."""
+        """Gives up on an attempt: mixed instances may wait for each other's room in a circle, for ever."""
         if engine.alive and not attempt.over and attempt.roomless and attempt.room_number == number:
             self._counts["gave up"] += 1
             self._again(attempt, engine.name)
@@ -129,7 +129,7 @@ class AttemptLifecycle:
         self.moves.fetch(attempt, engine, lambda: self._compute(engine, attempt))
 
     def _compute(self, engine: Engine, attempt: Attempt) -> None:
-        """As soon as what was promoted from the second tier is copied."""
+        """Begins the prefill as soon as blocks that were promoted from the second tier are copied."""
         copies_s = engine.copies_s()
         if copies_s:
             self._time.after(copies_s, lambda: self._begin(engine, attempt))
@@ -179,7 +179,7 @@ class AttemptLifecycle:
             self._all_pushed(engine, attempt)
 
     def _all_pushed(self, engine: Engine, attempt: Attempt) -> None:
-        """The KV is at the decode instance: the blocks here are given back."""
+        """Frees the prefill instance's blocks, as all KV is at the decode instance, and begins decoding."""
         room, attempt.job_room = attempt.job_room, None
         if engine.alive and room is not None:
             engine.free(attempt.room_number, room.table)
@@ -194,7 +194,7 @@ class AttemptLifecycle:
         self._decode(decode, attempt)
 
     def _decode(self, engine: Engine, attempt: Attempt) -> None:
-        """Its first token is there."""
+        """Counts the first token, which the prefill has sampled, and decodes if more are wanted."""
         request, now_s = attempt.request, self._time.now_s
         if request.generated:
             request.intervals.append((now_s - request.last_token_s, 1))
@@ -218,7 +218,7 @@ class AttemptLifecycle:
             self._finish(engine, attempt)
 
     def _generated(self, engine: Engine, attempt: Attempt, count: int) -> None:
-        """So many tokens more; the blocks that they fill are published, as those of prompts are."""
+        """Counts new tokens, and publishes the blocks that they fill as those of prompts are published."""
         request, room = attempt.request, attempt.room
         request.generated += count
         request.last_token_s = self._time.now_s
@@ -227,7 +227,7 @@ class AttemptLifecycle:
             engine.publish(attempt, room, len(request.keys) - new, len(request.keys))
 
     def gave_way(self, engine: Engine, attempt: Attempt) -> None:
-        """It is computed here again when there is room, before all that came after it."""
+        """Queues a preempted attempt to be computed here again once there is room, before all that came after it."""
         self._log("preempted", attempt.request.number, attempt.request.generated)
         attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
         attempt.job, attempt.computed, attempt.computing_s = next(self._numbers), False, 0.0
@@ -243,7 +243,7 @@ class AttemptLifecycle:
         self._leave(attempt.request, "finished")
 
     def tear_down(self, attempt: Attempt) -> None:
-        """Give back everything that lives: what died took its share along."""
+        """Frees everything that the attempt holds at live instances; dead ones took their share along."""
         attempt.over = True
         self.movable.pop(attempt.id, None)
         prefill, decode = self._boots.get(attempt.prefill), self._boots.get(attempt.decode)

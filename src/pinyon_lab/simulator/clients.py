@@ -1,4 +1,4 @@
-"""When clients send what a trace has."""
+"""Clients, which decide when each request of a trace is sent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pinyon_lab.simulator.workload import Arrival
 
 
 class Clients:
-    """Open loop: at the trace's times, but nobody sends the next turn of a conversation before the last one has ended.
-    With ``count``, closed loop: so many clients, each of which sends the next request of the trace as soon as its last
-    one has ended, whatever the times; turns wait for each other all the same."""
+    """The clients of a trace, in an open loop (``count`` is 0: requests are sent at the trace's times) or a closed one.
+
+    In a closed loop each of ``count`` clients sends the trace's next request as soon as its last one has ended,
+    whatever the times. In both, no client sends the next turn of a conversation before the last turn has ended.
+    """
 
     def __init__(self, arrivals: Sequence[Arrival], count: int = 0) -> None:
         self._arrivals = arrivals
@@ -24,16 +26,16 @@ class Clients:
             if arrival.follows >= 0:
                 self._followers.setdefault(arrival.follows, []).append(number)
         self._held: set[int] = set()
-        """Whose time has come, but not yet the end of what they follow."""
+        """The requests that are due, but follow a request that has not ended."""
 
     def first(self) -> list[tuple[float, int]]:
-        """``(time, request)`` of what is sent whatever becomes of others."""
+        """Returns ``(time, request)`` of the requests that depend on no other."""
         if self._count:
             return [(0.0, number) for number in self._take(self._count)]
         return [(each.time_s, number) for number, each in enumerate(self._arrivals) if each.follows < 0]
 
     def ended(self, number: int, now_s: float) -> list[tuple[float, int]]:
-        """The same, of what is sent because this request has ended, however it did."""
+        """Returns ``(time, request)`` of the requests that are sent because this one has ended, in whatever way."""
         self._ended[number] = 1
         followers = self._followers.pop(number, ())
         if not self._count:
@@ -43,7 +45,7 @@ class Clients:
         return [(now_s, each) for each in (*free, *self._take(1))]
 
     def _take(self, count: int) -> list[int]:
-        """What the next clients send. One whose request has to wait for another's end waits with it."""
+        """Returns what the next ``count`` clients send; a client whose request must await an end waits with it."""
         taken = []
         for number in range(self._next, min(self._next + count, len(self._arrivals))):
             follows = self._arrivals[number].follows

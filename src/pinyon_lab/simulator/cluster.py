@@ -1,8 +1,8 @@
-"""A whole cluster on a virtual clock, from the modules that production runs, and without an event loop.
+"""A whole cluster on a virtual clock, from the modules that production runs, without an event loop.
 
-Front queue → placement → prompt queue → KV memory → steps → block pools → eviction. What services do around them is
-done here: clients that come and cancel, instances that come and go, requests that are tried again. Every wait is an
-event of the virtual clock; the same inputs give the same history.
+Front queue → placement → prompt queue → KV memory → steps → block pools → eviction. This module does what services do
+around them: clients come and cancel, instances come and go, requests are tried again. Every wait is an event of the
+virtual clock; the same inputs give the same history.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from pinyon_lab.simulator.workload import Arrival
 from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal
 
 RETRY_S = 0.25
-"""Until a request that no instance takes is placed again."""
+"""The time until a request that no instance takes is placed again."""
 
 
 class Cluster:
-    """``run`` plays everything until nothing is left to happen."""
+    """A simulated cluster; :meth:`run` simulates until nothing is left to happen."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Cluster:
         journal: JournalOf = no_journal,
         heard: Callable[..., None] = lambda *what: None,
     ) -> None:
-        """``heard`` is told of each decision that two runs of one seed must agree on, its name first."""
+        """Starts the instances; calls ``heard`` with the name of each decision on which runs of one seed must agree."""
         self.settings = settings
         self.time = VirtualTime()
         self.counts: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class Cluster:
     def run(
         self, arrivals: Sequence[Arrival], clients: int = 0, progress: Callable[[int], None] = lambda done: None
     ) -> list[Outcome]:
-        """What came of each. ``clients``: see :class:`Clients`; ``progress`` hears how many are over."""
+        """Returns the requests' outcomes. ``clients``: see :class:`Clients`; ``progress`` gets how many have ended."""
         self.front.open(arrivals, clients, progress)
         settings = self.settings
         if settings.scaling is not None:
@@ -90,7 +90,7 @@ class Cluster:
 
     @property
     def evicted(self) -> int:
-        """Blocks that instances which live have lost."""
+        """The number of blocks that live instances have evicted."""
         return sum(engine.evicted for engine in self.members.engines.values())
 
     def log(self, *what: object) -> None:
@@ -162,13 +162,13 @@ class Cluster:
         engine.kick()
 
     def _move(self, move: Move) -> None:
-        """Recall what waits, and queue it at its other instance."""
+        """Recalls a request whose prompt waits, and queues it at its other instance."""
         attempt = self._attempts.movable.get(move.request.request_id)
         if attempt is None or attempt.over:
             return
         prefill = self._boots.get(attempt.prefill)
         if prefill is None or (attempt.job in prefill.jobs and not prefill.prompts.waits(attempt.job)):
-            return  # it is on its way
+            return  # the prompt is under way
         request = attempt.request
         self._withdraw(attempt)
         number, job = next(self._numbers), next(self._numbers)
@@ -185,7 +185,7 @@ class Cluster:
     # -- the end of an attempt
 
     def fail(self, attempt: Attempt, culprit: str) -> None:
-        """Once more elsewhere, as the load balancer does: with what was generated."""
+        """Retries a failed request elsewhere with the tokens generated so far, as the load balancer does."""
         request = attempt.request
         self._withdraw(attempt)
         if request.attempts < self.settings.attempts:
@@ -199,7 +199,7 @@ class Cluster:
         self._attempts.tear_down(attempt)
         self.fleet.inflight.release(attempt.id)
 
-    # -- afterwards
+    # -- after the run
 
     def check_over(self) -> None:
         """Raises if a request has not ended, or anything is left anywhere."""

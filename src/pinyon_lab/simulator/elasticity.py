@@ -1,4 +1,4 @@
-"""A simulated cluster that grows and shrinks as :class:`pinyon.placement.scaling.Scaler` says."""
+"""The growth and shrinkage of a simulated cluster, as :class:`pinyon.placement.scaling.Scaler` decides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK_S = 1.0
 
 
 class Elasticity:
-    """Of the instances that compute prompts. One that goes takes nothing new and leaves when it is through."""
+    """The scaling of instances that prefill. One that is removed accepts nothing new, and leaves when it is idle."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Elasticity:
         role: Role,
         over: Callable[[], bool],
     ) -> None:
-        """``boot_s``: from the decision until a new one is there; ``over``: nothing comes any more."""
+        """Starts scaling; ``boot_s``: until an instance that is added serves; ``over``: whether all requests ended."""
         self.sizes: list[tuple[float, int]] = []
-        """How many there are to be, from when on."""
+        """The target number of instances, and since when."""
         self._time, self._fleet, self._members = time, fleet, members
         self._scaler = Scaler(settings, time.now_s)
         self._boot_s, self._role, self._over = boot_s, role, over
@@ -41,14 +41,14 @@ class Elasticity:
         time.after(LOOK_S, self._look)
 
     def placed(self, decision: PlacementDecision | None) -> None:
-        """A request was; None: it found no place."""
+        """Tells the scaler that a request was placed; None: it was rejected."""
         if decision is None:
             self._scaler.placed(float("inf"), 0.0, self._time.now_s)
         else:
             self._scaler.placed(decision.ttft_s, decision.prefill_s, self._time.now_s, own_s=decision.own_s)
 
     def _through(self, engine: Engine) -> bool:
-        """It goes, nothing of a request is there, and none was placed there."""
+        """Returns whether the engine drains, holds nothing of any request, and has no request placed on it."""
         return engine.draining and engine.idle and not self._fleet.inflight.holds(engine.state)
 
     def _there(self) -> list[Engine]:

@@ -1,8 +1,8 @@
 """A simulated engine instance: the modules by which a worker decides, and steps that take the time of a profile.
 
-What a worker keeps as futures is kept here as members by number. Steps in which nothing changes are taken as one *leap*
-of many: it ends with the first request that is done or needs a block more, and is cut short at the end of the step in
-which something comes up.
+What a worker keeps as futures is kept here as members by number. Steps in which nothing changes are simulated as one
+*leap*. A leap ends with the first request that is done or needs another block. An event in between cuts it short, at
+the end of the step in which the event happens.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from pinyon_lab.simulator.world import World
 
 @dataclass(slots=True)
 class Leap:
-    """Equal steps that are taken as one, until something comes up."""
+    """A series of equal steps that are simulated as one, until an event cuts it short."""
 
     began_s: float
-    """When the first step did, on the virtual clock."""
+    """The start of the first step on the virtual clock."""
     step_s: float
-    """Of the first one."""
+    """The duration of the first step."""
     growth_s: float = 0.0
-    """So much longer is each than the one before."""
+    """The time by which each step is longer than the one before."""
     stall_s: float = 0.0
-    """For which the engine waits for its scheduler before each; that of the first one is over when it begins."""
+    """The time for which the engine waits for its scheduler before each step; the first step begins after it."""
     count: int = 1
 
     def lasts(self, steps: int) -> float:
-        """So many steps, and the waits between them."""
+        """Returns the duration of so many steps and of the waits between them."""
         return steps * self.step_s + (steps - 1) * self.stall_s + self.growth_s * (steps * (steps - 1) / 2)
 
     @property
@@ -50,7 +50,7 @@ class Leap:
         return self.began_s + self.lasts(self.count)
 
     def shorten(self, now_s: float) -> bool:
-        """To end with the present step, or with the one that the engine waits for; False: it does so anyway."""
+        """Ends the leap with the present step, or with the step that the engine waits for. False: it does so anyway."""
         if self.count <= 1:
             return False
         past_s, growth_s = now_s - self.began_s, self.growth_s
@@ -61,7 +61,7 @@ class Leap:
         else:
             steps = until_s / each_s if each_s else 0.0
         count = min(self.count, max(1, ceil(steps)))
-        while count < self.count and self.lasts(count) < past_s:  # of rounding
+        while count < self.count and self.lasts(count) < past_s:  # against rounding errors
             count += 1
         if count == self.count:
             return False
@@ -72,15 +72,15 @@ class Leap:
 @dataclass(slots=True)
 class DecodeSums:
     steps: int = 0
-    """That have decoded anything."""
+    """The number of steps that decoded any request."""
     tokens: int = 0
     seconds: float = 0.0
-    """Without what prompts took that were computed in the same steps."""
+    """The time of those steps, less the time of prefill in the same steps."""
     kv_tokens: float = 0.0
-    """Whose KV was read, as the engine's profile counts them where a whole batch shares some."""
+    """The tokens whose KV was read, as the engine's profile counts them where a whole batch shares some."""
 
     def add(self, steps: int, requests: int, seconds: float, kv_tokens: float) -> None:
-        """So many steps, in which that many requests got a token each."""
+        """Adds so many steps, each of which decoded one token for each of ``requests`` requests."""
         self.steps += steps
         self.tokens += steps * requests
         self.seconds += seconds
@@ -88,38 +88,38 @@ class DecodeSums:
 
 
 LEAP_S = 1.0
-"""So often at least it reports its load."""
+"""The limit of a leap: the engine reports its load at least this often."""
 WAITING_LEAP_S = 0.1
-"""While somebody waits for KV memory: the time decides as well who gets some."""
+"""The limit of a leap while a request waits for KV memory, as time affects which request gets memory."""
 
 
 class Owner(Protocol):
-    """Hears what becomes of an engine's members."""
+    """An owner of engines, which is told of the progress of their members."""
 
     def started(self, engine: Engine, attempt: Attempt) -> None:
-        """Its prompt has left the queue: it may move KV, and then compute. Told again if it was held back then."""
+        """Reports that a prompt has left the queue: it may move KV, then compute. Called again if it was held back."""
 
     def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
-        """The prompt's tokens up to ``end`` are being computed."""
+        """Reports that the prompt's tokens up to ``end`` are being computed."""
 
     def computed(self, engine: Engine, attempt: Attempt, start: int, end: int) -> None:
-        """They have been, and are published; the prompt's last ones if ``end`` is its length."""
+        """Reports that these tokens are computed and published. The prompt is complete if ``end`` is its length."""
 
     def decoded(self, engine: Engine, attempt: Attempt, count: int, seconds: float) -> None:
-        """So many tokens of a request, with so many seconds between them. It goes on if it is not dropped."""
+        """Reports ``count`` new tokens, ``seconds`` apart. The request goes on unless it is dropped."""
 
     def failed(self, engine: Engine, attempt: Attempt) -> None:
-        """A step of it did not work."""
+        """Reports that a step failed for this attempt."""
 
     def gave_way(self, engine: Engine, attempt: Attempt) -> None:
-        """It has no blocks and no place any more, and wants room again."""
+        """Reports that the attempt was preempted: it has lost its blocks and its place, and wants room again."""
 
 
 class Engine(EngineMemory):
-    """One boot of an instance."""
+    """An engine instance from one boot until it dies."""
 
     def __init__(self, world: World, owner: Owner, info: InstanceInfo, config: InstanceConfig) -> None:
-        """As many machines as the instance has stages."""
+        """Starts an instance that has as many machines as pipeline stages."""
         time, fleet, machine, settings = world.time, world.fleet, world.machine, world.settings
         self.name, self.boot = info.instance_id, info.boot_id
         decisions = InstanceDecisions(config, world.journal(info.boot_id, config))
@@ -130,17 +130,17 @@ class Engine(EngineMemory):
         self.state: InstanceState = fleet.join(info, time.now_s)
         fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
         self.jobs: dict[int, Attempt] = {}
-        """Prompts that are here, by job."""
+        """The attempts whose prompts are queued or computed here, by job."""
         self.decodes: dict[int, Attempt] = {}
-        """Decoded requests, by number."""
+        """The attempts that are decoded here, by number."""
         self.evicted = 0
         self.decode_sums = DecodeSums()
         self.stalled_s = 0.0
-        """That it has waited for its scheduler, in all."""
+        """The total time for which the engine has waited for its scheduler."""
         self.prompt_tokens = 0
-        """That were computed."""
+        """The number of prompt tokens computed."""
         self.draining = False
-        """It takes nothing new."""
+        """True if the engine accepts nothing new."""
         self._owner, self._fleet = owner, fleet
         self._profile, self._rule, self._faults = world.engine, settings.step_rule, world.faults
         self._whole_tokens = settings.whole_tokens
@@ -148,30 +148,30 @@ class Engine(EngineMemory):
         self._block_tokens = config.block_tokens
         self._grouped = config.kernel == GROUPED
         self._stages = [0.0] * info.stages
-        """When each is free."""
+        """The time at which each stage is free."""
         self._passing = 0
-        """Prompt tokens that the first one has computed and not all."""
+        """The prompt tokens that the first stage has computed, but not all stages."""
         self._plan: StepPlan | None = None
-        """Of the step or leap under way."""
+        """The plan of the step or leap under way."""
         self._leap = Leap(0.0, 0.0)
         self._turn = 0
         self._busy = False
         self._seq = 0
         self._token_times = TokenTimes()
         self._kv_tokens = 0
-        """That the last step read."""
+        """The tokens of KV that the last step read."""
         self._kv_counted = 0.0
-        """The same as the profile counts them, where the batch shares some."""
+        """The number of those tokens as the profile counts them where the batch shares some."""
 
     # -- prompts
 
     def pump(self) -> None:
-        """More prompts may be able to leave the queue."""
+        """Starts the prompts that can leave the queue now."""
         for number in self.prompts.start(self._time.now_s):
             self._owner.started(self, self.jobs[number])
 
     def begin(self, attempt: Attempt, held: int) -> None:
-        """The prompt's first ``held`` tokens are here: compute the rest."""
+        """Computes the rest of a prompt whose first ``held`` tokens have their KV here."""
         self.prompts.advanced(attempt.job, held)
         self.steps.add_prefill(self.prompts.work(attempt.job, held))
         self.kick()
@@ -185,7 +185,7 @@ class Engine(EngineMemory):
     # -- decoding
 
     def decode(self, attempt: Attempt) -> None:
-        """Its KV is here, and it has blocks for the token after that."""
+        """Adds an attempt to the decode batch; its KV is here, and it has blocks for the next token."""
         assert attempt.room is not None
         self.decodes[attempt.number] = attempt
         held = attempt.request.tokens + attempt.request.generated - 1
@@ -205,13 +205,13 @@ class Engine(EngineMemory):
         return self._plan is not None
 
     def kick(self) -> None:
-        """There may be something to compute."""
+        """Begins a step if there is work and none is under way; otherwise ends the leap with the present step."""
         if self._plan is not None:
             self._shorten()
             return
         if self._busy or not self.alive:
             return
-        self._busy = True  # whoever gets room meanwhile may have something to compute
+        self._busy = True  # a request that gets room in settle() may call kick()
         self.settle()
         self.steps.fill()
         for number in make_room(self.steps, self.admission, self, self._table):
@@ -237,7 +237,7 @@ class Engine(EngineMemory):
         counted = profile.kv_read(context, self._read_again(plan))
         seconds = profile.seconds(chunks, len(plan.decodes), counted)
         self._kv_tokens, self._kv_counted = context, counted
-        copies_s = self.copies_s()  # of blocks that grew; nobody touches a block before its copies are over
+        copies_s = self.copies_s()  # for grown tables; no block is used before its copies are done
         stall_s = self._scheduling.of(self.admission.waiting + self.steps.waiting)
         self._plan, self._leap = plan, Leap(now_s + copies_s + stall_s, seconds, stall_s=stall_s)
         self._turn += 1
@@ -252,8 +252,8 @@ class Engine(EngineMemory):
         self._await()
 
     def _read_again(self, plan: StepPlan) -> int:
-        """Tokens of KV that the step has read for another request already: of blocks that all that are decoded share,
-        or that some do, where the kernel reads those once, too."""
+        """Returns the tokens of KV that the step has read for another request already. They are in blocks that all
+        decoded requests share or, if the kernel reads those once, too, only some."""
         if self._profile.decode_shared_share == 1.0 or len(plan.decodes) < 2:
             return 0
         tables = [self._table(number) for number in plan.decodes]
@@ -262,7 +262,7 @@ class Engine(EngineMemory):
         return self._block_tokens * shared_blocks(tables) * (len(tables) - 1)
 
     def _together(self, plan: StepPlan) -> int:
-        """How many whole prompts are computed at once: the first one, and what has room beside it."""
+        """Returns the number of whole prompts that are computed at once: the first, and those that fit beside it."""
         ends = accumulate(end - start for _, start, end in plan.prefills)
         return max(1, sum(tokens <= self._whole_tokens for tokens in ends))
 
@@ -271,10 +271,10 @@ class Engine(EngineMemory):
         return request.tokens + request.generated
 
     def _steps_until_change(self, plan: StepPlan) -> int:
-        """Steps until the first of them is done or needs a block."""
+        """Returns the steps until the first decoded request is done or needs a block, limited by the time of a leap."""
         room = self.steps.room
         if len(plan.decodes) < self.steps.running or self.steps.learns:
-            return 1  # others may be decoded in the next one
+            return 1  # others may be decoded in the next step
         most = min(min(self._left(number), room(number)) for number in plan.decodes)
         limit_s = WAITING_LEAP_S if self._wanted else LEAP_S
         step_s = self._leap.step_s
@@ -289,7 +289,7 @@ class Engine(EngineMemory):
         self._time.at(self._leap.end_s, lambda: self._stepped(turn))
 
     def _shorten(self) -> None:
-        """Something comes up: what is under way ends with the present step."""
+        """Ends what is under way with the present step, as an event changes the next one."""
         if self._plan is not None and self._leap.shorten(self._time.now_s):
             self._turn += 1
             self._await()
@@ -303,12 +303,12 @@ class Engine(EngineMemory):
         self._line_changed()
 
     def _line_changed(self) -> None:
-        """Where each that waits costs time, steps are not equal any more."""
+        """Ends the leap if each waiting request costs scheduling time: its steps are no longer equal."""
         if self._scheduling.waiting_s:
             self._shorten()
 
     def _begin_stages(self, plan: StepPlan, seconds: float) -> None:
-        """A chunk passes through the nodes one after the other; the next one follows when the first node is free."""
+        """Sends a chunk through the stages one after the other; the next step begins when the first stage is free."""
         stages, part_s = self._stages, seconds / len(self._stages)
         end_s = self._leap.began_s
         for stage, free_s in enumerate(stages):
@@ -319,7 +319,7 @@ class Engine(EngineMemory):
         self._time.at(stages[0], lambda: self._stepped(turn, end_s))
 
     def _stepped(self, turn: int, effect_s: float | None = None) -> None:
-        """The step, or leap, is over; with ``effect_s``, for the first node of several."""
+        """Completes the step or leap. With ``effect_s`` it is the first stage's; the last one ends at that time."""
         if turn != self._turn or not self.alive:
             return
         plan, count = self._plan, self._leap.count
@@ -332,20 +332,20 @@ class Engine(EngineMemory):
         failed = [self.jobs[number] for number in failed_prefills if number in self.jobs]
         failed += [self.decodes[number] for number in failed_decodes if number in self.decodes]
         counted = self.steps.fold(plan, set(failed_prefills), set(failed_decodes), count)
-        self._plan, self._busy = None, True  # the next step is decided when all of this one is told
+        self._plan, self._busy = None, True  # the next step is decided once the owner knows all of this one
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
         self.prompt_tokens += tokens
         decode_s = seconds
         if plan.prefills:
             decode_s = self._profile.seconds((), len(plan.decodes), self._kv_counted)
-        told_s = decode_s if plan.prefills else 0.0  # of steps with both
+        told_s = decode_s if plan.prefills else 0.0  # the decode part of steps with prefill
         seen = StepSeen(count * len(counted.decodes), tokens, seconds, count, self._leap.growth_s, told_s)
         self.admission.observe(seen)
         self.steps.observe(seen)
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
         for attempt, start, end in chunks:
-            attempt.computing_s += token_s * (end - start)  # who is queued behind it waits so long
+            attempt.computing_s += token_s * (end - start)  # prompts queued behind it wait so long
         if effect_s is None:
             self._told(chunks)
         elif chunks:
@@ -406,10 +406,10 @@ class Engine(EngineMemory):
             del self.jobs[attempt.job]
         self._owner.computed(self, attempt, start, end)
 
-    # -- what it tells the conductor
+    # -- reports to the conductor
 
     def report(self) -> None:
-        """What a worker tells the conductor."""
+        """Reports changed blocks and the load to the fleet, as a worker does to the conductor."""
         stored, removed = self.pool.drain_changes()
         self.evicted += len(removed)
         if stored or removed:
@@ -436,13 +436,13 @@ class Engine(EngineMemory):
         self._fleet.set_load(self.state, load, self._time.now_s)
 
     def drain(self) -> None:
-        """From now on nothing new comes."""
+        """Accepts nothing new from now on."""
         self.draining = True
         self.report()
 
     @property
     def idle(self) -> bool:
-        """Nothing of any request is here, and nobody reads from it."""
+        """True if nothing of any request is here, and no peer reads from the instance."""
         waits = self.jobs or self.decodes or self._wanted or self._after_step
         return not (waits or self.pool.used or self.reservations.leases)
 
@@ -464,11 +464,11 @@ class Engine(EngineMemory):
 
 
 def shared_blocks(tables: Sequence[list[int]]) -> int:
-    """Leading blocks that are the same in all of these block tables: what FEATHER calls the depth of the shared prefix.
+    """Returns the number of leading blocks that all of these tables share: in FEATHER, the depth of the shared prefix.
     O(requests · shared blocks), compared in C."""
     if not tables:
         return 0
-    # What the smallest and the largest have in common, all between them have.
+    # What the smallest and the largest table share, all between them share.
     first, last = min(tables), max(tables)
     count = min(len(first), len(last))
     if first[:count] == last[:count]:

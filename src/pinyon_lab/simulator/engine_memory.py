@@ -1,4 +1,4 @@
-"""The KV memory of a simulated engine: who gets room, what is published, leased, and copied between its tiers."""
+"""The KV memory of a simulated engine: reserved, published and leased blocks, and copies between its tiers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinyon_lab.simulator.virtual_time import VirtualTime
 
 
 class EngineMemory:
-    """Who has the engine's steps says when one is under way, and is told when there may be something to compute."""
+    """The KV memory of an engine. A derived class says when a step is under way, and is told when there may be work."""
 
     def __init__(self, time: VirtualTime, decisions: InstanceDecisions, block_bytes: int, dram_bytes_s: float) -> None:
         self.pool, self.reservations = decisions.pool, decisions.reservations
@@ -27,28 +27,28 @@ class EngineMemory:
         self._after_step: list[tuple[int, list[int]]] = []
         self._expiry_s: float | None = None
         self._swapped_s = 0.0
-        """When the copies between the tiers are over."""
+        """The time at which all copies between the tiers are done."""
 
     @property
     def stepping(self) -> bool:
-        """A step is under way: it may still touch what is given back."""
+        """True while a step is under way, which may still touch blocks that are given back."""
         raise NotImplementedError
 
     def kick(self) -> None:
-        """There may be something to compute."""
+        """Says that there may be work for a step."""
         raise NotImplementedError
 
     # -- room
 
     def want(self, request: BatchRequest, then: Callable[[Reservation], None], *, new: bool = True) -> None:
-        """``then`` is called with its blocks, at the next :meth:`settle` or a later one. Not ``new``: it gave way."""
+        """Queues a request for KV blocks; :meth:`settle` passes them to ``then``. Not ``new``: it was preempted."""
         self._wanted[request.number] = then
         if new:
             self.room_waits.began(request.number, self._time.now_s)
         self.admission.enqueue(request)
 
     def unwant(self, number: int) -> None:
-        """It waits for room no more, if it did."""
+        """Ends the wait of a request for room, if it waits."""
         if self._wanted.pop(number, None) is not None:
             self.room_waits.left(number, self._time.now_s)
             self.admission.withdraw(number)
@@ -58,14 +58,14 @@ class EngineMemory:
         return number in self._wanted
 
     def settle(self) -> None:
-        """Blocks may have become free, or somebody new wants some."""
+        """Gives blocks to the requests that can have them: some may have become free, or a new request waits."""
         for number, reservation, _ in self.admission.admit(self._time.now_s):
             self.room_waits.granted(number, self._time.now_s)
             self._wanted.pop(number)(reservation)
 
     def free(self, number: int, table: list[int]) -> None:
-        """What was admitted under ``number``, or more than that if it is 0. As a worker does: not before the step that
-        may still touch the blocks is over."""
+        """Frees blocks of the request ``number``, or surplus blocks if it is 0. As in a worker, blocks are freed only
+        when the step that may still touch them is over."""
         if self.stepping:
             self._after_step.append((number, table))
             self.kick()
@@ -74,25 +74,25 @@ class EngineMemory:
         self.settle()
 
     def grow(self, number: int, count: int) -> list[int] | None:
-        """See :class:`pinyon.decisions.Room`."""
+        """Implements :class:`pinyon.decisions.Room`."""
         return self.admission.grow(number, count, self._time.now_s)
 
     def free_late(self) -> None:
-        """The step is over: what was given back meanwhile is free."""
+        """Frees the blocks that were given back during the step that has ended."""
         tables, self._after_step = self._after_step, []
         for number, table in tables:
             self.give_way(number, table)
         self.settle()
 
     def give_way(self, number: int, table: list[int]) -> None:
-        """See :class:`pinyon.decisions.Room`."""
+        """Implements :class:`pinyon.decisions.Room`."""
         if number:
             self.admission.end(number)
         self.reservations.release(table, self._time.now_s)
 
     def publish(self, attempt: Attempt, room: Reservation, first: int, last: int) -> None:
-        """The request's blocks ``[first, last)`` have their content. What others hold already takes the places of the
-        room's own blocks."""
+        """Publishes the request's blocks ``[first, last)``, whose content is complete. Where the pool holds the same
+        content already, that block replaces the room's own, which is freed."""
         request = attempt.request
         keys = request.keys[first:last]
         if not keys:
@@ -109,7 +109,7 @@ class EngineMemory:
             self.free(0, duplicates)
 
     def copies_s(self) -> float:
-        """How long until all copies between the tiers are made, those that were just made necessary included."""
+        """Returns the seconds until all copies between the tiers are done, with those that just became necessary."""
         now_s = self._time.now_s
         swaps = self.reservations.take_swaps()
         if swaps:
@@ -123,7 +123,7 @@ class EngineMemory:
     # -- leases
 
     def lease(self, keys: Sequence[BlockKey], duration_s: float) -> tuple[int, int]:
-        """The lease of the leading keys that are held, and how many those are."""
+        """Puts a lease on the leading keys that are held; returns the lease and the number of those keys."""
         lease, found = self.reservations.lease(keys, duration_s, self._time.now_s, False)
         self._watch_leases()
         return lease, len(found)

@@ -1,4 +1,4 @@
-"""The front of a simulated cluster: clients send, the queue lets them in, and every request ends once."""
+"""The front of a simulated cluster: clients send requests, a queue admits them, and each of them ends once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pinyon_lab.simulator.workload import Arrival, answers, key_of
 
 
 class Front:
-    """``place`` gets each request that is let in, with the time at which to give up; ``withdraw`` the attempt of one
-    whose client has left; ``log`` what ended how."""
+    """The front of a cluster. It passes each admitted request to ``place``, with the time at which to give up. Attempts
+    whose client has left go to ``withdraw``, and ``log`` is told how each request ends."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Front:
     ) -> None:
         self.queue = decisions.queue
         self.requests: dict[int, Request] = {}
-        """Those that have not ended."""
+        """The requests that have not ended."""
         self.queued = 0
-        """That had to wait, so far."""
+        """The number of requests that had to wait so far."""
         self._left = 0
-        """Those that have left, and whose places nobody has got yet."""
+        """The number of ended requests whose places have not been given to others."""
         self._time, self._settings = time, settings
         self._blocks_max = settings.hbm_tokens // settings.block_tokens
         self._place, self._withdraw, self._log = place, withdraw, log
@@ -47,18 +47,18 @@ class Front:
         self._progress: Callable[[int], None] = lambda done: None
 
     def open(self, arrivals: Sequence[Arrival], clients: int, progress: Callable[[int], None]) -> None:
-        """They come from now on."""
+        """Lets the requests arrive from now on."""
         self._arrivals, self._clients, self._progress = arrivals, Clients(arrivals, clients), progress
         self._answers = answers(arrivals, self._settings.block_tokens)
         self._send(self._clients.first())
 
     def outcomes(self) -> list[Outcome]:
-        """Of all, when all is over."""
+        """Returns the outcomes of all requests once all have ended."""
         return [self._outcomes[number] for number in range(len(self._arrivals))]
 
     @property
     def over(self) -> bool:
-        """All requests have ended."""
+        """True if all requests have ended."""
         return len(self._outcomes) == len(self._arrivals)
 
     def _send(self, due: Sequence[tuple[float, int]]) -> None:
@@ -89,8 +89,8 @@ class Front:
             self._enter(request)
 
     def _enter(self, request: Request) -> None:
-        """It is at the front's door."""
-        if request.ends:  # its client left on the way
+        """Takes a request at the front's door."""
+        if request.ends:  # the client left on the way
             return
         request.entered, number = True, request.number
         try:
@@ -111,10 +111,10 @@ class Front:
         self._place(request, self._time.now_s + self._settings.placement_wait_s)
 
     def leave(self, request: Request, how: str) -> None:
-        """One that was let in has ended."""
+        """Ends an admitted request, and admits waiting ones in its place."""
         self.end(request, how)
         self._left += 1
-        if self._left > 1:  # of who was just let in, and refused at once: the loop below goes on
+        if self._left > 1:  # called for a request that was admitted below and rejected at once: the loop goes on
             return
         while self._left:
             following = self.queue.leave(self._time.now_s)
@@ -125,7 +125,7 @@ class Front:
             self._left -= 1
 
     def cancel(self, number: int) -> None:
-        """Its client leaves; nothing happens if it has ended, or has not come yet."""
+        """Cancels a request, as its client leaves. Nothing happens if it has ended, or has not come yet."""
         request = self.requests.get(number)
         if request is None:
             return
@@ -161,7 +161,7 @@ class Front:
 
 
 def _class_of(traits: Traits) -> RequestClass:
-    """What a load balancer would make of it: eviction is told of it wherever blocks are used."""
+    """Returns the class that a load balancer would give a request; eviction is told of it wherever blocks are used."""
     kind, turn = kind_and_turn(traits.category)
     try:
         return RequestClass(kind=kind, turn=max(1, turn), tenant=traits.tenant)

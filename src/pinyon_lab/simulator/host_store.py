@@ -1,4 +1,4 @@
-"""The part of a global pool that is on one host: what is computed there is kept there, and all may fetch it."""
+"""The part of a global pool on one host, which keeps what the host computes for all instances to fetch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon_lab.simulator.workload import ids_of, key_of
 
 
 class HostStore:
-    """A store node on ``host``."""
+    """The store node on ``host``."""
 
     def __init__(self, fleet: Fleet, info: InstanceInfo, host: str, eviction: str, blocks: int, now_s: float) -> None:
         policy = EVICTION_POLICIES.make(eviction)
@@ -26,20 +26,20 @@ class HostStore:
         fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
         self._seq = 0
         self.read_until_s = 0.0
-        """Where it is on SSDs: when what was asked of them is read."""
+        """The time at which all reads asked of the SSDs are done, if the store is on SSDs."""
         self.copied_until_s = 0.0
-        """When what its own host asked for is copied from its memory, one after the other."""
+        """The time at which all copies from memory for its own host are done; they are made one after the other."""
 
     def keys(self) -> list[BlockKey]:
-        """Held, in no order."""
+        """Returns the keys that are held, in no order."""
         return [*map(key_of, self._cache.resident)]
 
     def leading(self, keys: Sequence[BlockKey]) -> int:
-        """How many from the first on are held."""
+        """Returns the number of leading keys that are held."""
         return leading_run(ids_of(keys), self._cache.resident)
 
     def put(self, keys: Sequence[BlockKey], now_s: float, traits: Traits, first: int = 0) -> None:
-        """Blocks of a prompt, computed or used: from ``first`` on, those before it were told."""
+        """Stores or uses the blocks of a prompt from ``first`` on; the store was told of those before it."""
         blocks, places = each_once(ids_of(keys))
         if first:
             told = bisect_left(places, first)

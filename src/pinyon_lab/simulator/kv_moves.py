@@ -1,4 +1,4 @@
-"""KV on its way between the machines of a simulated cluster: what a prompt reuses, and what is decoded elsewhere."""
+"""The transfers of KV between the machines of a simulated cluster: for reuse, and for decoding elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon_lab.simulator.world import World
 
 
 class KvMoves:
-    """Between the ``members`` that live."""
+    """The transfers between live ``members``."""
 
     def __init__(self, world: World, members: Members) -> None:
         self.links = Links(world.time, world.machine.nic_bytes_s, members.nodes)
@@ -24,10 +24,10 @@ class KvMoves:
         self._engines, self._stores, self._nodes = members.engines, members.stores, members.nodes
         self.fetches = self.fetched_bytes = 0
         self.fetch_s = 0.0
-        """Of all fetches, one beside the other or not."""
+        """The total time of all fetches, whether they overlap or not."""
 
     def fetch(self, attempt: Attempt, reader: Engine, then: Callable[[], None]) -> None:
-        """Read what the placement planned, as far as it is still there; ``then``, unless the attempt is over."""
+        """Reads the planned blocks that are still there, then calls ``then`` unless the attempt is over."""
         self._next(attempt, reader, list(attempt.decision.fetches), then)
 
     def _next(self, attempt: Attempt, reader: Engine, spans: list[Fetch], then: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class KvMoves:
             first, end = room.held, span.first_block + span.block_count
             keys = attempt.request.keys[first : min(end, attempt.reusable(self._settings.block_tokens))]
             if span.first_block > first:
-                break  # what comes before it did not arrive
+                break  # the blocks before it did not arrive
             if keys and self._read(attempt, reader, span, keys, lambda: self._next(attempt, reader, spans, then)):
                 return
         then()
@@ -46,7 +46,7 @@ class KvMoves:
     def _read(
         self, attempt: Attempt, reader: Engine, span: Fetch, keys: Sequence[BlockKey], then: Callable[[], None]
     ) -> bool:
-        """False: nothing is read."""
+        """Reads blocks of one source; returns whether there is anything to read."""
         name = span.source.info.instance_id
         store, source = self._stores.get(name), self._engines.get(name)
         if store is not None:
@@ -110,8 +110,8 @@ class KvMoves:
         reader.pump()
 
     def push(self, attempt: Attempt, source: Engine, target: Engine, end: int, then: Callable[[], None]) -> None:
-        """The KV of the prompt's tokens up to ``end`` that is not on its way yet: while it is computed, as layers of it
-        leave as soon as they are there (§3.1)."""
+        """Sends the KV of the prompt's tokens up to ``end`` that is not on its way. It leaves while it is computed, as
+        each layer's KV leaves as soon as it is there (§3.1)."""
         size = (end - attempt.pushed) * self._machine.kv_token_bytes
         if size > 0:
             attempt.pushed = end

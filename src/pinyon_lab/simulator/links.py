@@ -1,9 +1,9 @@
-"""Links between machines: what moves at the same time shares the NICs at both ends.
+"""Links between machines: transfers at the same time share the NICs at both ends.
 
-Every machine sends and receives at most so many bytes a second. Flows get max-min fair shares (progressive filling:
-all grow alike until an end of theirs is full), which is what many long flows of a fair transport come to, and shares
-are worked out again whenever a flow begins or ends, of those that share an end with it, or with one that does, and so
-on: what others get does not change.
+Every machine sends and receives at most so many bytes a second. Flows get max-min fair shares by progressive filling:
+all grow alike until one of their ends is full. Many long flows of a fair transport come to the same. Shares are
+computed again whenever a flow begins or ends, of flows that share an end with it, directly or through others. All other
+shares do not change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import count
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 ROUNDING = 1e-6
-"""Of a byte: less is nothing."""
+"""The bytes that count as nothing."""
 STALE_MAX = 64
-"""Times that have changed since, besides some for each flow: more are thrown away."""
+"""The number of outdated times above which they are thrown away; each flow adds some to it."""
 
 
 class _Flow:
@@ -27,13 +27,13 @@ class _Flow:
         self.ends = ends
         self.left = size_bytes
         self.counted_s = now_s
-        """When so much was left."""
+        """The time at which ``left`` was counted."""
         self.rate = self.end_s = 0.0
         self.done = done
 
 
 class _End:
-    """One direction of one machine's NICs."""
+    """The NICs of one machine in one direction."""
 
     __slots__ = ("bytes_s", "flows")
 
@@ -43,7 +43,7 @@ class _End:
 
 
 class Links:
-    """Between machines by name; those in ``nodes`` have the NICs of so many."""
+    """The links between machines by name; those in ``nodes`` have the NICs of so many machines."""
 
     def __init__(self, time: VirtualTime, bytes_s: float, nodes: Mapping[str, int] = {}) -> None:
         self._time = time
@@ -52,19 +52,19 @@ class Links:
         self._in: dict[str, _End] = {}
         self._flows: dict[_Flow, None] = {}
         self._soonest: list[tuple[float, int, _Flow]] = []
-        """When flows end, a heap; also times that have changed since."""
+        """The ends of flows as a heap, with times that have changed since."""
         self._order = count()
         self._looks_s = float("inf")
-        """When the next one is looked for."""
+        """The time for which the next look is scheduled."""
         self.sent_bytes = 0.0
 
     @property
     def flows(self) -> int:
-        """Under way."""
+        """The number of flows under way."""
         return len(self._flows)
 
     def send(self, source: str, target: str, size_bytes: float, done: Callable[[], None]) -> None:
-        """``done`` is called when all of it has arrived; never from here."""
+        """Sends bytes; calls ``done`` when all have arrived, but never from within this call."""
         self.sent_bytes += size_bytes
         if size_bytes <= 0:
             self._time.after(0.0, done)
@@ -83,7 +83,7 @@ class Links:
         return end
 
     def _share(self, changed: Iterable[_End]) -> None:
-        """Work out anew the rates of all that depend on these ends, and when they are over."""
+        """Computes again the rates and ends of all flows that depend on these ends."""
         room = {end: end.bytes_s for end in changed if end.flows}
         flows: dict[_Flow, None] = {}
         reached = list(room)
@@ -107,7 +107,7 @@ class Links:
 
     @staticmethod
     def _fill(room: dict[_End, float]) -> None:
-        """Progressively: whoever has the least for each of its flows is full first."""
+        """Sets rates by progressive filling: the end with the least bandwidth per flow is full first."""
         open_flows = {end: dict(end.flows) for end in room}
         while room:
             full = min(room, key=lambda end: room[end] / len(open_flows[end]))
@@ -124,7 +124,7 @@ class Links:
                     del room[end], open_flows[end]
 
     def _look(self) -> None:
-        """When the next one is over."""
+        """Schedules a look at the time when the next flow ends."""
         soonest, flows = self._soonest, self._flows
         if len(soonest) > STALE_MAX + 4 * len(flows):
             soonest[:] = [each for each in soonest if each[2] in flows and each[2].end_s == each[0]]
@@ -137,7 +137,7 @@ class Links:
 
     def _ended(self, when_s: float) -> None:
         if when_s != self._looks_s:
-            return  # another one was sooner, and has looked
+            return  # another flow was to end sooner, and its look came first
         self._looks_s = float("inf")
         soonest, over = self._soonest, []
         changed: dict[_End, None] = {}

@@ -1,4 +1,4 @@
-"""The machines of a simulated cluster: which live, and which boot of each."""
+"""The machines of a simulated cluster: those that live, and the boot of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREVER_S = 1e15
 
 
 def endless_fleet(*, together: bool, decode_sharing: bool = True) -> Fleet:
-    """Whose books have no end: nothing is forgotten in virtual time."""
+    """Returns a fleet whose books have no limits: nothing is forgotten in virtual time."""
     inflight = InFlightTable(UNLIMITED, FOREVER_S, FOREVER_S, FOREVER_S, expected_keys_max=UNLIMITED)
     fleet = Fleet(BlockIndex(UNLIMITED), inflight, 1 << 20, together)
     fleet.loads.prefixes.used = decode_sharing
@@ -29,15 +29,15 @@ def endless_fleet(*, together: bool, decode_sharing: bool = True) -> Fleet:
 
 
 class Members:
-    """Engines by instance id and by boot, and the stores of their hosts."""
+    """The engines by instance id and by boot, and the stores of their hosts."""
 
     def __init__(self, world: World, owner: Owner) -> None:
         self.engines: dict[str, Engine] = {}
         self.boots: dict[str, Engine] = {}
         self.stores: dict[str, HostStore] = {}
-        """By instance id."""
+        """The stores by their own ids."""
         self.nodes: dict[str, int] = {}
-        """Of every instance that has lived, by its id."""
+        """The number of nodes of every instance that has lived, by its id."""
         self._world, self._owner, self._fleet, self._settings = world, owner, world.fleet, world.settings
         kv_size = max(1, world.machine.kv_token_bytes // 4)
         self._layout = KvLayout(1, 1, kv_size, self._settings.block_tokens, "float16")
@@ -45,7 +45,7 @@ class Members:
         self._numbers = count(1)
 
     def boot(self, name: str, role: Role) -> None:
-        """An instance comes, or comes back, empty; with it the part of the pool on its host."""
+        """Starts an instance, for the first time or again, empty, and with it the part of the pool on its host."""
         settings, boot = self._settings, f"{name}/{next(self._numbers)}"
         nodes = self.nodes[name] = settings.nodes(role)
         config = settings.instance(nodes)
@@ -75,7 +75,7 @@ class Members:
             )
 
     def remove(self, name: str) -> Engine | None:
-        """It dies, with the part of the pool on its host; None: it is dead."""
+        """Kills an instance with the part of the pool on its host, and returns it; None: it is dead already."""
         victim = self.engines.pop(name, None)
         if victim is None:
             return None
@@ -87,7 +87,7 @@ class Members:
         return victim
 
     def store(self, engine: Engine) -> HostStore | None:
-        """On its host."""
+        """Returns the store on the engine's host."""
         return self.stores.get(_store_of(engine.name))
 
 

@@ -1,4 +1,4 @@
-"""Models of a cluster that a trace can be sent to: each runs, reports, and comes in any size."""
+"""Models of a cluster to which a trace can be sent: each runs, reports, and exists in any size."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from pinyon_lab.simulator.report import cluster_report, report
 from pinyon_lab.simulator.workload import Arrival
 
 Rows = Sequence[Any]
-"""A named tuple for each request, in order."""
+"""A named tuple for each request, in order of the requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """By which a run is judged; seconds."""
+    """The limits by which a run is judged, in seconds."""
 
     slo_s: float
-    """Of the TTFT."""
+    """The SLO of the TTFT."""
     tbt_slo_s: float
     warm_up: int
-    """Requests that do not count."""
+    """The number of leading requests that do not count."""
 
 
 def utilised(engine: EngineProfile, share: float) -> EngineProfile:
-    """That computes prompts at a share of its stated speed."""
+    """Returns the profile of an engine that computes prompts at a share of its stated speed."""
     token_s, pair_s = engine.prefill_token_s / share, engine.prefill_pair_s / share
     return replace(engine, prefill_token_s=token_s, prefill_pair_s=pair_s)
 
@@ -41,20 +41,20 @@ def utilised(engine: EngineProfile, share: float) -> EngineProfile:
 class Model(Protocol):
     @property
     def policy(self) -> str:
-        """Of placement."""
+        """The name of the placement policy."""
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
-        """``progress`` hears how many are done."""
+        """Runs the trace; ``progress`` is called with the number of requests that are done."""
 
     def report(self, rows: Rows, limits: Limits) -> dict[str, float]: ...
 
     def resized(self, instances: int) -> Model:
-        """The same of another size; roles in the same proportion, at least one of each."""
+        """Returns the same model of another size: roles in the same proportion, at least one instance of each."""
 
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """See :mod:`pinyon_lab.simulator.prefill_reference`."""
+    """The model of :mod:`pinyon_lab.simulator.prefill_reference`."""
 
     settings: ReferenceSettings
     policy: str
@@ -75,7 +75,7 @@ class ReferenceModel:
 
 @dataclass(frozen=True)
 class ClusterModel:
-    """See :class:`pinyon_lab.simulator.cluster.Cluster`. ``clients``: of a closed loop; 0: an open one."""
+    """The model of :class:`pinyon_lab.simulator.cluster.Cluster`; ``clients`` of a closed loop, or 0: an open one."""
 
     settings: ClusterSettings
     machine: MachineProfile
@@ -85,7 +85,6 @@ class ClusterModel:
     clients: int = 0
 
     def cluster(self) -> Cluster:
-        """A new one."""
         return Cluster(self.settings, self.machine, self.engine, PLACEMENT_POLICIES.make(self.policy), self.seed)
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:

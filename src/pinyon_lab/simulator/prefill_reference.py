@@ -1,16 +1,16 @@
-"""The plain reference: instances that compute one prompt at a time, for a time that is proportional to its new tokens.
+"""The plain reference: instances that prefill one prompt at a time, in time proportional to its new tokens.
 
-Few rules, so that anybody can compute it again and get the same numbers:
+The rules are few, so that anybody can compute it again and get the same numbers:
 
 - A prefill takes 127 µs for each token that is not reused (DualMap's published code).
-- What is reused is the longest leading run of blocks (of 512 tokens in Mooncake's traces) in the instance's cache when
+- A prompt reuses the longest leading run of blocks (of 512 tokens in Mooncake's traces) in the instance's cache when
   service starts, at most all tokens but one. All blocks of a prompt enter the cache when service ends; a cache is LRU,
   and deeper blocks of a prompt count as used before its shallower ones.
 - TTFT is waiting and service.
-- A policy sees the blocks in the cache and those of requests that are served there, and where they are served as they
-  come of those that wait; the exact rest of the service that runs, and for each that waits the prediction made when it
-  was queued there.
-- At one time what ends comes before what arrives; times a nanosecond apart are one.
+- A policy sees the blocks in the cache and those of requests in service there. Where prompts are served in order of
+  arrival, it also sees the blocks of requests that wait. It knows the exact rest of the service under way and, for each
+  request that waits, the prediction made when it was queued there.
+- At the same time, ends precede arrivals; times a nanosecond apart are the same.
 
 All decisions are made by the modules that the conductor runs: fleet, block index, placements in flight, policy.
 """
@@ -45,11 +45,11 @@ MODEL = "prefill-reference"
 FOREVER_S = 1e18
 PROGRESS_EVERY = 256
 NANO_S = 1e-9
-"""Times are sums, and rounding must not decide what comes first."""
+"""The tolerance of comparisons: times are sums, and rounding must not decide what comes first."""
 
 
 class KnownPrefillCost(PrefillCostModel):
-    """A machine whose times are stated: nothing is learned of it."""
+    """The cost model of a machine whose times are given: it learns nothing."""
 
     __slots__ = ()
 
@@ -63,18 +63,18 @@ class KnownPrefillCost(PrefillCostModel):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSettings:
-    """``eviction``: the policy of each instance's cache."""
+    """The settings of the reference; ``eviction`` is the policy of each instance's cache."""
 
     instances: int
     cache_tokens: int
-    """Of each instance."""
+    """The size of each instance's cache."""
     block_tokens: int = 512
     slo_s: float = 5.0
     eviction: str = "lru"
     seed: int = 0
     token_us: float = TOKEN_US
     pool: PoolRules | None = None
-    """None: each cache is for its own instance."""
+    """The rules of a shared pool; None: each cache is for its own instance."""
 
     @property
     def cache_blocks(self) -> int:
@@ -82,7 +82,7 @@ class ReferenceSettings:
 
 
 class _Request(PlacementRequest):
-    """A block that is not full has a key as well, and is reused but for its last token."""
+    """A request whose partial last block has a key as well, and is reused but for the last token."""
 
     def keys_max(self, block_tokens: int) -> int:
         return -(-self.prompt_tokens // block_tokens)
@@ -138,7 +138,7 @@ class _Instance:
 
 
 class PrefillReference:
-    """Instances 0 to ``settings.instances`` - 1 under one policy."""
+    """The instances 0 to ``settings.instances`` - 1 under one policy."""
 
     def __init__(
         self, settings: ReferenceSettings, policy: PlacementPolicy, order: Callable[[], ServiceOrder[_Job]]
@@ -157,7 +157,7 @@ class PrefillReference:
         self.moved = 0
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None] = lambda _: None) -> list[Served]:
-        """All of them, in order of arrival."""
+        """Serves all requests and returns their outcomes in order of arrival."""
         for number, arrival in enumerate(arrivals):
             self._serve_until(arrival.time_s)
             self._arrive(number, arrival)
@@ -167,7 +167,7 @@ class PrefillReference:
         return [self._served[number] for number in range(len(arrivals))]
 
     def check(self) -> None:
-        """Assert that nothing is left of what was served, and that the books agree (for tests)."""
+        """Asserts that nothing is left of served requests, and that the books agree (for tests)."""
         assert not any(len(each.waiting) or each.served for each in self._instances)
         assert not self._ends
         inflight = self._fleet.inflight
@@ -202,7 +202,7 @@ class PrefillReference:
     def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:
         instance = self._by_name[decision.prefill.info.instance_id]
         job.decision = decision
-        # what is moved is moved in its own turn
+        # blocks to fetch are moved when the job's own turn comes
         counted = decision.without_fetches()
         self._fleet.inflight.add(job.request.request_id, counted, 0, now_s, job.request.block_keys)
         instance.waiting.add(job, now_s, decision.prefill_s, job.arrival.time_s + self._slo_s)

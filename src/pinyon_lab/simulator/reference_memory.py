@@ -1,9 +1,9 @@
-"""Where the plain reference keeps blocks: in a cache of each instance, or in one pool of all of them.
+"""The blocks of the plain reference: in a cache of each instance, or in one pool of all instances.
 
-In a pool a block is in one place. What a prompt reuses is the longest leading run of blocks that the pool holds when
-service starts; those that another instance holds are moved to it first, and stay where they are. New blocks are kept by
-the instance that computed them. An SSD tier is exclusive: what its instance's cache has no room for goes there, the
-least recently used of it is lost, and a block that is used comes back.
+In a pool, each block is in one place. A prompt reuses the longest leading run of blocks that the pool holds when
+service starts. Those of other instances are moved to its instance first, but also stay where they are. New blocks are
+kept by the instance that computed them. An SSD tier is exclusive: it takes what its instance's cache has no room for,
+and loses its least recently used blocks. A block that is used returns to the cache.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.simulator.workload import key_of
 
 FETCH_US, SSD_US = 4.6, 19.1
-"""Of Qwen2.5-7B, 57,344 bytes of KV per token, at 12.5 GB/s of a NIC and 3 GB/s of an SSD."""
+"""The times for Qwen2.5-7B, 57,344 bytes of KV per token, at 12.5 GB/s of a NIC and 3 GB/s of an SSD."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """Microseconds to move the KV of a token: between two instances, and from an SSD besides. ``ssd_blocks``: of each
-    instance; 0: it has none."""
+    """The µs to move a token's KV between two instances, and in addition from an SSD. Each instance has ``ssd_blocks``
+    on an SSD; 0: it has none."""
 
     fetch_us: float
     ssd_us: float = 0.0
@@ -35,7 +35,7 @@ class PoolRules:
 
 
 class OwnCache:
-    """Of one instance, for itself; the index hears of its changes."""
+    """The cache of one instance for itself; it reports its changes to the index."""
 
     def __init__(self, fleet: Fleet, state: InstanceState, eviction: str, blocks: int) -> None:
         policy = EVICTION_POLICIES.make(eviction)
@@ -46,21 +46,21 @@ class OwnCache:
         fleet.index.apply_snapshot(state, 0, b"", first=True, last=True)
 
     def read(self, blocks: Sequence[int], now_s: float, traits: Traits) -> tuple[int, float]:
-        """Leading blocks that a prompt reuses whose service starts, and what moving those takes that are elsewhere: µs
-        for a token of each."""
+        """Returns the leading blocks that a prompt reuses whose service starts, and the microseconds to move those that
+        are elsewhere, for a token of each block."""
         return leading_run(blocks, self.cache.resident), 0.0
 
     def store(self, blocks: Sequence[int], now_s: float, traits: Traits) -> None:
-        """All blocks of a prompt whose service ends."""
+        """Stores all blocks of a prompt whose service ends."""
         self._tell(*each_once(blocks), now_s, traits)
 
     def held(self) -> int:
-        """Blocks, in all tiers."""
+        """Returns the number of blocks in all tiers."""
         return len(self.cache.resident)
 
     @property
     def full(self) -> int:
-        """Blocks that fit."""
+        """The capacity of all tiers in blocks."""
         return self.cache.capacity
 
     def _tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
@@ -85,7 +85,7 @@ class PooledCache(OwnCache):
         rules: PoolRules,
         where: dict[int, PooledCache],
     ) -> None:
-        """``where``: by block the part that it is in, shared by all of them."""
+        """Starts empty. ``where`` maps each block to the part that holds it; all parts share it."""
         super().__init__(fleet, state, eviction, blocks)
         self._rules, self._where = rules, where
         self._ssd: OrderedDict[int, None] = OrderedDict()  # the least recently used in front
@@ -104,7 +104,7 @@ class PooledCache(OwnCache):
             told[0].append(block)
             told[1].append(place)
         for part, told in parts.items():
-            if part is not self:  # its own are told when service ends, with the others
+            if part is not self:  # its own blocks are told when service ends, with the new ones
                 part._tell(*told, now_s, traits)
         return count, moving_us
 
@@ -140,5 +140,5 @@ class PooledCache(OwnCache):
 
 
 def packed(blocks: Sequence[int]) -> bytes:
-    """Keys of blocks by their ids."""
+    """Returns the keys of blocks, given by id, as bytes."""
     return pack_keys([*map(key_of, blocks)])

@@ -1,4 +1,4 @@
-"""What came of simulated requests, and of a run of them."""
+"""The outcome of simulated requests, and the report of a run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ FINISHED = "finished"
 
 
 class Outcome(NamedTuple):
-    """A request, in order of the trace. Times in seconds; -1: it has none."""
+    """The outcome of one request, in order of the trace. Times in seconds; -1: there is no such time."""
 
     arrived_s: float
-    """When it was sent."""
+    """The time at which the client sent the request."""
     prefill: str
     decode: str
     ttft_s: float
     tbt_s: float
-    """Mean of the longest tenth of the times between its tokens (Mooncake §5.1); 0: it has one token."""
+    """The mean of the longest tenth of the times between tokens (Mooncake §5.1); 0: there is one token."""
     e2e_s: float
     tokens: int
     output_tokens: int
     hit_tokens: int
-    """Held where the prompt was computed."""
+    """The prompt tokens that the prefill instance held."""
     fetched_tokens: int
     prefill_s: float
-    """Of steps with its prompt."""
+    """The time of steps with the prompt."""
     attempts: int
     end: str
 
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 def longest_tenth(intervals: Sequence[tuple[float, int]]) -> float:
-    """Mean of the longest tenth, at least one, of ``(seconds, how many such)``."""
+    """Returns the mean of the longest tenth, at least one, of intervals given as ``(seconds, number of such)``."""
     count = sum(times for _, times in intervals)
     if not count:
         return 0.0
@@ -68,14 +68,14 @@ def longest_tenth(intervals: Sequence[tuple[float, int]]) -> float:
 
 
 LONGEST = 0.1
-"""Of the requests, by prompt: whom a policy may starve to look good."""
+"""The share of requests, by prompt length, that a policy may starve to look good."""
 PERCENTS = (50, 90, 99)
 NANO_S = 1e-9
-"""Times are sums, and rounding must not decide who is late."""
+"""The tolerance of comparisons: times are sums, and rounding must not decide which request is late."""
 
 
 class Served(NamedTuple):
-    """One request, in order of arrival."""
+    """The outcome of one request, in order of arrival."""
 
     arrived_s: float
     instance: int
@@ -86,9 +86,12 @@ class Served(NamedTuple):
 
 
 def report(served: Sequence[Served | Outcome], slo_s: float, warm_up: int) -> dict[str, float]:
-    """The first ``warm_up`` do not count. A percentile is the value at index floor(p · n) of n in order; the hit ratio
-    is by tokens. Beside the attainment of all stand that of the last quarter by arrival, which falls where a queue
-    grows, and that of the tenth with the longest prompts. Who got no answer is not in time, and in no percentile."""
+    """Returns the measures of a run, in which the first ``warm_up`` requests do not count.
+
+    A percentile is the value at index floor(p · n) of n in order; the hit ratio is by tokens. Beside the attainment of
+    all stand that of the last quarter by arrival, which falls where a queue grows, and that of the tenth with the
+    longest prompts. A request without an answer is not in time, and in no percentile.
+    """
     counted = served[warm_up:]
     times = sorted(each.ttft_s for each in counted if each.ttft_s >= 0)
     if not times:
@@ -107,15 +110,15 @@ def report(served: Sequence[Served | Outcome], slo_s: float, warm_up: int) -> di
 
 
 def cluster_report(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float, warm_up: int) -> dict[str, float]:
-    """As :func:`report`, with the time between tokens of a request (the mean of its longest tenth), and who is
-    *effective*: finished, with both in time (Mooncake §5.1)."""
+    """Returns :func:`report` with the times between tokens (of a request, the mean of its longest tenth). It adds the
+    share of *effective* requests: finished, with TTFT and TBT in time (Mooncake §5.1)."""
     result = report(outcomes, slo_s, warm_up)
     counted = outcomes[warm_up:]
     finished = [each for each in counted if each.end == FINISHED]
     if not finished:
         return result
     tbts = sorted(each.tbt_s for each in finished)
-    used = {each.prefill for each in counted if each.prefill}  # a client does not know
+    used = {each.prefill for each in counted if each.prefill}  # unknown to clients
     if used:
         result["instances_used"] = len(used)
     span_s = max(each.arrived_s + each.e2e_s for each in counted) - min(each.arrived_s for each in counted)

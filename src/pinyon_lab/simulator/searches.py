@@ -1,8 +1,7 @@
-"""The highest rate at which enough requests are in time (DualMap §4.1), and at which that is no deceit; the fewest
-instances that are enough.
+"""Searches for the highest rate at which enough requests are in time (DualMap §4.1), and for the fewest instances.
 
-Where nothing is shed, a policy may look better by starving: who is late waits for ever, or the queue grows until the
-trace ends. :class:`Bounds` of the longest waits and of the last quarter tell.
+Where no request is shed, a policy may look better by starving some: late requests wait for ever, or the queue grows
+until the trace ends. The :class:`Bounds` on the longest waits and on the last quarter show that.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TypeVar
 from pinyon.core.errors import InvalidArgument
 
 EXACT = 1.005
-"""So many times too low at most."""
+"""The factor by which a rate that is found may be too low, at most."""
 FACTOR_MAX = 2.0**20
 
 Run = TypeVar("Run")
@@ -23,8 +22,9 @@ Run = TypeVar("Run")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a report (:mod:`pinyon_lab.simulator.report`): at least ``share`` in time, the 99th percentile of the TTFTs at
-    most ``p99_s``, and of the last quarter by arrival no more than ``drift`` less in time than of all."""
+    """The bounds of a report (:mod:`pinyon_lab.simulator.report`): the least ``share`` of requests in time, and the
+    greatest 99th percentile of TTFTs, ``p99_s``. The last quarter by arrival may have ``drift`` less in time than
+    all."""
 
     share: float
     p99_s: float = inf
@@ -45,9 +45,12 @@ def goodput(
     step: float = 2.0,
     least: float = 0.0,
 ) -> tuple[float, Run]:
-    """The rate, and what came of it. From ``start`` by factors of ``step`` until it lies between two, then by halving,
-    so ``holds`` should be so up to some rate and not above it; else it is one of the rates at which that changes.
-    Raises :class:`InvalidArgument` if there is none, at least ``least``; ``text`` says what should hold."""
+    """Returns the highest rate at which ``holds`` is true, and the run at that rate.
+
+    The search multiplies or divides ``start`` by ``step`` until the rate lies between two, then halves. So ``holds``
+    should be true up to some rate and false above it; else the result is one of the rates at which that changes. Raises
+    :class:`InvalidArgument` if no rate from ``least`` on will do, or every rate; ``text`` says what should hold.
+    """
 
     def enough(rate: float) -> Run | None:
         served = served_at(rate)
@@ -77,9 +80,11 @@ def goodput(
 
 
 def fewest(attained: Callable[[int], float], share: float, most: int) -> int | None:
-    """Instances that attain ``share``: by doubling, then by halving, so attainment should grow with size; where it does
-    not, it is one of the sizes at which it crosses ``share``. Asks for each size once. None: ``most`` are not
-    enough."""
+    """Returns the fewest instances that attain ``share``; None: ``most`` are not enough.
+
+    The search doubles, then halves, and tries no size twice. Attainment should grow with size; where it does not, the
+    result is one of the sizes at which attainment crosses ``share``.
+    """
     few, many = 0, 1
     while attained(many) < share:
         if many == most:

@@ -1,4 +1,4 @@
-"""A virtual clock, and what is to happen when."""
+"""A virtual clock and its queue of events."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from itertools import count
 
 
 class VirtualTime:
-    """Events of one time happen in the order in which they were asked for."""
+    """A virtual clock with an event queue. Events of the same time happen in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events = 0
-        """That have happened."""
+        """The number of events that have happened."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
     def at(self, when_s: float, action: Callable[[], None]) -> None:
-        """``when_s`` is not before now."""
+        """Schedules ``action`` at ``when_s``, which is not before now."""
         heapq.heappush(self._heap, (when_s, next(self._order), action))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         self.at(self.now_s + delay_s, action)
 
     def run(self, until_s: float = math.inf) -> None:
-        """Until nothing is to happen any more, or only after ``until_s``."""
+        """Runs events until none is left, or until the next one is later than ``until_s``."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             self.now_s, _, action = heapq.heappop(heap)

@@ -1,4 +1,4 @@
-"""Requests of a trace as a simulated cluster gets them."""
+"""Requests of a trace in the form in which a simulated cluster gets them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pinyon_lab.traces import TraceRow
 class Arrival(NamedTuple):
     time_s: float
     tokens: int
-    """Of the prompt."""
+    """The length of the prompt."""
     output_tokens: int
     blocks: tuple[int, ...]
-    """Ids of the prompt's blocks, the last one perhaps not full."""
+    """The ids of the prompt's blocks; the last block may not be full."""
     traits: Traits
     follows: int = -1
-    """The request, by its place, whose end its client waits for; -1: none."""
+    """The index of the request whose end the client awaits before it sends this one; -1: none."""
 
 
 def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Arrival]:
-    """In order of time; of longer prompts the first ``tokens_max`` tokens. Rows without a prompt are left out, and so
-    are block ids that a prompt is too short for."""
+    """Returns the requests in order of time, with prompts cut to their first ``tokens_max`` tokens. Rows without a
+    prompt are left out, and so are block ids beyond a prompt's end."""
     places: dict[str, int] = {}
-    """Of requests by their own name, and of the last one of each conversation."""
+    """The index of each request by its own name, and of the last request of each conversation by the conversation's."""
     arrivals = []
     for row in rows:
         if row.input_tokens < 1:
@@ -50,8 +50,8 @@ def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Ar
 
 
 def shrunk(arrivals: Sequence[Arrival], factor: int) -> list[Arrival]:
-    """All lengths divided by it, rounded up; the blocks stay, and each is of so many tokens less. For a model whose
-    context is short, with the shape of the trace."""
+    """Returns the requests with all lengths divided by ``factor`` and rounded up. Block ids stay, so that each block
+    has fewer tokens. The shape of a trace thus suits a model with a short context."""
     return [
         each._replace(tokens=-(-each.tokens // factor), output_tokens=-(-each.output_tokens // factor))
         for each in arrivals
@@ -59,8 +59,8 @@ def shrunk(arrivals: Sequence[Arrival], factor: int) -> list[Arrival]:
 
 
 def answers(arrivals: Sequence[Arrival], block_tokens: int) -> dict[int, tuple[int, ...]]:
-    """Ids of the blocks that an answer fills, by the place of its request: as the first request tells that goes on with
-    the whole of its prompt."""
+    """Returns the ids of the blocks that each answer fills, by the index of its request. They come from the first
+    request that continues the whole of that request's prompt."""
     found: dict[int, tuple[int, ...]] = {}
     for arrival in arrivals:
         if arrival.follows < 0 or arrival.follows in found:
@@ -73,7 +73,7 @@ def answers(arrivals: Sequence[Arrival], block_tokens: int) -> dict[int, tuple[i
 
 
 def native_rate(arrivals: Sequence[Arrival]) -> float:
-    """Requests per second from the first to the last. Raises :class:`InvalidArgument` if there is no such time."""
+    """Returns the requests per second from first to last. Raises :class:`InvalidArgument` if all come at one time."""
     span_s = arrivals[-1].time_s - arrivals[0].time_s if arrivals else 0.0
     if span_s <= 0:
         raise InvalidArgument("a trace of requests that all come at one time has no rate", field="trace")
@@ -81,13 +81,13 @@ def native_rate(arrivals: Sequence[Arrival]) -> float:
 
 
 def at_rate(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
-    """The same from 0 s on, all times scaled alike, so that ``rate`` requests come per second in the mean."""
+    """Returns the requests from 0 s on, with all times scaled alike to a mean of ``rate`` requests per second."""
     scale, first_s = native_rate(arrivals) / rate, arrivals[0].time_s
     return [each._replace(time_s=(each.time_s - first_s) * scale) for each in arrivals]
 
 
 def one_by_one(arrivals: Sequence[Arrival], gap_s: float) -> list[Arrival]:
-    """The same in their order, each so long after the one before. Where that is long, nobody waits."""
+    """Returns the requests in their order, each ``gap_s`` after the one before. With a long gap, no request waits."""
     return [each._replace(time_s=number * gap_s) for number, each in enumerate(arrivals)]
 
 

@@ -1,4 +1,4 @@
-"""What the parts of one simulated cluster have in common."""
+"""The values that the parts of one simulated cluster have in common."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 JournalOf = Callable[[str, InstanceConfig | FrontConfig], Journal | None]
-"""Where the decisions of a part, by its name, are written."""
+"""A function that returns the journal of a part's decisions, by the part's name; None: they are not recorded."""
 
 
 def no_journal(name: str, config: InstanceConfig | FrontConfig) -> None:
-    """They are written nowhere."""
+    """Returns None: no decision is recorded."""
 
 
 class Faults(Protocol):
-    """What goes wrong besides instances that die."""
+    """The faults of a simulated cluster, other than instances that die."""
 
     def step_fails(self) -> bool:
-        """For one member of a step."""
+        """Returns whether a step fails for one of its members; asked once for each member."""
         ...
 
     def reader_forgets(self) -> bool:
-        """To end a lease."""
+        """Returns whether a reader forgets to end a lease."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The time and the fleet, what its machines and engines are, and what may go wrong."""
+    """The clock and the fleet, the profiles of machines and engines, and the faults."""
 
     time: VirtualTime
     fleet: Fleet

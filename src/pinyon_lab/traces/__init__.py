@@ -1,4 +1,4 @@
-"""Traces of requests: their formats, what they say, and traces that are made."""
+"""Traces of requests: their formats, their analysis, and generated traces."""
 
 from pinyon_lab.traces.formats import FORMATS, Format
 from pinyon_lab.traces.reader import TraceFile

@@ -1,11 +1,11 @@
-"""The formats of public traces, a row at a time. Which one a file has, its first row tells.
+"""The formats of public traces, parsed row by row; the first row of a file tells its format.
 
 - ``mooncake``: ``timestamp`` in ms, ``hash_ids`` of 512 tokens (Mooncake, FAST '25 release); perhaps ``session_id``,
   or, as pinyon writes it, ``type``, ``turn``, ``user_id``.
 - ``qwen``: ``timestamp`` in s, ``chat_id``, ``parent_chat_id``, ``type``, ``turn``, ``hash_ids`` of 16 tokens
-  (qwen-bailian-usagetraces-anon); perhaps ``user_id``. It is what pinyon writes, too.
-- ``bailian``: the record of "KVCache cache in the wild", Fig. 3: a date, user, request type, hashes of each 4 tokens
-  alone. Here an id is of all tokens up to there.
+  (qwen-bailian-usagetraces-anon); perhaps ``user_id``. Pinyon writes this format, too.
+- ``bailian``: the record of "KVCache cache in the wild", Fig. 3: a date, user, request type, and a hash of each 4
+  tokens alone. Here a block's id stands for all tokens up to its end.
 - ``azure``: CSV of lengths without blocks (AzurePublicDataset, LLM inference 2023).
 """
 
@@ -22,29 +22,29 @@ from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces.row import TraceRow
 
 LINE_CHARS_MAX = 64 << 20
-"""Longest row: a million ids and more."""
+"""The length of the longest row: a million ids and more."""
 COUNT_END = 1 << 36
-"""Of tokens, or turns: sums over all rows that fit into memory stay far below 63 bits."""
+"""The end of the range of counts of tokens or turns. Sums over all rows that fit into memory stay far below 63 bits."""
 TEXT_CHARS_MAX = 128
 CHATS_MAX = 1 << 20
-"""Conversations whose turns are counted at a time; the one that began first is forgotten first."""
+"""The number of conversations whose turns are counted at a time; the one that began first is forgotten first."""
 
 Parse = Callable[[str], TraceRow]
 
 
 class Format(NamedTuple):
-    """``make`` gives what parses the rows of one file, in their order. It raises ``ValueError`` for a broken row."""
+    """A trace format. ``make`` returns a parser of one file's rows, which raises ``ValueError`` for a broken row."""
 
     name: str
     block_tokens: int
-    """0: there are no blocks."""
+    """The size of a block; 0: there are no blocks."""
     make: Callable[[], Parse]
     header: bool = False
-    """The first line is none."""
+    """True if the first line is a header."""
 
 
 def detect_format(line: str) -> Format:
-    """By a file's first line. Raises :class:`InvalidArgument`."""
+    """Returns the format of a file by its first line. Raises :class:`InvalidArgument` if it is unknown."""
     if line.startswith("TIMESTAMP,"):
         return FORMATS["azure"]
     try:
@@ -59,7 +59,7 @@ def detect_format(line: str) -> Format:
 
 
 class _Turns:
-    """How many requests of each conversation came before."""
+    """The number of earlier requests of each conversation."""
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
@@ -187,7 +187,7 @@ def _count(row: Mapping[str, Any], name: str) -> int:
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
-    """A short text or a number; empty where there is none."""
+    """Returns a short text or a number as text; "" if the field is missing."""
     value = row.get(name)
     if value is None:
         return ""
@@ -207,7 +207,7 @@ def _ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def _chained(hashes: Sequence[int], before: int = 0) -> tuple[int, ...]:
-    """Ids of all up to there, of those of each block alone; 63 bits. ``before``: the id before the first one."""
+    """Returns 63-bit ids of prefixes from hashes of single blocks; ``before`` is the id before the first block."""
     ids = []
     for each in hashes:
         before = xxh3_64_intdigest((before << 64 | each).to_bytes(16, "little")) >> 1
@@ -216,7 +216,7 @@ def _chained(hashes: Sequence[int], before: int = 0) -> tuple[int, ...]:
 
 
 def _parent(row: Mapping[str, Any]) -> str:
-    """The chat before; empty where there is none, which some write as -1."""
+    """Returns the preceding chat; "" if there is none, which some traces write as -1."""
     parent = _text(row, "parent_chat_id")
     return "" if parent == "-1" else parent
 
@@ -226,7 +226,7 @@ def _integers(values: Sequence[Any]) -> bool:
 
 
 def _tokens(text: str) -> int:
-    """Of a column."""
+    """Returns the number of tokens in a column."""
     value = int(text) if len(text) < 20 else -1
     if not 0 <= value < COUNT_END:
         raise ValueError(f"no count of tokens: {text!r:.40}")
@@ -234,7 +234,7 @@ def _tokens(text: str) -> int:
 
 
 def _date(text: str) -> float:
-    """Seconds since 1970 of ``2023-11-16 18:15:46.6805900``, as many digits as there are."""
+    """Returns the seconds since 1970 of ``2023-11-16 18:15:46.6805900``, with any number of digits."""
     head, _, fraction = text.partition(".")
     if fraction and not (fraction.isascii() and fraction.isdecimal()):
         raise ValueError(f"no time: {text!r:.60}")

@@ -1,4 +1,4 @@
-"""A trace file, plain or gzipped, read row by row. What is broken is counted and named, and left out."""
+"""A trace file, plain or gzipped, read row by row. Broken rows are counted, reported and left out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from pinyon_lab.traces.row import TraceRow
 NAMED_MAX = 10
 PROGRESS_EVERY = 1024
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
-"""What reading raises of a compressed file that is not whole."""
+"""The exceptions that reading a damaged compressed file raises."""
 _GZIP = b"\x1f\x8b"
 
 
 class TraceFile:
-    """``rows`` may be read once at a time; ``broken`` and ``reasons`` are those of the last reading."""
+    """A trace file. ``rows`` may be read once at a time; ``broken`` and ``reasons`` are those of the last reading."""
 
     def __init__(self, path: Path, name: str = "") -> None:
-        """``name``: of its format; empty: the first row tells. Raises :class:`NotFound` or :class:`InvalidArgument`."""
+        """Opens a trace in the format ``name``; empty: the first row tells. Raises :class:`NotFound` or
+        :class:`InvalidArgument` if there is none."""
         if not path.is_file():
             raise NotFound(f"no trace file at {path}", field="trace")
         if name and name not in FORMATS:
@@ -36,11 +37,11 @@ class TraceFile:
         self.format: Format = FORMATS[name] if name else self._detect()
         self.broken = 0
         self.reasons: list[str] = []
-        """Of the first broken rows, with their lines' numbers."""
+        """The reasons of the first broken rows, with line numbers."""
         self.read_bytes = 0
-        """Of the file, as it is, so far: for a progress bar."""
+        """The bytes of the raw file read so far, for a progress bar."""
         self.header = b""
-        """The line before the rows, in formats that have one, once a row is read."""
+        """The line before the rows, in formats that have one; known once a row is read."""
 
     def _detect(self) -> Format:
         with _opened(self.path) as (_, lines):
@@ -55,11 +56,11 @@ class TraceFile:
         raise InvalidArgument(f"{self.path} is empty", field="trace")
 
     def rows(self, limit: int = 0) -> Iterator[TraceRow]:
-        """In the order of the file, at most ``limit`` (0: all)."""
+        """Yields the rows in the order of the file, at most ``limit`` (0: all)."""
         return (row for _, row in self.lines(limit))
 
     def lines(self, limit: int = 0) -> Iterator[tuple[bytes, TraceRow]]:
-        """As :meth:`rows`, each with its line as it is in the file."""
+        """Yields each line of the file with its row, as :meth:`rows` does."""
         self.broken, self.reasons, self.read_bytes = 0, [], 0
         parse, count, skip = self.format.make(), 0, self.format.header
         with _opened(self.path) as (raw, lines):
@@ -88,8 +89,8 @@ class TraceFile:
             self.reasons.append(reason[:200])
 
     def sorted_rows(self, limit: int = 0, progress: Callable[[int], None] = lambda _: None) -> list[TraceRow]:
-        """In order of time, those of the same time as in the file; of the file's first ``limit``. All in memory.
-        ``progress`` hears how many bytes of the file are read."""
+        """Returns the file's first ``limit`` rows (0: all), all in memory, in order of time; equal times as in the
+        file. Calls ``progress`` with the bytes of the file read so far."""
         rows = []
         for row in self.rows(limit):
             rows.append(row)
@@ -101,7 +102,7 @@ class TraceFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, Iterator[bytes]]]:
-    """The file as it is, to see how far one is, and its lines, of a bounded length."""
+    """Opens a file; yields the raw file, whose position shows the progress, and its lines of bounded length."""
     with path.open("rb") as raw:
         zipped = raw.read(2) == _GZIP
         raw.seek(0)

@@ -1,8 +1,8 @@
-"""From live requests to rows that tell nothing of what was asked, and by whom ("KVCache cache in the wild" §3.1).
+"""Live requests as rows that reveal neither what was asked nor by whom ("KVCache cache in the wild" §3.1).
 
-In two steps. Where the requests are, their blocks and names are hashed (:mod:`pinyon.core.trace_hashes`). Where the
-file is written, all hashes become small numbers in the order of their coming (:class:`Renumbering`), and the salt is
-forgotten: nothing in the file was computed from a prompt or a name.
+Where the requests are served, their blocks and names are hashed (:mod:`pinyon.core.trace_hashes`). Where the file is
+written, all hashes become small numbers in order of appearance (:class:`Renumbering`), and the salt is forgotten. So
+nothing in the file was computed from a prompt or a name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pinyon.core.trace_hashes import BLOCK_TOKENS
 from pinyon_lab.traces.row import TraceRow
 
 BLOCKS_MAX = 1 << 22
-"""Different blocks of one trace: 67 million tokens, and half a gigabyte to number them."""
+"""The limit of different blocks of one trace: 67 million tokens, and half a gigabyte to number them."""
 NAMES_MAX = 1 << 20
-"""Different users; sessions at a time, the one that was used least lately is forgotten first."""
+"""The limit of different users, and of sessions at a time; the session used least recently is forgotten first."""
 
 
 class Recorded(NamedTuple):
@@ -35,7 +35,7 @@ class Recorded(NamedTuple):
 
 
 class Renumbering:
-    """Rows of one trace. Ids of blocks and requests are the consecutive naturals from 0 on, those of users from 1."""
+    """The numbers of one trace. Ids of blocks and requests are consecutive from 0, those of users from 1."""
 
     def __init__(self, blocks_max: int = BLOCKS_MAX, names_max: int = NAMES_MAX) -> None:
         self._blocks_max, self._names_max = blocks_max, names_max
@@ -46,12 +46,9 @@ class Renumbering:
         self._rows = 0
 
     def row(self, seen: Recorded) -> TraceRow:
-        """Its time is still that of its arrival in Unix seconds, and for ``parent`` it has its session's number, see
-        :func:`in_sessions`.
-
-        Raises :class:`InvalidArgument` for one that makes no sense, :class:`ResourceExhausted` when there are too many
-        different blocks or users; nothing has changed then.
-        """
+        """Returns the row of a request with its arrival in Unix seconds. Its ``parent`` is the number of its session,
+        see :func:`in_sessions`. Raises :class:`InvalidArgument` for a request that makes no sense,
+        :class:`ResourceExhausted` if there are too many different blocks or users; nothing has changed then."""
         try:
             keys = unpack_keys(seen.blocks)
         except ValueError as error:
@@ -88,8 +85,7 @@ class Renumbering:
 
 
 def in_sessions(rows: Iterable[TraceRow], names_max: int = NAMES_MAX) -> Iterator[TraceRow]:
-    """Of :class:`Renumbering`, now in the order in which the requests came: the parent is the request of the session
-    that came before."""
+    """Yields rows of :class:`Renumbering` in order of arrival; the parent is now the session's preceding request."""
     last: dict[str, str] = {}
     for row in rows:
         before = last.pop(row.parent, "")

@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 
 class TraceRow(NamedTuple):
-    """No text, only ids. What a format does not tell is empty, 0 or -1."""
+    """A request as ids, without text. What a format does not tell is empty, 0 or -1."""
 
     time_s: float
-    """Since the trace began, or any other zero."""
+    """The time since the trace began, or since any other zero."""
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
-    """Ids of the prompt's blocks, the last one perhaps not full; equal ids mean an equal prefix up to there."""
+    """The ids of the prompt's blocks, the last of which may not be full. Equal ids mean equal prefixes up to there."""
     kind: str = ""
-    """Type of the request, as the lb's label ``kind``."""
+    """The type of the request, as the load balancer's label ``kind``."""
     turn: int = 0
-    """1 begins a conversation."""
+    """The turn in the conversation, from 1."""
     chat: str = ""
-    """Of the request, or of its session where the format names no other."""
+    """The id of the request, or of its session if the format has no other."""
     parent: str = ""
     """The request that this one follows in its conversation."""
     user: str = ""
@@ -27,5 +27,5 @@ class TraceRow(NamedTuple):
 
     @property
     def category(self) -> str:
-        """As :attr:`pinyon.core.request.RequestClass.category`."""
+        """The category, as :attr:`pinyon.core.request.RequestClass.category`."""
         return f"{self.kind}/{self.turn}" if self.kind else ""

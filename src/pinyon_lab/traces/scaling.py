@@ -1,7 +1,7 @@
-"""Which rows a smaller trace keeps: whole users or sessions, so that what they reuse stays, at their own times.
+"""The choice of the rows that a smaller trace keeps: whole users or sessions, with their reuse and at their own times.
 
-The down-scaling of "KVCache cache in the wild" §4.3, which cites TraceSplitter for keeping the temporal pattern: times
-are not stretched, so that bursts and the course of the day stay; the load falls because some who ask are absent.
+This is the down-scaling of "KVCache cache in the wild" §4.3, which cites TraceSplitter for keeping the temporal
+pattern. Times are not stretched, so bursts and the course of the day stay; the load falls as some users are absent.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pinyon_lab.traces.row import TraceRow
 
 Unit = Literal["user", "session", "request"]
 ROWS_MAX = 1 << 24
-"""Rows of a trace; at some 200 bytes each, for the names of chats, 3 GiB."""
+"""The limit of rows of a trace: some 200 bytes each, for the names of chats, make 3 GiB."""
 
 
 class Units:
-    """Of each row, in their order, the unit that it belongs to; a row that names none is one by itself."""
+    """The unit of each row, in order of the rows; a row that names none is a unit by itself."""
 
     def __init__(self, rows: Iterable[TraceRow], unit: Unit) -> None:
-        """Raises :class:`InvalidArgument` if no row says which, or there are too many."""
+        """Reads the units of rows. Raises :class:`InvalidArgument` if no row names one, or there are too many rows."""
         self._of = array("i")
         self._numbers: dict[str, int] = {}
         self._unit = unit
@@ -35,7 +35,7 @@ class Units:
             raise InvalidArgument(f"no row names a {unit}", field="by")
 
     def _number(self, row: TraceRow) -> int:
-        """That of the unit's first row."""
+        """Returns the unit's number, which is that of its first row."""
         numbers, new = self._numbers, len(self._of)
         name = row.user if self._unit == "user" else row.chat
         if self._unit == "request" or not name:
@@ -46,8 +46,8 @@ class Units:
         return numbers.setdefault(name, numbers.setdefault(row.parent or name, new))
 
     def chosen(self, factor: float, generator: random.Random) -> array[int]:
-        """Of each row whether it is kept (0 or 1). Units are taken in a random order as long as the rows stay within
-        ``factor`` of all, or come nearer to it; one that alone has more than what is left is passed over."""
+        """Returns 1 for each row that is kept, else 0. Units are tried in a random order, and kept while the rows stay
+        within ``factor`` of all, or come nearer to it. A unit with more rows than are left is skipped."""
         sizes: dict[int, int] = {}
         for unit in self._of:
             sizes[unit] = sizes.get(unit, 0) + 1

@@ -19,7 +19,7 @@ STDOUT = Path("-")
 
 
 def line_of(row: TraceRow, format_name: str = "qwen") -> str:
-    """Its line, with the end. ``mooncake`` has no ids of requests and whole milliseconds."""
+    """Returns the line of a row, with its end. In ``mooncake`` there are no ids of requests, and times in whole ms."""
     if format_name == "mooncake":
         return _mooncake(row)
     if format_name != "qwen":
@@ -56,11 +56,9 @@ def _mooncake(row: TraceRow) -> str:
 
 
 class TraceWriter:
-    """Of one file (``-``: standard output; a name that ends in ``.gz``: gzipped, the same bytes for the same rows).
-
-    As a context. The file has its name only once it is whole: what was begun is removed after an error. Raises
-    :class:`InvalidArgument` where it cannot be written.
-    """
+    """A context that writes one file; ``-`` is standard output. A name in ``.gz`` is gzipped, with the same bytes for
+    the same rows. The file gets its name only once it is whole: after an error, what was begun is removed. Raises
+    :class:`InvalidArgument` if the file cannot be written."""
 
     def __init__(self, path: Path, format_name: str = "qwen") -> None:
         self._path = path
@@ -72,7 +70,7 @@ class TraceWriter:
 
     def __enter__(self) -> TraceWriter:
         if self._path != STDOUT:
-            if self._path.exists() and not self._path.is_file():  # a device would be replaced
+            if self._path.exists() and not self._path.is_file():  # writing would replace a device
                 raise self._refused("it is there and no file")
             with self._refusing():
                 self._to = self._files.enter_context(self._unfinished.open("wb"))
@@ -87,7 +85,7 @@ class TraceWriter:
         self.rows += 1
 
     def write_line(self, line: bytes) -> None:
-        """One that is as it should be, of any format; its end is added where it has none."""
+        """Writes a line of any format, which must be correct; its end is added if missing."""
         with self._refusing():
             self._to.write(line if line.endswith(b"\n") else line + b"\n")
 
@@ -107,7 +105,7 @@ class TraceWriter:
     def _refusing(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # who reads standard output has enough: no error of ours
+        except BrokenPipeError:  # the reader of standard output has enough: this is no error of ours
             raise
         except OSError as error:
             raise self._refused(error.strerror) from None

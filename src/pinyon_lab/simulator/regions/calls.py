@@ -1,4 +1,4 @@
-"""A request on its way through regions, and what came of it."""
+"""A request on its way through regions, and its outcome."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pinyon_lab.simulator.regions.programs import Step, routing_keys
 
 
 class Hop:
-    """One push: by the load balancer of ``region`` to ``name``, an instance or another region."""
+    """A push of a request from the load balancer of ``region`` to ``name``, an instance or another region."""
 
     __slots__ = ("name", "open", "region", "target")
 
     def __init__(self, region: str, name: str, target: Target | None) -> None:
         self.region, self.name, self.target = region, name, target
         self.open = True
-        """Not known to have ended, where it was pushed from."""
+        """True until the end of the request is known where it was pushed from."""
 
     def end(self) -> None:
         if self.open:
@@ -31,7 +31,7 @@ class Hop:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """``ended`` is called once, at the client, with whether it has an answer."""
+    """A client's request. ``ended`` is called once, at the client, with whether the request was answered."""
 
     number: int
     region: str
@@ -40,21 +40,21 @@ class Call:
     sent_s: float
     ended: Callable[[bool], None]
     ends: list[str] = field(default_factory=list)
-    """How it ended; exactly one when all is over."""
+    """The ways in which the call ended; exactly one when the run is over."""
     first_s: float = -1.0
-    """When its first token was at the client; -1: not yet."""
+    """The time at which the first token reached the client; -1: not yet."""
     epoch: int = 0
-    """Grows whenever its way breaks: what was on that is of no concern any more."""
+    """A number that grows whenever the call's way breaks, so that events of the old way are ignored."""
     tries: int = 0
     forwards: int = 0
-    """Of all its ways: how often it went to another region."""
+    """The number of times that the call went to another region, on all its ways."""
     front: str = ""
-    """The region of the load balancer that the client sent it to; "": none."""
+    """The region of the load balancer to which the client sent the call; "": none."""
     hops: list[Hop] = field(default_factory=list)
     exclude: tuple[str, ...] = ()
-    """What it broke at last."""
+    """The instance or region at which the call's way broke last."""
     hits: int = -1
-    """Tokens of its prompt that the first instance had; -1: it was at none."""
+    """The prompt tokens that the first instance held; -1: the call reached no instance."""
     routed: Routed = field(init=False)
     request: Request = field(init=False)
 
@@ -63,22 +63,22 @@ class Call:
         self.restart(self.sent_s)
 
     def restart(self, now_s: float) -> None:
-        """Nobody knows any more what was generated."""
+        """Makes a new request, without the tokens that were generated: nobody knows them any more."""
         step = self.step
         tokens, output_tokens = step.tokens, max(1, step.output_tokens)
         self.request = Request(self.number, step.keys, tokens, output_tokens, now_s, answer=step.answer)
 
     def forwarded_to(self, region: str) -> bool:
-        """It is in that one because another one's load balancer sent it there."""
+        """Returns whether the call is in ``region`` because another region's load balancer sent it there."""
         return bool(self.hops) and self.hops[-1].name == region
 
     def instance(self) -> str:
-        """Where it is, or was at last."""
+        """Returns the name of the instance where the call is, or was last; "": none."""
         return self.hops[-1].name if self.hops else ""
 
 
 class Served(NamedTuple):
-    """One request that has ended. Times in seconds; a TTFT of -1: it has no first token."""
+    """The outcome of one request. Times in seconds; a TTFT of -1: there is no first token."""
 
     number: int
     region: str

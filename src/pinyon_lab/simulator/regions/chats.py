@@ -1,4 +1,4 @@
-"""Conversations like those of ChatBot Arena and WildChat: their lengths, and what users and regions have in common."""
+"""Conversations like those of ChatBot Arena and WildChat: their lengths, and what users and regions share."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from pinyon_lab.simulator.regions.programs import Fresh, Program, Step, Text, fr
 from pinyon_lab.traces.generate.draws import log_normal
 
 TEMPLATE_TOKENS = 32
-"""What Llama 3.1's chat template puts before the first message, in whole blocks of 16: all requests have it."""
+"""The length of Llama 3.1's chat template before the first message of all requests, in whole blocks of 16."""
 OPENING, OPENING_SIGMA, OPENING_REST = 0.75, 0.5, 0.2
-"""Lengths of openings, by the mean of a prompt, and of what comes after one, by the length that the prompt would have
-else: so prompts are as long as without them, and openings most of what they begin."""
+"""The mean length of an opening by that of a prompt, its sigma, and the length of what follows by the prompt's without
+an opening. So prompts are as long as without openings, and openings most of what they begin."""
 TOKENS_MIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Lengths are of one turn, in tokens: means and sigmas of log-normal ones. An *opening* begins the first prompt of
-    some conversations: the user's own, one that is popular in the region, or one that is so everywhere."""
+    """The settings of conversations. Lengths are of one turn, in tokens: means and sigmas of log-normal distributions.
+    An *opening* begins the first prompt of some of them: the user's, or a popular one of the region or of all
+    regions."""
 
     prompt_mean: float
     prompt_sigma: float
     answer_mean: float
     answer_sigma: float
     again: float
-    """Probability of one more turn."""
+    """The probability of one more turn."""
     long_share: float
-    """Of conversations that go on with ``long_again`` instead."""
+    """The share of conversations whose probability of one more turn is ``long_again``."""
     long_again: float
     users: int
-    """Of a region; the n-th one begins as many conversations as 1 / n^``skew`` says."""
+    """The number of users of a region; the n-th begins conversations in proportion to 1 / n^``skew``."""
     skew: float
     own: float
-    """Probability that a conversation begins with its user's opening,"""
+    """The probability that a conversation begins with its user's opening."""
     regional: float
-    """with a popular one of the region,"""
+    """The probability that a conversation begins with an opening that is popular in the region."""
     worldwide: float
-    """with one that is popular everywhere."""
+    """The probability that a conversation begins with an opening that is popular everywhere."""
     openings: int
-    """Popular ones of a region, and as many everywhere."""
+    """The number of openings that are popular in a region, and of those that are popular everywhere."""
     context_max: int = 16_384
-    """Of a prompt and its answer: a conversation that would exceed it ends."""
+    """The limit of a prompt and its answer in tokens: a conversation that would exceed it ends."""
 
 
 ARENA: Final = ChatSettings(
@@ -53,19 +54,20 @@ ARENA: Final = ChatSettings(
     again=1 / 6, long_share=0.0, long_again=0.0,
     users=600, skew=0.8, own=0.18, regional=0.15, worldwide=0.26, openings=2,
 )  # fmt: skip
-"""Lengths and turns (1.2 in the mean) are those that the data set's authors publish (LMSYS-Chat-1M, Table 1); sigmas
-are of LMSYS-Chat-1M. Openings are put in so that users have 2.47 times as much in common with themselves (§3.2)."""
+"""The settings for ChatBot Arena. Lengths and turns (1.2 in the mean) are published by the data set's authors
+(LMSYS-Chat-1M, Table 1); sigmas are of LMSYS-Chat-1M. With these openings, a user's conversations share 2.47 times as
+much with each other as with others' (§3.2)."""
 WILDCHAT: Final = ChatSettings(
     prompt_mean=295.6, prompt_sigma=1.85, answer_mean=441.3, answer_sigma=0.79,
     again=0.41, long_share=0.095, long_again=0.9,
     users=600, skew=0.8, own=0.37, regional=0.15, worldwide=0.28, openings=2,
 )  # fmt: skip
-"""Lengths and turns (2.5 in the mean, more than ten in 3.7 % of the conversations) are those that WildChat's authors
-publish; openings as for :data:`ARENA`: 7.60 times, and 2.5 % across regions."""
+"""The settings for WildChat. Lengths and turns (2.5 in the mean, more than ten in 3.7 % of the conversations) are
+published by its authors. Openings as for :data:`ARENA`: 7.60 times, and 2.5 % across regions."""
 
 
 class Chats:
-    """What all regions have in common. ``block_tokens``: of a block."""
+    """The texts that all regions share; ``block_tokens`` is the size of a block."""
 
     def __init__(self, settings: ChatSettings, block_tokens: int, rng: Random) -> None:
         self.settings, self.block_tokens = settings, block_tokens
@@ -74,7 +76,6 @@ class Chats:
         self.openings = [self.opening(rng) for _ in range(settings.openings)]
 
     def opening(self, rng: Random) -> Text:
-        """A new one."""
         tokens = OPENING * self.settings.prompt_mean * log_normal(rng, OPENING_SIGMA)
         return self.template.extended(max(TOKENS_MIN, round(tokens)), self.block_tokens, self.fresh)
 
@@ -89,7 +90,7 @@ class Chats:
 
 
 class ChatSource:
-    """Conversations of one region. Raises ``ValueError`` for probabilities that are more than 1 together."""
+    """A source of one region's conversations. Raises ``ValueError`` if the probabilities exceed 1 together."""
 
     def __init__(self, chats: Chats, region: str, rng: Random) -> None:
         settings = chats.settings
@@ -104,14 +105,14 @@ class ChatSource:
         return self.conversation(self.user(rng), rng)
 
     def user(self, rng: Random) -> int:
-        """One that begins a conversation."""
+        """Draws the user who begins a conversation, as an index."""
         return bisect(self._weights, rng.random() * self._weights[-1])
 
     def name_of(self, user: int) -> str:
         return f"{self._region} {user}"
 
     def conversation(self, user: int, rng: Random) -> Program:
-        """Of the region's n-th user."""
+        """Returns a conversation of the region's n-th user."""
         chats, settings = self._chats, self._chats.settings
         fresh: Fresh = fresh_keys(rng)
         again = settings.long_again if rng.random() < settings.long_share else settings.again
@@ -141,8 +142,8 @@ class ChatSource:
 
 
 class Together:
-    """Programs of ``least`` to ``most`` conversations of one user, begun at once: bursts, and programs that have
-    several patterns (SkyWalker §3.2)."""
+    """A source of programs with ``least`` to ``most`` conversations of one user, begun at once: bursts, and programs
+    with several patterns (SkyWalker §3.2)."""
 
     def __init__(self, source: ChatSource, least: int, most: int) -> None:
         self._source, self._least, self._most = source, least, most

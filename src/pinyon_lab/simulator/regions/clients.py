@@ -1,5 +1,4 @@
-"""Clients of a closed loop: each has one program under way at a time, and begins the next when all of it has ended
-(SkyWalker §5.1)."""
+"""Clients of a closed loop (SkyWalker §5.1): each runs one program at a time, and begins the next when it has ended."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from pinyon_lab.simulator.regions.programs import Program, Source
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 Send = Callable[[str, Program, int, Callable[[bool], None]], None]
-"""A region, a program and the place of one of its steps; and who hears once whether that was answered."""
+"""A function that sends a step, by region, program and index, and calls back once with whether it was answered."""
 SPREAD_S = 5.0
-"""Clients do not all begin at once."""
+"""The time within which clients begin, as not all begin at once."""
 LOOK_S = 5.0
-"""Until one that has nothing to do looks whether it has."""
+"""The interval at which an inactive client checks whether it should be active."""
 
 
 class _Running:
@@ -24,12 +23,11 @@ class _Running:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.open = 0
-        """Steps that are sent, or about to be."""
+        """The number of steps that are sent or about to be."""
 
 
 class Clients:
-    """Of one region. ``wanted``: how many are to be active at a time, of ``most``; none begins a program after
-    :attr:`until_s`."""
+    """The clients of one region; ``wanted`` of ``most`` are active. None begins a program after :attr:`until_s`."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class Clients:
         self._most, self._wanted, self.send = most, wanted, send
         self.until_s = math.inf
         self.programs = 0
-        """That have ended."""
+        """The number of programs that have ended."""
 
     def start(self) -> None:
         for number in range(self._most):
@@ -62,7 +60,7 @@ class Clients:
         self._follow(number, running, -1)
 
     def _follow(self, number: int, running: _Running, after: int) -> None:
-        """What waits for that step; first it is counted, so that no program ends while something is left of it."""
+        """Sends the steps that follow ``after``. All are counted first: no program ends while a step is left."""
         steps = running.program.steps
         due = [place for place in range(after + 1, len(steps)) if steps[place].after == after]
         running.open += len(due)
@@ -76,7 +74,7 @@ class Clients:
         self.send(self._region, running.program, place, lambda answered: self._ended(number, running, place, answered))
 
     def _ended(self, number: int, running: _Running, place: int, answered: bool) -> None:
-        """What was not answered is followed by nothing."""
+        """Sends what follows the step if it was answered, and begins a new program when this one is over."""
         if answered:
             self._follow(number, running, place)
         running.open -= 1

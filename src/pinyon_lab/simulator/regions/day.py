@@ -1,4 +1,4 @@
-"""How the load of regions goes up and down over a day (SkyWalker §2.2, Figs. 2 and 3a), and what serving it costs."""
+"""The course of regions' load over a day (SkyWalker §2.2, Figs. 2 and 3a), and the cost of serving it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pinyon.core.errors import InvalidArgument
 DAY_H: Final = 24.0
 RESERVED: Final = 37.56
 ON_DEMAND: Final = 98.32
-"""Dollars per hour for eight H100, for three years and by the hour (§2.1)."""
+"""The price of eight H100 in dollars per hour: reserved for three years, and by the hour (§2.1)."""
 SHARPNESS: Final = 1.5
-"""Of the hours around the peak: the wave's exponent."""
+"""The wave's exponent, which sharpens the hours around the peak."""
 SLOTS: Final = 96
-"""Of a day, in which the load counts as it is at the beginning."""
+"""The number of slots of a day; within a slot, the load counts as it is at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One wave a day. Raises :class:`InvalidArgument`."""
+    """A load with one wave a day. Raises :class:`InvalidArgument` for values out of range."""
 
     peak_h: float
-    """UTC."""
+    """The hour of the peak in UTC."""
     ratio: float
-    """Of the highest load to the lowest one."""
+    """The ratio of the highest load to the lowest."""
     most: float = 1.0
-    """The highest one, in any unit."""
+    """The highest load, in any unit."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.peak_h < DAY_H:
@@ -39,7 +39,7 @@ class Course:
             raise InvalidArgument(f"no such load: {self.most:g}", field="most")
 
     def at(self, hour: float) -> float:
-        """Of any day."""
+        """Returns the load at an hour of any day."""
         wave: float = ((1 + math.cos(2 * math.pi * (hour - self.peak_h) / DAY_H)) / 2) ** SHARPNESS
         return self.most * (1 + (self.ratio - 1) * wave) / self.ratio
 
@@ -54,8 +54,8 @@ WILDCHAT_DAY: Final[Mapping[str, Course]] = {
     "asia": Course(7.0, 8.0, 0.4),
     "oceania": Course(4.0, 32.64, 0.4),
 }
-"""Five regions with what the paper prints of five: peak to trough from 2.88 to 32.64, and 1.29 together. All peak at
-three in the afternoon; who has how much is chosen so that the last number comes out."""
+"""The courses of five regions, with the paper's ratios of peak to trough: from 2.88 to 32.64, and 1.29 together. All
+peak at three in the afternoon. The regions' shares are chosen so that the last number results."""
 
 
 def aggregate(courses: Sequence[Sequence[float]]) -> list[float]:
@@ -63,38 +63,38 @@ def aggregate(courses: Sequence[Sequence[float]]) -> list[float]:
 
 
 def variance(loads: Sequence[float]) -> float:
-    """Peak to trough, as the paper uses the word; infinite where the trough is 0."""
+    """Returns peak to trough, which the paper calls variance; infinite if the trough is 0."""
     return max(loads) / min(loads) if min(loads) else math.inf
 
 
 class Costs(NamedTuple):
-    """Of one day, instances in whole ones, dollars per hour in the mean. Reserved ones are there all day."""
+    """The costs of one day: whole instances, and mean dollars per hour. Reserved instances are there all day."""
 
     region_local: int
-    """Reserved, for the peak of each region."""
+    """The reserved instances for the peak of each region."""
     shared: int
-    """Reserved, for the peak of all together."""
+    """The reserved instances for the peak of all regions together."""
     region_local_dollars: float
     shared_dollars: float
     on_demand_dollars: float
-    """As many as are needed at each moment, at once and always to be had."""
+    """The cost of as many instances as each moment needs, available at once and always."""
 
     @property
     def saved(self) -> float:
-        """By sharing, of what region-local instances cost."""
+        """The share that sharing saves of the cost of region-local instances."""
         return 1 - self.shared_dollars / self.region_local_dollars
 
     @property
     def on_demand_ratio(self) -> float:
-        """To the shared ones."""
+        """The cost on demand divided by that of shared instances."""
         return self.on_demand_dollars / self.shared_dollars
 
 
 def costs(
     loads: Mapping[str, Sequence[float]], per_instance: float, reserved: float = RESERVED, on_demand: float = ON_DEMAND
 ) -> Costs:
-    """``loads`` by region, in equal slots of a day; ``per_instance``: what one serves. Raises :class:`InvalidArgument`
-    if there is nothing to serve."""
+    """Returns the costs of ``loads`` by region, in equal slots of a day; an instance serves ``per_instance``. Raises
+    :class:`InvalidArgument` if there is nothing to serve."""
     if per_instance <= 0:
         raise InvalidArgument(f"an instance serves something, not {per_instance:g}", field="per_instance")
     together = aggregate(list(loads.values()))

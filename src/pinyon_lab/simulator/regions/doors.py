@@ -22,7 +22,7 @@ from pinyon_lab.simulator.virtual_time import VirtualTime
 
 
 class GlobalView:
-    """Whoever really holds the longest prefix of a prompt now; of those the least busy."""
+    """A policy that takes an instance that holds the longest prefix of a prompt now; of several, the least busy."""
 
     name: ClassVar[str] = "global_view"
 
@@ -52,24 +52,23 @@ class GlobalView:
 
 
 ENDLESS = 1 << 30
-"""Slots: what is pushed on is bounded by the rule of pushing alone. Clients of a closed loop bound the queue."""
+"""The number of slots. Only the pushing rule limits what is pushed on; clients of a closed loop limit the queue."""
 
 ELSEWHERE = "elsewhere"
-"""Where a call that may go no further came from; there is no law here."""
+"""The sender of a call that may not be forwarded again; no region's law matters in the simulator."""
 
 
 class _Demand(NamedTuple):
-    """Calls that may go to the same places: all that have come from another region stay here, and nobody goes where he
-    failed."""
+    """The calls that may go to the same places: those from another region stay here, and none goes where it failed."""
 
     forwarded: bool
     exclude: tuple[str, ...]
 
 
 class Door:
-    """First come, first served (§4.1); who cannot go on does not keep others from it who wait for something else.
-    ``push`` gets what goes to an instance, ``forward`` what goes to another region, ``give_up`` what has waited for
-    ``wait_s``."""
+    """A load balancer that serves first come, first served (§4.1). A call that cannot go on does not block others that
+    wait for something else. Calls to an instance go to ``push``, calls to another region to ``forward``, and those that
+    have waited for ``wait_s`` to ``give_up``."""
 
     def __init__(
         self,
@@ -91,11 +90,11 @@ class Door:
         self.layers = TwoLayers(self.region, Layer(*self._rules()), Layer(*self._rules()))
         self._queue = RequestQueue(ENDLESS, ENDLESS)
         self._waiting: dict[int, tuple[Call, float]] = {}
-        """And since when."""
+        """The calls that wait, and since when."""
         self._demands: list[_Demand] = []
         self._numbers: dict[_Demand, int] = {}
         self._received: dict[str, int] = {}
-        """From each other region, in all."""
+        """The number of calls from each other region since the load balancer began."""
 
     def _rules(self) -> tuple[PushingRule, TargetPolicy]:
         system = self._system
@@ -107,16 +106,16 @@ class Door:
         return self._queue.queued
 
     def die(self) -> None:
-        """With all it knows. Whoever's calls these were sees to them."""
+        """Kills the load balancer with all it knows. Those who sent its calls take care of them."""
         self.alive = False
         self._begin()
 
     def live(self) -> None:
-        """Again, and it knows nobody."""
+        """Starts the load balancer again, without any knowledge of others."""
         self.alive = True
 
     def arrive(self, call: Call, sender: str, *, again: bool = False) -> None:
-        """``sender``: another region, "" for a client. ``again``: it was here before, and has its old place."""
+        """Takes a call from ``sender``, another region or "" for a client. ``again``: it is back, in its old place."""
         if sender and not again:
             self._received[sender] = self._received.get(sender, 0) + 1
         now_s, number = self._time.now_s, call.number
@@ -138,7 +137,7 @@ class Door:
         return number
 
     def _open(self, number: int) -> bool:
-        """There is room now for those of this demand."""
+        """Returns whether there is room now for calls of this demand."""
         demand, now_s = self._demands[number], self._time.now_s
         if self.layers.local.available(now_s, exclude=demand.exclude):
             return True
@@ -150,12 +149,12 @@ class Door:
             self._give_up(call)
 
     def forget(self, call: Call) -> None:
-        """It does not wait here any more, if it did."""
+        """Removes a call from the queue if it waits there."""
         if self._waiting.pop(call.number, None) is not None:
             self._queue.cancel(call.number, self._time.now_s)
 
     def pump(self) -> None:
-        """Whoever can go on does."""
+        """Sends on every call that can go on."""
         queue = self._queue
         while self.alive and queue.queued:
             closed = [number for number in queue.waiting_demands if not self._open(number)]
@@ -166,7 +165,7 @@ class Door:
             self._go(call, self._demand(call.forwarded_to(self.region), call.exclude))
 
     def _go(self, call: Call, number: int) -> None:
-        """Somebody has room for it."""
+        """Sends a call on, for which there is room."""
         demand, now_s = self._demands[number], self._time.now_s
         self._queue.leave(now_s, self._queue.waiting_demands)
         choice = self.layers.choose(
@@ -181,7 +180,7 @@ class Door:
         carry(self, call)
 
     def report(self, sender: str, peers: int) -> Report:
-        """What another region's load balancer hears that probes this one: who has room is shared among so many."""
+        """Returns the answer to a probe by another region's load balancer. The room here is shared among ``peers``."""
         local, now_s = self.layers.local, self._time.now_s
         spare = local.spare(now_s)
         room = UNLIMITED if spare >= UNLIMITED else min(spare, max(1, spare // max(1, peers)))

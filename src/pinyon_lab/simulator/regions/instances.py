@@ -1,4 +1,4 @@
-"""The instances of all regions, each of which serves whole requests, and what they tell load balancers."""
+"""The instances of all regions, each of which serves whole requests, and their reports to load balancers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ LB = "lb"
 
 
 class Heard(Protocol):
-    """Is told at once, where the instance is: what way that has to others is not an instance's business."""
+    """A listener that is told at once, at the instance; the way from there is not the instance's business."""
 
     def began(self, request: Request) -> None:
-        """Its first token is there."""
+        """Reports that the request has its first token."""
 
     def finished(self, request: Request) -> None:
-        """All its tokens are."""
+        """Reports that the request has all its tokens."""
 
     def failed(self, request: Request, name: str) -> None:
-        """It is at no instance any more, through this one's fault, with what was generated until then."""
+        """Reports that the request lost its instance by the fault of ``name``; it keeps the tokens generated so far."""
 
 
 class Instances:
-    """``settings``: of each of them; its roles do not count, all are mixed."""
+    """The instances of all regions. ``settings`` are those of each, but for its roles: all are mixed."""
 
     def __init__(
         self,
@@ -57,30 +57,30 @@ class Instances:
         self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self._log, self._again, self._leave)
         self._members = self._attempts.members
         self._at: dict[str, dict[int, Request]] = {}
-        """Requests by instance, which are there and have not ended."""
+        """The requests at each instance that have not ended."""
         self._received: dict[tuple[str, str], int] = {}
-        """By instance and by who sent them, in all."""
+        """The number of requests by instance and by sender, since the instance's boot."""
 
-    # -- who is there
+    # -- members
 
     @property
     def names(self) -> list[str]:
-        """Of those that live."""
+        """The names of the live instances."""
         return list(self._members.engines)
 
     def engine(self, name: str) -> Engine | None:
-        """None: it does not live."""
+        """Returns the engine of an instance, None if it is dead."""
         return self._members.engines.get(name)
 
     def boot(self, name: str) -> None:
-        """It comes, or comes back, empty."""
+        """Starts an instance, for the first time or again; it is empty."""
         self._members.boot(name, Role.MIXED)
         self._at[name] = {}
         for key in [key for key in self._received if key[0] == name]:
             del self._received[key]
 
     def kill(self, name: str) -> list[Request]:
-        """It dies with all it holds: these were there."""
+        """Kills an instance with all it holds; returns the requests that were there."""
         if self._members.remove(name) is None:
             return []
         lost = list(self._at.pop(name).values())
@@ -92,12 +92,12 @@ class Instances:
     # -- requests
 
     def fits(self, request: Request) -> bool:
-        """Into an empty one."""
+        """Returns whether the request fits into an empty instance."""
         blocks = -(-(request.tokens + request.max_tokens) // self._settings.block_tokens)
         return blocks <= self._settings.hbm_tokens // self._settings.block_tokens
 
     def submit(self, request: Request, name: str, sender: str) -> bool:
-        """It is at the instance's door; with what was generated elsewhere, if it was. False: nobody is there."""
+        """Submits a request to an instance, with tokens generated elsewhere, if any. False: the instance is dead."""
         engine = self.engine(name)
         if engine is None:
             return False
@@ -114,7 +114,7 @@ class Instances:
         return True
 
     def cancel(self, request: Request) -> None:
-        """Nobody waits for it any more. Nothing happens if it is at no instance."""
+        """Cancels a request, for which nobody waits any more, if it is at an instance."""
         attempt = request.attempt
         if attempt is not None and not attempt.over:
             self._gone(request, attempt)
@@ -144,10 +144,10 @@ class Instances:
             self._gone(request, request.attempt)
         self._heard.finished(request)
 
-    # -- what a probe finds
+    # -- answers to probes
 
     def report(self, name: str, sender: str) -> Report | None:
-        """None: nobody answers."""
+        """Returns the answer to a probe by ``sender``; None: the instance is dead."""
         engine = self.engine(name)
         if engine is None:
             return None
@@ -155,7 +155,7 @@ class Instances:
         return Report(load.waiting, load.running, load.room, self._received.get((name, sender), 0))
 
     def waiting(self, name: str) -> int:
-        """Requests that have no room there."""
+        """Returns the number of requests at the instance that wait for KV blocks."""
         engine = self.engine(name)
         return 0 if engine is None else engine.admission.waiting
 
@@ -163,17 +163,17 @@ class Instances:
         return len(self._at.get(name, ()))
 
     def used(self, name: str) -> float:
-        """Share of its KV memory that requests hold; what stays cached does not count."""
+        """Returns the share of an instance's KV memory that requests hold, without blocks that are only cached."""
         engine = self.engine(name)
         return 0.0 if engine is None else engine.pool.used / engine.pool.total
 
     def held(self, name: str, keys: Sequence[BlockKey]) -> int:
-        """Leading blocks that it has."""
+        """Returns the number of leading blocks that the instance holds."""
         engine = self.engine(name)
         return 0 if engine is None else engine.pool.match_prefix(keys)
 
     def check_over(self) -> None:
-        """Raises if anything of a request is left."""
+        """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
         assert not any(self._at.values())
         for engine in self._members.engines.values():
             engine.check_idle()

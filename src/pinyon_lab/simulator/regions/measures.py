@@ -1,4 +1,4 @@
-"""What came of a run of several regions, in a window of closed-loop time."""
+"""The measures of a run of several regions, in a window of closed-loop time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLE_S = 1.0
 
 
 class Spread(NamedTuple):
-    """Seconds, as the box plots of SkyWalker's Fig. 8 have them."""
+    """The spread of times in seconds, as in the box plots of SkyWalker's Fig. 8."""
 
     p10: float
     p25: float
@@ -23,7 +23,7 @@ class Spread(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Of the requests that ended in the window; shares are from 0 to 1."""
+    """The measures of the requests that ended in the window; shares are from 0 to 1."""
 
     requests: int
     requests_per_s: float
@@ -31,22 +31,22 @@ class Measured(NamedTuple):
     ttft: Spread
     e2e: Spread
     hits: float
-    """By tokens of prompts, where a request was first."""
+    """The hit ratio by prompt tokens, at the first instance of each request."""
     forwarded: float
-    """To another region."""
+    """The share of requests that went to another region."""
     used: float
-    """Of all instances' KV memory, in the mean over time."""
+    """The share of all instances' KV memory that requests hold, in the mean over time."""
     uneven: float
-    """Requests at the busiest instance by those at the idlest, each in the mean over time."""
+    """The ratio of requests at the busiest instance to those at the idlest, each in the mean over time."""
     waiting: float
-    """Requests that have no room at their instances, in the mean over time, of all."""
+    """The requests at all instances that wait for KV blocks, in the mean over time."""
     waiting_max: int
-    """At one instance."""
+    """The largest number of such requests at one instance."""
     queued: float
-    """Requests at load balancers, in the mean over time."""
+    """The requests in load balancers' queues, in the mean over time."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For a row: times by their names."""
+        """Returns the measures as a row: each time under a name of its own."""
         flat = self._asdict()
         for name in ("ttft", "e2e"):
             flat |= {f"{name}_{key}_s": value for key, value in flat.pop(name)._asdict().items()}
@@ -54,14 +54,14 @@ class Measured(NamedTuple):
 
 
 class Samples:
-    """Taken every second from ``warm_s`` on."""
+    """The samples of a run, taken every second from ``warm_s`` on."""
 
     def __init__(self, world: World, warm_s: float) -> None:
         self._world = world
         self.outstanding: list[tuple[int, ...]] = []
-        """Requests by instance, in the order of their names."""
+        """The requests at each instance, in order of the instances' names."""
         self.used: list[tuple[float, ...]] = []
-        """Shares of KV memory."""
+        """The used share of each instance's KV memory."""
         self.waiting: list[tuple[int, ...]] = []
         self.queued: list[int] = []
         world.time.at(warm_s, self._take)
@@ -79,8 +79,8 @@ class Samples:
 
 
 def measured(world: World, samples: Samples, warm_s: float, until_s: float, region: str = "") -> Measured:
-    """``region``: of whose clients, "" for all; what is said of instances is so of all. Raises ``ValueError`` if no
-    request ended in the window."""
+    """Returns the measures of requests from the clients of ``region`` ("": all regions), and of all instances. Raises
+    ``ValueError`` if no request ended in the window."""
     served = [
         each
         for each in world.served
@@ -107,7 +107,7 @@ def measured(world: World, samples: Samples, warm_s: float, until_s: float, regi
 
 
 def spread(served: Sequence[Served], value: Callable[[Served], float]) -> Spread:
-    """Of some, not none."""
+    """Returns the spread of a value over requests, of which there is at least one."""
     values = sorted([value(each) for each in served])
 
     def at(percent: int) -> float:
@@ -117,7 +117,7 @@ def spread(served: Sequence[Served], value: Callable[[Served], float]) -> Spread
 
 
 def _uneven(outstanding: Sequence[Sequence[int]]) -> float:
-    """Who never has any counts as if it had one at one of a hundred samples."""
+    """Returns the ratio of the busiest to the idlest instance, whose mean counts as at least 0.01 requests."""
     means = [_mean(each) for each in zip(*outstanding, strict=True)]
     return max(means) / max(0.01, min(means)) if means else 1.0
 

@@ -1,5 +1,4 @@
-"""Who belongs to which load balancer, and what those find out about instances and about each other (Listing 1, lines
-1 to 16)."""
+"""The instances that belong to each load balancer, and its probes of instances and peers (Listing 1, lines 1 to 16)."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from pinyon_lab.simulator.virtual_time import VirtualTime
 
 
 class Probed(Protocol):
-    """What of a world is looked at."""
+    """The part of a world that probes look at."""
 
     settings: WorldSettings
     system: System
@@ -28,24 +27,24 @@ class Probed(Protocol):
 
 
 class Probes:
-    """Of all load balancers."""
+    """The probes of all load balancers."""
 
     def __init__(self, world: Probed) -> None:
         self._world = world
         self._owners: dict[str, str] = {}
-        """Regions of the load balancers that push to an instance, by its name."""
+        """The region of the load balancer that pushes to an instance, by the instance's name."""
 
     def start(self) -> None:
-        """From now on each probes, not all at the same moment."""
+        """Starts the probes of each load balancer, at different moments."""
         world = self._world
         for place, door in enumerate(world.doors.values()):
             delay_s = world.settings.probe_s * (place + 1) / len(world.doors)
             world.time.after(delay_s, lambda door=door: self._round(door))  # type: ignore[misc]
 
-    # -- who belongs to whom
+    # -- owners of instances
 
     def meet(self, door: Door) -> None:
-        """It has begun, and all know of each other."""
+        """Introduces a load balancer that has begun to all others, and the others to it."""
         world = self._world
         for other in world.doors.values():
             if other is not door:
@@ -53,7 +52,7 @@ class Probes:
                 door.layers.remote.join(other.region, distance_s=trip_s, region=other.region)
                 if other.layers.remote.get(door.region) is None:
                     other.layers.remote.join(door.region, distance_s=trip_s, region=door.region)
-                other.layers.remote.begin_session(door.region)  # what instances there hold, they hold still
+                other.layers.remote.begin_session(door.region)  # instances there still hold what they held
 
     def booted(self, name: str) -> None:
         world = self._world
@@ -66,7 +65,7 @@ class Probes:
             door.pump()
 
     def died(self, name: str) -> None:
-        """Connections to it break at once."""
+        """Marks an instance as dead: connections to it break at once."""
         door = self._world.doors[self._owners[name]]
         door.layers.local.set_live(name, False)
 
@@ -75,7 +74,7 @@ class Probes:
         door.layers.local.join(name, distance_s=world.network.round_trip_s(door.region, world.home[name]))
 
     def take_over(self, region: str) -> None:
-        """If it is still dead, the nearest one that lives has its instances (§4.2)."""
+        """Gives the instances of a load balancer to the nearest live one, if it is still dead (§4.2)."""
         world = self._world
         if world.doors[region].alive:
             return
@@ -89,7 +88,7 @@ class Probes:
                 self._adopt(door, name)
 
     def give_back(self, region: str) -> None:
-        """What was its own, and what nobody took over."""
+        """Gives a load balancer its own instances, and those that no other took over."""
         world = self._world
         door = world.doors[region]
         for name, home in world.home.items():
@@ -126,7 +125,7 @@ class Probes:
         return [name for name, owner in self._owners.items() if owner == door.region]
 
     def _ask(self, door: Door, region: str) -> None:
-        """Its instances in that region, all at once."""
+        """Probes all instances that the load balancer has in ``region`` at once."""
         world = self._world
         one_way_s = world.network.one_way_s(door.region, region)
 
@@ -150,7 +149,7 @@ class Probes:
         door.pump()
 
     def tell(self, region: str, name: str) -> None:
-        """An instance says by itself how it is."""
+        """Sends an instance's report to its load balancer without a probe."""
         world = self._world
         door = world.doors[region]
         if not world.system.probes or self._owners[name] != region:

@@ -1,7 +1,7 @@
-"""What clients of a closed loop send: programs, whose requests go on with the answers of others.
+"""Programs that clients of a closed loop send, whose requests continue the answers to others.
 
-A conversation is a chain of requests, a tree of thoughts has siblings that are sent at once (SkyWalker §5.1). A trace
-with arrival times cannot say this: when a request is sent depends on when the one before it was answered.
+A conversation is a chain of requests; a tree of thoughts has siblings that are sent at once (SkyWalker §5.1). A trace
+with arrival times cannot express this: a request is sent only after the one before it was answered.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from pinyon.routing.routing_keys import KEY_BYTES as ROUTING_KEY_BYTES
 _REST = bytes(KEY_BYTES - ROUTING_KEY_BYTES)
 
 Fresh = Callable[[int], tuple[BlockKey, ...]]
-"""Makes keys of so many blocks that nothing else has."""
+"""A function that makes the keys of so many blocks, each of which is unique."""
 
 
 class Step(NamedTuple):
-    """One request of a program. A block's key stands for it and for all that comes before it."""
+    """One request of a program. A block's key stands for the block and for all that precedes it."""
 
     after: int
-    """The step whose end it waits for, by its place in the program, before its own; -1: it is sent at once."""
+    """The index of an earlier step of the program, whose end this step awaits; -1: it is sent at once."""
     tokens: int
-    """Of its prompt."""
+    """The length of the prompt."""
     output_tokens: int
     keys: tuple[BlockKey, ...]
-    """Of the prompt's full blocks."""
+    """The keys of the prompt's full blocks."""
     answer: tuple[BlockKey, ...]
-    """Of the blocks that the answer fills, the first of which may begin with the end of the prompt."""
+    """The keys of the blocks that the answer fills; the first may begin with the end of the prompt."""
     think_s: float = 0.0
-    """Between that end and its own beginning."""
+    """The time between the end of the step before and the beginning of this one."""
 
 
 class Program(NamedTuple):
     user: str
-    """By whom, or by which session, consistent hashing goes."""
+    """The user or session by which consistent hashing chooses."""
     steps: tuple[Step, ...]
 
 
 class Source(Protocol):
-    """Where the clients of a region have their programs from."""
+    """A source of programs for the clients of a region."""
 
     def program(self, rng: Random) -> Program: ...
 
 
 def fresh_keys(rng: Random) -> Fresh:
-    """By chance. A block key is a routing key and zeros, so that one tells the other."""
+    """Returns a function that makes random keys. A block key is a routing key and zeros: each gives the other."""
 
     def fresh(count: int) -> tuple[BlockKey, ...]:
         data = rng.randbytes(count * ROUTING_KEY_BYTES)
@@ -59,23 +59,23 @@ def fresh_keys(rng: Random) -> Fresh:
 
 
 def routing_keys(keys: tuple[BlockKey, ...]) -> bytes:
-    """What a load balancer makes of the same prompt. Its chunks are the blocks."""
+    """Returns the routing keys that a load balancer computes for the same prompt. Its chunks are the blocks."""
     return b"".join([key[:ROUTING_KEY_BYTES] for key in keys])
 
 
 def block_keys(keys: bytes) -> list[BlockKey]:
-    """The other way round."""
+    """Returns the block keys of routing keys."""
     return [keys[at : at + ROUTING_KEY_BYTES] + _REST for at in range(0, len(keys), ROUTING_KEY_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """``tokens`` of them, and the keys of its full blocks."""
+    """The number of tokens of a text, and the keys of its full blocks."""
 
     tokens: int = 0
     keys: tuple[BlockKey, ...] = ()
 
     def extended(self, tokens: int, block_tokens: int, fresh: Fresh) -> Text:
-        """With so many more, which nobody else has."""
+        """Returns the text with ``tokens`` more, which no other text has."""
         more = self.tokens + tokens
         return Text(more, (*self.keys, *fresh(more // block_tokens - len(self.keys))))

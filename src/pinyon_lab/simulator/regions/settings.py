@@ -1,4 +1,4 @@
-"""What a world of several regions is like, its network, and the systems that SkyWalker is compared with."""
+"""The settings of a world of several regions, its network, and the systems that SkyWalker is compared with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 
 LOCAL_S: Final = 0.0005
-"""One way inside a region."""
+"""The one-way time inside a region."""
 ROUND_TRIPS_S: Final[Mapping[tuple[str, str], float]] = {("us", "eu"): 0.09, ("us", "asia"): 0.15, ("eu", "asia"): 0.2}
-"""There and back. Ours: the paper prints that it is up to 200 ms (§2.1, §2.3)."""
+"""The round-trip times between regions. They are ours: the paper says that they are up to 200 ms (§2.1, §2.3)."""
 OTHERS_S: Final = 0.15
-"""Of regions that are not in the table."""
+"""The round-trip time of regions that are not in the table."""
 
 
 class Network:
-    """How long messages take between regions, and between which ones none get through. ``round_trips_s``: between two
-    of them, in any order."""
+    """A network with latencies between regions, which may be cut off. ``round_trips_s``: by pair, in any order."""
 
     def __init__(self, round_trips_s: Mapping[tuple[str, str], float] = ROUND_TRIPS_S) -> None:
         for pair, seconds in round_trips_s.items():
@@ -39,11 +38,11 @@ class Network:
         return 2 * self.one_way_s(one, other)
 
     def reaches(self, one: str, other: str) -> bool:
-        """Messages get through."""
+        """Returns whether messages get through."""
         return one == other or (one not in self._cut and other not in self._cut)
 
     def cut_off(self, region: str) -> None:
-        """From now on nothing gets from it to another one, or back."""
+        """Stops all messages between a region and others from now on."""
         self._cut.add(region)
 
     def heal(self, region: str) -> None:
@@ -51,25 +50,25 @@ class Network:
 
 
 BLOCK_TOKENS: Final = 16
-"""Of KV blocks, and of the chunks that load balancers tell prompts by: theirs are of text in the paper."""
+"""The size of KV blocks, and of the chunks by which load balancers compare prompts; the paper's chunks are of text."""
 
 GLOBAL_VIEW: Final = "global_view"
-"""A policy of the simulator's own: it looks into all instances' caches (Fig. 6's optimum)."""
+"""The simulator's own policy, which looks into all instances' caches (Fig. 6's optimum)."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How load balancers route. ``policy`` and ``pushing`` are choices of routing's own; both layers have the same."""
+    """The way in which load balancers route; ``policy`` and ``pushing`` hold for both layers, by routing's names."""
 
     name: str
     policy: str
     pushing: str = "pending"
     alone: str = ""
-    """The region of the only load balancer, which pushes to the instances of all; "": there is one in each."""
+    """The region of the only load balancer, which pushes to all instances; "": each region has a load balancer."""
     forwards: bool = True
-    """To other regions."""
+    """True if calls may be forwarded to other regions."""
     told: bool = True
-    """Instances tell their load with each answer, and not only when they are probed."""
+    """True if instances report their load with each answer, and not only when they are probed."""
 
     def __post_init__(self) -> None:
         try:
@@ -81,26 +80,26 @@ class System:
 
     @property
     def probes(self) -> bool:
-        """Somebody wants to know who waits at instances."""
+        """True if load balancers ask how many requests wait at instances."""
         return self.pushing.partition(":")[0] == "pending"
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSettings:
-    """``instances`` and ``clients`` by region; of clients, those that send programs one after the other."""
+    """The settings of a world; ``instances`` are counted by region."""
 
     instances: Mapping[str, int]
     round_trips_s: Mapping[tuple[str, str], float] = field(default_factory=lambda: ROUND_TRIPS_S)
     probe_s: float = 0.1
-    """§4.1."""
+    """The interval of probes (§4.1)."""
     notice_s: float = 0.5
-    """Until a connection that broke is noticed, and what went over it is sent again."""
+    """The time until a broken connection is noticed, and what it carried is sent again."""
     takeover_s: float = 2.0
-    """Until the instances of a load balancer that died belong to the nearest one that lives (§4.2)."""
+    """The time until a dead load balancer's instances belong to the nearest live one (§4.2)."""
     wait_s: float = 3600.0
-    """At a load balancer: then a request is given up."""
+    """The time that a request waits at a load balancer before it is given up."""
     tries: int = 16
-    """Of a request, where things break under it."""
+    """The number of times that a request is tried where its way breaks."""
 
     def __post_init__(self) -> None:
         if not self.instances or any(number < 0 for number in self.instances.values()):
@@ -116,10 +115,10 @@ class WorldSettings:
 
 
 PAPERS: Final = "pending:credits=false"
-"""§3.3: any number may be pushed to who had nobody waiting at the last probe."""
+"""The paper's rule: any number may be pushed to an instance where no request waited at the last probe (§3.3)."""
 
 SGLANGS: Final = "cache_aware:first=true"
-"""That router takes no account of load among those that match (§5.1)."""
+"""The rule of SGLang's router: it ignores load among instances that match (§5.1)."""
 
 SYSTEMS: Final[Mapping[str, System]] = {
     system.name: system
@@ -135,13 +134,13 @@ SYSTEMS: Final[Mapping[str, System]] = {
         System("pinyon", "skywalker"),
     )
 }
-"""Of §5, and as pinyon routes by default: with credits between probes. A GKE gateway is modelled as what it does by
-default: the cluster that is nearest to the client gets a request, and its pods get them in turn."""
+"""The systems of §5, and pinyon as it routes by default, with credits between probes. A GKE gateway is modelled by its
+default: a request goes to the cluster nearest to the client, and to its pods in turn."""
 
 
 def sglang_instance(machine: MachineProfile) -> ClusterSettings:
-    """As the paper's replicas, which SGLang serves: prompts before decoding, whole ones, so many tokens at once as it
-    takes on a device of that size; first come, first served."""
+    """Returns the settings of the paper's replicas, which SGLang serves first come, first served. Prefill precedes
+    decoding, in whole prompts, with as many tokens at once as SGLang takes on a device of that size."""
     return ClusterSettings(
         (Role.MIXED,),
         BLOCK_TOKENS,

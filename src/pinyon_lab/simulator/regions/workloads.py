@@ -1,5 +1,5 @@
-"""The workloads of SkyWalker's evaluation (§5.1; §3.2 for Fig. 6), by name: what the clients of a region send. Chats
-are in :mod:`pinyon_lab.simulator.regions.chats`; trees of thoughts, whose siblings are asked for at once, are here."""
+"""The workloads of SkyWalker's evaluation (§5.1; §3.2 for Fig. 6) by name: the programs of each region's clients. Chats
+are in :mod:`pinyon_lab.simulator.regions.chats`; trees of thoughts, whose siblings are sent at once, are here."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pinyon_lab.traces.generate.draws import log_normal
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """A tree of ``depth`` levels has 1 + branches + branches² + … requests: 15 with two branches and four levels, 85
-    with four. The paper prints no lengths. These are of SGLang's benchmark of the same trees over the same questions
-    (``benchmark/tree_of_thought_deep``: its instructions, and answers of 256 tokens at most)."""
+    """The settings of a tree of 1 + branches + branches² + … requests in ``depth`` levels. Four levels make 15 requests
+    with two branches, 85 with four. The paper prints no lengths. These are of SGLang's benchmark of the same trees over
+    the same questions (``benchmark/tree_of_thought_deep``: its instructions, and answers of 256 tokens at most)."""
 
     branches: int = 2
     depth: int = 4
     system_tokens: int = 96
-    """The same of all trees: what to do, and the chat template."""
+    """The length of what all trees begin with: the task and the chat template."""
     question_tokens: float = 80.0
     instruction_tokens: int = 48
-    """Between one thought and the next one; the same text everywhere."""
+    """The length of the text between two thoughts; the same text everywhere."""
     answer_mean: float = 200.0
     answer_max: int = 256
     sigma: float = 0.5
-    """Of answers and questions, log-normal."""
+    """The sigma of the log-normal lengths of answers and questions."""
 
     @property
     def requests(self) -> int:
@@ -39,7 +39,7 @@ class TreeSettings:
 
 
 class Trees:
-    """What all trees have in common."""
+    """The text that all trees share."""
 
     def __init__(self, block_tokens: int, system_tokens: int, rng: Random) -> None:
         self.block_tokens = block_tokens
@@ -47,7 +47,7 @@ class Trees:
 
 
 class TreeSource:
-    """Each program is one question; its number is what consistent hashing goes by."""
+    """A source of trees, one question each; consistent hashing goes by the question's number."""
 
     def __init__(self, trees: Trees, settings: TreeSettings, region: str) -> None:
         self._trees, self._settings, self._region = trees, settings, region
@@ -61,7 +61,7 @@ class TreeSource:
         settings, block_tokens, fresh = self._settings, self._trees.block_tokens, fresh_keys(rng)
         tokens = max(8, round(settings.question_tokens * log_normal(rng, settings.sigma)))
         level: list[tuple[int, Text]] = [(-1, self._trees.system.extended(tokens, block_tokens, fresh))]
-        """Requests of the next level: what they wait for, and their prompts."""
+        """The requests of the next level: the step that each awaits, and its prompt."""
         steps: list[Step] = []
         for depth in range(settings.depth):
             following: list[tuple[int, Text]] = []
@@ -85,10 +85,10 @@ _CHATS: Final[Mapping[str, tuple[ChatSettings, int, int]]] = {
     "bursty": (replace(_COMMON, own=0.8, regional=0.0, users=60), 1, 4),
     "heterogeneous": (replace(_COMMON, regional=0.8, openings=150, users=60), 4, 4),
 }
-"""With how many conversations a program has, at least and at most."""
+"""The chat settings, and the least and most conversations of a program."""
 _BRANCHES: Final = {"tree": 2, "mixed-tree": 2}
 BUSY_BRANCHES: Final = 4
-"""Of the first region's trees, in the mixed workload."""
+"""The branches of the first region's trees in the mixed workload."""
 WORKLOADS: Final[Mapping[str, str]] = {
     "arena": "conversations as in ChatBot Arena",
     "wildchat": "conversations as in WildChat",
@@ -101,7 +101,7 @@ WORKLOADS: Final[Mapping[str, str]] = {
 
 
 def sources(workload: str, regions: Sequence[str], rng: Random) -> dict[str, Source]:
-    """By region. Raises :class:`InvalidArgument` for one that is not known."""
+    """Returns each region's source of programs. Raises :class:`InvalidArgument` for an unknown workload."""
     if workload in _BRANCHES:
         settings = TreeSettings(_BRANCHES[workload])
         busy = replace(settings, branches=BUSY_BRANCHES) if workload == "mixed-tree" else settings

@@ -1,8 +1,8 @@
 """Several regions on a virtual clock: clients of a closed loop, a network with latencies, load balancers, instances.
 
-Load balancers route by the modules that production routes by (:mod:`pinyon.routing`), instances serve by those that
-workers serve by. Done here is what services and networks do around them: messages that take their time, probes, and
-what happens when a load balancer or an instance dies or a region is cut off.
+Load balancers route by production's modules (:mod:`pinyon.routing`), and instances serve by those of workers. This
+module does what services and networks do around them: it delays messages, sends probes, and handles load balancers and
+instances that die, and regions that are cut off.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pinyon_lab.simulator.world import Faults
 
 WATCH_S = 5.0
 AGAIN_S = 1.0
-"""Until a client that found no load balancer looks for one again."""
+"""The time until a client that found no load balancer looks for one again."""
 FORGIVEN_S = 1.0
-"""Until what a call broke at last is asked again."""
+"""The time until a call may use again what it broke at last."""
 
 
 class World:
-    """:meth:`add_clients`, then :meth:`run`. The same inputs give the same history."""
+    """A world of regions: call :meth:`add_clients`, then :meth:`run`. The same inputs give the same history."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class World:
         self.counts: Counter[str] = Counter()
         self.served: list[Served] = []
         self.calls: dict[int, Call] = {}
-        """Those that have not ended."""
+        """The calls that have not ended."""
         self._numbers = count(1)
         self.clients: list[Clients] = []
         self._until_s = 0.0
         self.home: dict[str, str] = {}
-        """Regions of instances, by name."""
+        """The region of each instance, by name."""
         view = GlobalView(self.instances)
         self.doors: dict[str, Door] = {
             region: Door(region, system, self.time, view, self._push, self._forward, self._give_up, settings.wait_s)
@@ -79,12 +79,12 @@ class World:
     def add_clients(
         self, region: str, source: Source, rng: Random, most: int, wanted: Callable[[float], float] | None = None
     ) -> None:
-        """See :class:`Clients`; by default all are active."""
+        """Adds the :class:`Clients` of a region; by default all are active."""
         wanted = wanted or (lambda now_s: most)
         self.clients.append(Clients(self.time, region, source, rng, most, wanted, self.send))
 
     def run(self, until_s: float, *, drain: bool = False) -> None:
-        """``drain``: nobody begins a program after that, and it goes on until all have ended."""
+        """Runs until ``until_s``. ``drain``: no client begins a program after that, and all that have begun end."""
         self._until_s = until_s if drain else math.inf
         for clients in self.clients:
             clients.until_s = until_s
@@ -93,7 +93,7 @@ class World:
         self.time.run(math.inf if drain else until_s)
 
     def watch(self, progress: Callable[[float], None]) -> None:
-        """It hears the time every now and then."""
+        """Calls ``progress`` with the time every :data:`WATCH_S`."""
 
         def look() -> None:
             progress(self.time.now_s)
@@ -108,13 +108,13 @@ class World:
 
     @property
     def programs(self) -> int:
-        """That have ended."""
+        """The number of programs that have ended."""
         return sum(clients.programs for clients in self.clients)
 
     # -- a call's way to an instance
 
     def send(self, region: str, program: Program, place: int, ended: Callable[[bool], None]) -> None:
-        """A client does."""
+        """Sends a step of a program as a client does."""
         call = Call(next(self._numbers), region, program.user, program.steps[place], self.time.now_s, ended)
         self.calls[call.number] = call
         if not self.instances.fits(call.request):
@@ -123,7 +123,7 @@ class World:
         self._enter(call)
 
     def _enter(self, call: Call) -> None:
-        """It goes to the nearest load balancer that lives, as a name server would say (§4.1)."""
+        """Sends a call to the nearest live load balancer, as a name server would (§4.1)."""
         network, region = self.network, call.region
         near = [door for door in self.doors.values() if door.alive and network.reaches(region, door.region)]
         if not near:
@@ -162,7 +162,7 @@ class World:
             self._broken(call, len(call.hops))
 
     def _later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
-        """Unless its way breaks until then."""
+        """Calls ``then`` after a delay, unless the call's way breaks before."""
         epoch = call.epoch
 
         def act() -> None:
@@ -171,7 +171,7 @@ class World:
 
         self.time.after(delay_s, act)
 
-    # -- and back: see :class:`pinyon_lab.simulator.regions.instances.Heard`
+    # -- and back: implements :class:`pinyon_lab.simulator.regions.instances.Heard`
 
     def began(self, request: Request) -> None:
         call = self.calls[request.number]
@@ -202,7 +202,7 @@ class World:
         return sum([self.network.one_way_s(one, other) for one, other in pairwise(stops)])
 
     def _told(self, call: Call) -> None:
-        """The answer's frames say how full the instance is."""
+        """Reports the instance's load, which the answer's frames carry."""
         hop = call.hops[-1]
         self.probes.tell(hop.region, hop.name)
 
@@ -231,11 +231,11 @@ class World:
         )  # fmt: skip
         call.ended(how == "finished")
 
-    # -- what goes wrong: whoever is left of a call's way sends it on again, as much later as it takes to notice
+    # -- faults: the part of a call's way that is left sends it on again, after the time that noticing takes
 
     def _broken(self, call: Call, kept: int) -> None:
-        """Its way is gone but for that many of its load balancers, the last of which sends it on again; 0: the client
-        does, which has to begin anew."""
+        """Breaks a call's way but for its first ``kept`` load balancers, the last of which sends it on again. 0: the
+        client begins anew."""
         self.counts["broken"] += 1
         call.epoch += 1
         call.tries += 1
@@ -260,7 +260,7 @@ class World:
             self._enter(call)
             return
         request = call.request
-        request.generated = min(request.generated, request.max_tokens - 1)  # the last one did not get through
+        request.generated = min(request.generated, request.max_tokens - 1)  # the last token did not get through
         door = self.doors[call.hops[kept - 2].name] if kept > 1 else self.doors[call.front]
         sender = call.hops[kept - 2].region if kept > 1 else ""
         self._later(call, FORGIVEN_S, lambda: self._forgive(call, door))
@@ -271,12 +271,12 @@ class World:
         door.pump()
 
     def boot(self, name: str) -> None:
-        """An instance comes, or comes back, empty."""
+        """Starts an instance, for the first time or again, empty."""
         if self.instances.engine(name) is None:
             self.instances.boot(name)
             self.probes.booted(name)
 
-    # -- afterwards
+    # -- after the run
 
     def check_over(self) -> None:
         """Raises if a call has not ended, or anything is left anywhere."""

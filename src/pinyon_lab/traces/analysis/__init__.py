@@ -1,4 +1,4 @@
-"""What a trace's requests reuse: "KVCache cache in the wild" §3, figure by figure, for any trace."""
+"""The reuse in a trace's requests: "KVCache cache in the wild" §3, figure by figure, for any trace."""
 
 from pinyon_lab.traces.analysis.analyse import FIGURES, analyse, checked_figures
 from pinyon_lab.traces.analysis.columns import Columns, read_columns

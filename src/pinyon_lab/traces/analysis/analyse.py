@@ -24,13 +24,13 @@ from pinyon_lab.traces.analysis.uses import Survey, Taker
 
 FIGURES = (*map(str, range(4, 23)), "dualmap-14")
 WITHOUT_BLOCKS = {"8", "9", "10", "11", "21"}
-"""What times, lengths and names are enough for."""
+"""The figures for which times, lengths and names are enough."""
 CATEGORIES_MAX = 16
 HOUR_S = 3600.0
 
 
 def checked_figures(names: Sequence[str]) -> list[str]:
-    """Those of them, in their order; none: all. Raises :class:`InvalidArgument`."""
+    """Returns these figures in their order; none given: all. Raises :class:`InvalidArgument` for an unknown one."""
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
         raise InvalidArgument(f"no figure {unknown[0]!r}; known: {', '.join(FIGURES)}", field="figure")
@@ -43,8 +43,8 @@ def analyse(
     window_s: float = 600.0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Figure]:
-    """``window_s``: of Figs. 4, 11, 20 and 22 (the paper's heat maps have ten minutes); ``progress`` hears how many
-    requests are done. Raises :class:`InvalidArgument`."""
+    """Returns the figures of a trace. Figs. 4, 11, 20 and 22 have windows of ``window_s``; the paper's heat maps have
+    ten minutes. Calls ``progress`` with the number of requests done. Raises :class:`InvalidArgument`."""
     windows = Windows(columns.time_s, window_s)
     hours = Windows(columns.time_s, max(HOUR_S, window_s))
     categories = Categories(columns, CATEGORIES_MAX)

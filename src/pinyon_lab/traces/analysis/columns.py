@@ -1,4 +1,4 @@
-"""A whole trace as arrays, in order of time, with its blocks numbered from 0: what every figure begins with."""
+"""A whole trace as arrays in order of time, with blocks numbered from 0: the input of every figure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pinyon_lab.traces.row import TraceRow
 
 PIECE_IDS = 1 << 20
 DENSE = 2
-"""Ids below this many times their count are numbers already."""
+"""The ratio of the largest id to the count of ids below which ids serve as numbers."""
 SMALL = (1 << 31) - 1
 
 
 class Pieces:
-    """All ids of a trace, in pieces; 4 bytes an id where they are small, else 8."""
+    """All ids of a trace in pieces: 4 bytes an id where they are small, else 8."""
 
     def __init__(self) -> None:
         self._pieces: list[NDArray[np.int64] | NDArray[np.int32]] = []
@@ -44,7 +44,7 @@ class Pieces:
         self._last = array("q")
 
     def numbered(self) -> tuple[NDArray[np.int32], int]:
-        """In order, each id's number, and a bound on the numbers. The pieces are gone then."""
+        """Returns each id's number in order, and a bound on the numbers. The pieces are gone afterwards."""
         self._seal()
         dense = self._greatest < min(DENSE * self._count, SMALL)
         known = None if dense else _unlike(np.concatenate([_unlike(piece) for piece in self._pieces]))
@@ -57,14 +57,14 @@ class Pieces:
             if known is None:
                 part[:] = piece
             else:
-                # needles in order are found many times faster: their neighbours are still in the processor's cache
+                # sorted needles are found many times faster: their neighbours are still in the processor's cache
                 order = np.argsort(piece)
                 part[order] = np.searchsorted(known, piece[order])
         return numbers, self._greatest + 1 if known is None else len(known)
 
 
 def _unlike(values: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
-    """Each value once, in order. By sorting: NumPy's own ``unique`` hashes, for many times the memory and time."""
+    """Returns the distinct values in order. NumPy's own ``unique`` hashes, and needs many times the memory and time."""
     ranked = np.sort(values.astype(np.int64, copy=False))
     new = np.ones(len(ranked), bool)
     new[1:] = ranked[1:] != ranked[:-1]
@@ -77,45 +77,46 @@ Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 ROW_BYTES = 640
-"""Bound on the memory of one row: 56 in these columns, some 300 for the names of its chat, user and parent in
-dictionaries while it is read, the rest in the figures."""
+"""A bound on the memory of one row. These columns take 56 bytes, the names of its chat, user and parent some 300 in
+dictionaries while it is read, and the figures the rest."""
 ID_BYTES = 48
-"""Bound on the memory of one block id in a row: 32 while it is numbered; then 4 for it, 14 for the state of its block
-and 12 for its lifespan and reuses, if no other row has that block, and 16 more if only every other number is in use."""
+"""A bound on the memory of one block id in a row: 32 bytes while it is numbered, then 4. A block that no other row has
+takes 14 more for its state and 12 for its lifespan and reuses, and 16 if only every other number is in use."""
 NO_TURNS = "the trace tells neither turns nor sessions"
 KINDS_MAX = 64
-"""Types beyond these are one: ``other``."""
+"""The limit of types; the others are one, ``other``."""
 TURN_MAX = (1 << 31) - 1
 PROGRESS_EVERY = 4096
 IDS_EVERY = 1 << 18
-"""Rows and ids after which memory is looked at."""
+"""The numbers of rows and of ids after which memory is checked."""
 
 
 @dataclass
 class Columns:
-    """An element for each row, but ``blocks``: of row ``i`` those from ``starts[i]`` to ``starts[i + 1]``."""
+    """The columns of a trace, with an element for each row. Only ``blocks`` has those of row ``i`` from ``starts[i]``
+    up to ``starts[i + 1]``, as rows differ in length."""
 
     block_tokens: int
     time_s: Floats
     input_tokens: Longs
     output_tokens: Longs
     kind: Ints
-    """Into ``kinds``, whose names can be shown: what is not printable is ``?``."""
+    """The index into ``kinds``, whose names can be shown: unprintable characters are ``?``."""
     kinds: list[str]
     turn: Ints
-    """0: unknown."""
+    """The turn in the session; 0: unknown."""
     user: Ints
-    """From 0 to ``users``, in order of appearance; all -1 where the format has none."""
+    """The user's number below ``users``, in order of appearance; all -1 if the format has none."""
     users: int
     session: Ints
-    """From 0 to ``sessions``; -1: the row names no chat."""
+    """The session's number below ``sessions``; -1: the row names no chat."""
     sessions: int
     parent: Ints
     """The row that this one follows in its session; -1: none, or not in the trace."""
     starts: Longs
     blocks: Ints
     numbers: int
-    """All of ``blocks`` are less."""
+    """A bound that all of ``blocks`` are below."""
 
     def __len__(self) -> int:
         return len(self.time_s)
@@ -130,7 +131,7 @@ class Columns:
 
 
 class _Names:
-    """Numbers for names, in order of appearance."""
+    """The numbers of names, in order of appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -140,16 +141,16 @@ class _Names:
 
 
 class _Sessions:
-    """Which session a row belongs to, and which row it follows; rows in the order of the file."""
+    """The session of each row, and the row that it follows; rows come in the order of the file."""
 
     def __init__(self) -> None:
         self.count = 0
         self._session = array("i")
         self._row: dict[str, int] = {}
-        """Of a chat the last row; of a parent that is not in the trace ``-1 - session``."""
+        """The last row of each chat; for a parent that is not in the trace, ``-1 - session``."""
 
     def place(self, row: TraceRow) -> tuple[int, int]:
-        """Its session and the row before; -1: none. Where all rows of a session have one name, the one before."""
+        """Returns a row's session and the row before; -1: none. In a session of one name, each row follows the last."""
         if not row.chat:
             self._session.append(-1)
             return -1, -1
@@ -171,8 +172,8 @@ class _Sessions:
 def read_columns(
     rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int, progress: Callable[[], None] = lambda: None
 ) -> Columns:
-    """Raises :class:`InvalidArgument` as soon as what was read may need more than ``memory_bytes``, or if there are no
-    rows. ``progress`` is called now and then."""
+    """Reads all rows. Raises :class:`InvalidArgument` as soon as they may need more than ``memory_bytes``, or if there
+    are none. Calls ``progress`` now and then."""
     numbers = [array(code) for code in "dqqiiiiiq"]
     times, inputs, outputs, kind_of, turns, user_of, session_of, parents, lengths = (each.append for each in numbers)
     kinds, users, sessions, pieces = _Names(), _Names(), _Sessions(), Pieces()
@@ -222,7 +223,7 @@ def _check(rows: int, ids: int, memory_bytes: int) -> None:
 
 
 def _sorted(old: Columns) -> Columns:
-    """By time; equal times as in the file."""
+    """Returns the columns in order of time; equal times as in the file."""
     order = np.argsort(old.time_s, kind="stable")
     place = np.empty(len(order) + 1, np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)

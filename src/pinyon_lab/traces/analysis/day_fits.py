@@ -1,4 +1,4 @@
-"""What a day's log says of reuse by category and hour: for a policy on the next day (appendix A.1)."""
+"""The reuse by category and hour in a day's log, for a policy on the next day (appendix A.1)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DAY_S = HOURS * HOUR_S
 
 
 def day_fits(columns: Columns, begins_s: float = 0.0, progress: Callable[[int], None] = lambda _: None) -> DayFits:
-    """Of the uses in the trace's last 24 hours. ``begins_s``: of its zero, since midnight. A reuse counts in the hour
-    and for the category of the use before (as in Fig. 15); those after the trace's end are not seen. In each hour the
-    categories with most reuses, at most :data:`CATEGORIES_MAX` with that of all together."""
+    """Returns the fits of the uses in the trace's last 24 hours; ``begins_s``: the time of its zero since midnight. A
+    reuse counts in the hour and for the category of the use before (as in Fig. 15); those after the trace's end are not
+    seen. Each hour has the categories with most reuses, at most :data:`CATEGORIES_MAX` with that of all together."""
     codes, of_row = np.unique(columns.kind.astype(np.int64) << 32 | columns.turn, return_inverse=True)
     hours = ((columns.time_s + begins_s) // HOUR_S).astype(np.int64) % HOURS
     slots, size = of_row * HOURS + hours, len(codes) * HOURS
@@ -46,7 +46,7 @@ def day_fits(columns: Columns, begins_s: float = 0.0, progress: Callable[[int], 
 
 
 def _category(kind: str, turn: int) -> str:
-    """As :attr:`pinyon.core.request.RequestClass.category`; ``""`` of one that no service knows."""
+    """Returns :attr:`pinyon.core.request.RequestClass.category`, or ``""`` for a category that no service knows."""
     try:
         return f"{check_kind(kind, 'type')}/{turn}" if turn <= TURN_MAX else UNKNOWN
     except InvalidArgument:

@@ -1,4 +1,4 @@
-"""What an analysis found: facts, tables and plots of one figure. How it is shown is the caller's."""
+"""The results of an analysis: facts, tables and plots of one figure. The caller decides how they are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = int | float | str | None
 
 
 class Column(NamedTuple):
-    """``form``: how a value is shown, a format's specification, or ``s`` for seconds."""
+    """A column of values. ``form``: a format specification, or ``s`` for seconds."""
 
     key: str
     label: str
@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """One number; ``paper``: what the paper's text prints for it."""
+    """One number; ``paper`` is the number that the paper's text prints."""
 
     column: Column
     value: Value
@@ -41,7 +41,7 @@ class Fact(NamedTuple):
 
 
 class Table(NamedTuple):
-    """``key``: its name in JSON."""
+    """A table; ``key`` is its name in JSON."""
 
     key: str
     title: str
@@ -51,7 +51,7 @@ class Table(NamedTuple):
 
 @dataclass
 class Figure:
-    """``number``: the paper's; with ``left_out``, why, there is nothing else."""
+    """A figure by the paper's ``number``. If ``left_out`` gives a reason, it has nothing else."""
 
     number: str
     title: str
@@ -62,7 +62,7 @@ class Figure:
     left_out: str = ""
 
     def without(self, why: str) -> Figure:
-        """Left out."""
+        """Marks the figure as left out, and returns it."""
         self.left_out = why
         return self
 
@@ -70,7 +70,7 @@ class Figure:
         self.facts.append(Fact(Column(key, label, form), value, paper))
 
     def json(self) -> dict[str, Any]:
-        """Without plots: tables have the numbers."""
+        """Returns the figure without plots: tables have the numbers."""
         head: dict[str, Any] = {"figure": self.number, "title": self.title}
         if self.left_out:
             return head | {"left_out": self.left_out}

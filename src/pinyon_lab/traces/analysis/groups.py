@@ -10,15 +10,15 @@ from pinyon_lab.pictures import clock
 from pinyon_lab.traces.analysis.columns import Columns
 
 WINDOWS_MAX = 2048
-"""More are neither drawn nor read; five days of ten minutes are 720."""
+"""The limit of windows. More can be neither drawn nor read; five days of ten minutes are 720."""
 DAY_S = 86400
 
 
 class Windows:
-    """Aligned to multiples of ``length_s`` since the trace's zero: with dates, to the clock (UTC)."""
+    """The windows of a trace, aligned to multiples of ``length_s`` since its zero: with dates, to the clock (UTC)."""
 
     def __init__(self, time_s: NDArray[np.float64], length_s: float) -> None:
-        """Raises :class:`InvalidArgument` if there are too many. ``time_s`` ascends."""
+        """Assigns the rows, whose ``time_s`` ascends. Raises :class:`InvalidArgument` if there are too many windows."""
         first, last = np.floor(time_s[[0, -1]] / length_s)
         if last - first >= WINDOWS_MAX:
             raise InvalidArgument(
@@ -34,7 +34,7 @@ class Windows:
         return len(self.starts_s)
 
     def labels(self) -> list[str]:
-        """Where each begins; the day in front where there are several."""
+        """Returns the start of each window; with the day before it if there are several."""
         days = np.floor(self.starts_s / DAY_S)
         several = days[0] != days[-1]
         return [
@@ -47,7 +47,7 @@ OTHER = "other"
 
 
 class Categories:
-    """The most frequent ones by name, most frequent first; what is beyond is ``other``."""
+    """Categories by name, the most frequent first; the rest is ``other``."""
 
     def __init__(self, columns: Columns, count: int) -> None:
         codes = columns.kind.astype(np.int64) << 32 | columns.turn
@@ -56,7 +56,7 @@ class Categories:
         number = np.full(len(values), len(order), np.int32)
         number[order] = np.arange(len(order), dtype=np.int32)
         self.of: NDArray[np.int32] = number[inverse]
-        """Of each row, into ``names``."""
+        """The category of each row, an index into ``names``."""
         self.names = [
             f"{columns.kinds[code >> 32] or 'request'}/{code & 0xFFFFFFFF or '–'}" for code in values[order].tolist()
         ] + ([OTHER] if len(order) < len(values) else [])
@@ -64,8 +64,8 @@ class Categories:
 
 
 def types_by_turn(columns: Columns) -> list[tuple[str, str, NDArray[np.bool_]]]:
-    """Type, ``single`` or ``multi``, and which rows; the most frequent type first. A single-turn request is the first
-    of its session, a multi-turn request a later one (§3.1); ``all`` where turns are unknown."""
+    """Returns type, ``single`` or ``multi``, and the rows; the most frequent type first. A single-turn request is the
+    first of its session, a multi-turn request a later one (§3.1); ``all`` if turns are unknown."""
     frequent = np.argsort(-np.bincount(columns.kind, minlength=len(columns.kinds)), kind="stable")
     turns = (
         {"single": columns.turn == 1, "multi": columns.turn > 1}

@@ -1,4 +1,4 @@
-"""What an unlimited cache would answer, and to whom: Figs. 4 to 8 (§3.2), and DualMap's Fig. 14 (A.5)."""
+"""The answers of an unlimited cache by receiver: Figs. 4 to 8 (§3.2), and DualMap's Fig. 14 (A.5)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CDF_POINTS = 101
 
 
 def _hit_tokens(survey: Survey) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Of each request; a last block that is not full counts as far as there are tokens."""
+    """Returns the hit tokens of each request; a last block that is not full counts as far as there are tokens."""
     columns = survey.columns
     return np.minimum(survey.hits.astype(np.int64) * columns.block_tokens, columns.input_tokens)
 
 
 def hit_ratio(survey: Survey, windows: Windows) -> Figure:
-    """Fig. 4: over the day; a hit is a block of the longest leading run that earlier requests had."""
+    """Returns Fig. 4, hits over the day. A hit is a block of the longest leading run that earlier requests had."""
     columns = survey.columns
     figure = Figure("4", "ideal hit ratio of an unlimited cache")
     accessed, hit = int(columns.lengths.sum()), int(survey.hits.sum())
@@ -58,7 +58,7 @@ def hit_ratio(survey: Survey, windows: Windows) -> Figure:
 
 
 def request_types(survey: Survey) -> Figure:
-    """Fig. 5: how many of each type, how many of these in a later turn, and who has the hits."""
+    """Returns Fig. 5: the share of each type, of later turns in each, and of the hits."""
     columns = survey.columns
     figure = Figure("5", "types of requests and their multi-turn ratio")
     if not columns.has_turns:
@@ -93,7 +93,7 @@ def request_types(survey: Survey) -> Figure:
 
 
 def shared_prefix(survey: Survey) -> Figure:
-    """DualMap's Fig. 14: the share of its prompt that a request has in common with an earlier one."""
+    """Returns DualMap's Fig. 14: the share of its prompt that a request has in common with an earlier one."""
     columns = survey.columns
     figure = Figure("dualmap-14", "shared prefix rate (DualMap, Fig. 14)")
     some = columns.input_tokens > 0
@@ -124,7 +124,7 @@ Floats = NDArray[np.float64]
 
 
 def share_with(values: Floats, share: float) -> float | None:
-    """The least share of all elements that together have ``share`` of the sum."""
+    """Returns the least share of all elements that together have ``share`` of the sum."""
     total = values.sum()
     if not total:
         return None
@@ -139,14 +139,14 @@ def _by_user(columns: Columns, values: NDArray[np.int32] | None = None) -> Float
 
 
 def _cumulative(values: Floats) -> tuple[list[float], list[float]]:
-    """At most some 200 points of the cumulative share, greatest first."""
+    """Returns at most some 200 points of the cumulative share, greatest first."""
     ranked = np.cumsum(np.sort(values)[::-1]) / max(1.0, float(values.sum()))
     at = np.unique(np.linspace(0, len(values) - 1, 201).astype(np.int64))
     return [0.0, *((at + 1) / len(values)).tolist()], [0.0, *ranked[at].tolist()]
 
 
 class CrossUser:
-    """Fig. 6: whose blocks a user hits. A block is of the user whose request stored it, the first that had it."""
+    """Fig. 6: hits by user and owner of the block, which is the user whose request stored it, the first that had it."""
 
     def __init__(self, columns: Columns) -> None:
         self._user = columns.user
@@ -156,12 +156,11 @@ class CrossUser:
         rank[np.argsort(-requests, kind="stable")] = np.arange(columns.users)
         self._size = min(GRID, columns.users)
         self._group = rank * self._size // max(1, columns.users)
-        """Of each user: those with the most requests are in the first, all are equally large."""
+        """The group of each user: all are equally large, and the first has the users with the most requests."""
         self._grid = np.zeros(self._size * self._size)
         self._own = self._other = 0
 
     def take(self, step: Step) -> None:
-        """See :class:`Taker`."""
         runs = step.runs
         user, owner = self._user[runs.row], self._user[runs.stored]
         known = (user >= 0) & (owner >= 0)
@@ -173,7 +172,6 @@ class CrossUser:
         self._grid += np.bincount(cell, count, len(self._grid))
 
     def figure(self) -> Figure:
-        """Of what was taken."""
         figure = Figure("6", "hits on what another user stored")
         if not self._users:
             return figure.without(NO_USERS)
@@ -199,7 +197,7 @@ class CrossUser:
 
 
 def hits_by_user(survey: Survey) -> Figure:
-    """Fig. 7: how few have how much of the hits; and the skew of blocks (§1)."""
+    """Returns Fig. 7, the concentration of hits on few users; and the skew of blocks (§1)."""
     columns = survey.columns
     figure = Figure("7", "hits by user")
     reuses = survey.blocks.uses[survey.blocks.uses > 0] - 1
@@ -228,7 +226,7 @@ def hits_by_user(survey: Survey) -> Figure:
 
 
 def requests_by_user(columns: Columns) -> Figure:
-    """Fig. 8."""
+    """Returns Fig. 8."""
     figure = Figure("8", "requests by user")
     if not columns.users:
         return figure.without(NO_USERS)

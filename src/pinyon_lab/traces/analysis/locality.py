@@ -1,7 +1,7 @@
-"""Where in a prompt the reused blocks are: Figs. 16 to 18 (§3.4).
+"""The places of reused blocks in a prompt: Figs. 16 to 18 (§3.4).
 
-Of each request only a part is cached: from an offset on, a stride long, both in tenths of its blocks. A cell is the
-share of all blocks that are then found, wherever they are in the prompt: what is cached from the middle on has no head.
+Of each request only a part is cached, given by offset and stride in tenths of its blocks. A cell is the share of all
+blocks that are then found, wherever they are in the prompt: a part from the middle on has no head.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TYPES_MAX = 8
 
 
 class Locality:
-    """Counts blocks by the set of tenths in which earlier requests had them: any offset and stride follows from it. The
-    cache is filled by all requests, whichever are counted."""
+    """Counts of blocks by the set of tenths in which earlier requests had them; any offset and stride follows from it.
+    All requests fill the cache, whichever are counted."""
 
     def __init__(self, columns: Columns) -> None:
         groups = types_by_turn(columns)
@@ -37,21 +37,20 @@ class Locality:
         self._lengths = columns.lengths
 
     def take(self, step: Step) -> None:
-        """See :class:`Taker`."""
         if step.cached is not None:
             group = np.repeat(self._group[step.first : step.end], self._lengths[step.first : step.end])
             flat = np.bincount(group * SETS + step.cached, minlength=self._counts.size)
             self._counts += flat.reshape(self._counts.shape)
 
     def of_all(self) -> Figure:
-        """Fig. 16."""
+        """Returns Fig. 16."""
         figure = Figure("16", "hit ratio by offset and stride of what is cached")
         _grid(figure, "all requests", self._counts.sum(axis=0))
         figure.notes.append("A prompt of fewer than ten blocks has its blocks in the tenths in which they begin.")
         return figure
 
     def of_multi(self) -> Figure:
-        """Fig. 17."""
+        """Returns Fig. 17."""
         figure = Figure("17", "hit ratio of multi-turn requests by offset and stride")
         counts = self._counts[self._singles : len(self._names)]
         if not counts.any():
@@ -63,7 +62,7 @@ class Locality:
         return figure
 
     def of_singles(self) -> Figure:
-        """Fig. 18."""
+        """Returns Fig. 18."""
         figure = Figure("18", "hit ratio of single-turn requests by type, offset and stride")
         if not self._has_turns:
             return figure.without(NO_TURNS)

@@ -1,5 +1,4 @@
-"""What memory blocks take (§3.5): how long they live, from the first use to the last (Figs. 19 and 20), and how much
-that is (Figs. 21 and 22)."""
+"""The memory of blocks (§3.5): lifespans from the first use to the last (Figs. 19, 20), and sizes (Figs. 21, 22)."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ STEP_BLOCKS = 1 << 20
 
 
 def _spans_s(survey: Survey) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
-    """Of each block the row that stored it and its lifespan; some blocks at a time, to save memory."""
+    """Yields of each block the row that stored it and its lifespan, some blocks at a time to save memory."""
     blocks, time_s = survey.blocks, survey.columns.time_s
     for begin in range(0, len(blocks.first), STEP_BLOCKS):
         first, last = blocks.first[begin : begin + STEP_BLOCKS], blocks.last[begin : begin + STEP_BLOCKS]
@@ -30,7 +29,7 @@ def _spans_s(survey: Survey) -> Iterator[tuple[NDArray[np.int32], NDArray[np.flo
 
 
 def lifespans(survey: Survey) -> Figure:
-    """Fig. 19. A block that is never used again has lived for 0 s."""
+    """Returns Fig. 19. A block that is never used again has lived for 0 s."""
     figure = Figure("19", "lifespan of blocks")
     spans_s = np.empty(np.count_nonzero(survey.blocks.first >= 0))
     at = 0
@@ -59,7 +58,7 @@ def lifespans(survey: Survey) -> Figure:
 
 
 def lifespans_by_category(survey: Survey, categories: Categories, windows: Windows) -> Figure:
-    """Fig. 20: the mean, by category and window of the request that stored the block."""
+    """Returns Fig. 20, the mean by category and window of the request that stored the block."""
     figure = Figure("20", "mean lifespan of blocks by category")
     means = WindowMeans(categories, windows)
     for first, spans_s in _spans_s(survey):
@@ -86,7 +85,7 @@ def _models() -> Table:
 
 
 def request_sizes(columns: Columns) -> Figure:
-    """Fig. 21: KV of a request's prompt and answer, against the HBM that an instance has for KV."""
+    """Returns Fig. 21, the KV of a request's prompt and answer against the HBM that an instance has for KV."""
     figure = Figure("21", "KV size of a request")
     tokens = columns.input_tokens + columns.output_tokens
     shares = (0.5, 0.9, 0.99)
@@ -124,7 +123,7 @@ def request_sizes(columns: Columns) -> Figure:
 
 
 def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
-    """Fig. 22: the blocks that are there and will be used again, after each request."""
+    """Returns Fig. 22, the blocks that are there and will be used again, after each request."""
     figure = Figure("22", "capacity for the ideal hit ratio")
     columns, blocks = survey.columns, survey.blocks
     reused = blocks.uses > 1

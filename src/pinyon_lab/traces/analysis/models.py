@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 HBM_BYTES = 80 << 30
-"""Of one A800-80GB (§4.3)."""
+"""The HBM of one A800-80GB (§4.3)."""
 ACTIVATIONS = 0.1
-"""Share of the HBM for activations and the rest. The paper subtracts them without a number; a tenth is what vLLM, which
-it uses, leaves free by default. Check: its 5,953 tokens of Qwen2-7B are 0.56 % (§3.5), by this 0.55 %."""
+"""The share of the HBM for activations and the rest. The paper subtracts it without a number; a tenth is what vLLM,
+which it uses, leaves free by default. As a check, 5,953 tokens of Qwen2-7B are 0.56 % there (§3.5), 0.55 % here."""
 VALUE_BYTES = 2
 KV_HBM_FORMULA = f"HBM for KV (modelled): GPUs × 80 GiB × {1 - ACTIVATIONS:g} − 2 bytes × parameters."
 
@@ -26,12 +26,12 @@ class Served(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token: a key and a value for each layer and KV head."""
+        """The KV bytes of one token: a key and a value for each layer and KV head."""
         return 2 * self.layers * self.kv_heads * self.head_values * VALUE_BYTES
 
     @property
     def kv_hbm_bytes(self) -> float:
-        """HBM left for KV: all GPUs' but activations and parameters."""
+        """The HBM left for KV: that of all GPUs less activations and parameters."""
         return self.gpus * HBM_BYTES * (1 - ACTIVATIONS) - self.parameters * VALUE_BYTES
 
 

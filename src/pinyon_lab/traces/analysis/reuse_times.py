@@ -1,7 +1,7 @@
-"""When blocks are used again: Figs. 12 to 15 (§3.4).
+"""The times after which blocks are used again: Figs. 12 to 15 (§3.4).
 
 A reuse time is the time between two successive requests that use a block, the later one as a hit. It belongs to the
-category of the earlier one where a prediction would need it (Fig. 15), to that of the later one in Fig. 14.
+category of the earlier request where a prediction would need it (Fig. 15), to that of the later one in Fig. 14.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from pinyon_lab.traces.analysis.uses import Step
 
 PER_DECADE = 256
 LEAST_S = 1e-3
-"""What is less is in the first class."""
+"""The end of the first class, which has all shorter times."""
 DECADES = 12
 BINS = 1 + PER_DECADE * DECADES
 EDGES_S: NDArray[np.float64] = LEAST_S * 10.0 ** (np.arange(BINS) / PER_DECADE)
-"""Where each class ends, 0.9 % above where it begins; what is longer than the last is in the last."""
+"""The end of each class, 0.9 % above its beginning; the last class has all longer times."""
 
 Floats = NDArray[np.float64]
 
 
 def bins_of(times_s: Floats) -> NDArray[np.int64]:
-    """The class of each time."""
+    """Returns the class of each time."""
     decades = np.log10(np.maximum(times_s, LEAST_S / 2) / LEAST_S)
     bins: NDArray[np.int64] = np.clip(np.floor(decades * PER_DECADE) + 1, 0, BINS - 1).astype(np.int64)
     return bins
 
 
 def quantile_s(counts: Floats, share: float) -> float | None:
-    """The end of the class where ``share`` of all is reached: the true quantile, or up to 0.9 % more. Below 1 ms: 0."""
+    """Returns the end of the class in which ``share`` of all is reached: the quantile or up to 0.9 % more. 0: below 1
+    ms."""
     total = counts.sum()
     if not total:
         return None
@@ -43,15 +44,15 @@ def quantile_s(counts: Floats, share: float) -> float | None:
 
 
 def share_within(counts: Floats, limit_s: float) -> float | None:
-    """Share of the times up to ``limit_s``, which is taken to the end of its class."""
+    """Returns the share of the times up to ``limit_s``, which is taken to the end of its class."""
     total = counts.sum()
     return float(counts[: int(bins_of(np.array([limit_s]))[0]) + 1].sum() / total) if total else None
 
 
 def ks_exponential(counts: Floats, mean_s: float) -> float | None:
-    """Kolmogorov-Smirnov distance from an exponential distribution of this mean, at the ends of the classes: no more
-    than the true one, and less by at most the greatest share that a class has in either distribution. None: no times,
-    or a mean within the first class."""
+    """Returns the Kolmogorov-Smirnov distance from an exponential distribution of this mean, at the ends of the
+    classes. It is no more than the true distance, and less by at most the greatest share of a class in either
+    distribution. None: there are no times, or the mean is within the first class."""
     total = counts.sum()
     if not total or mean_s < LEAST_S:
         return None
@@ -59,14 +60,14 @@ def ks_exponential(counts: Floats, mean_s: float) -> float | None:
 
 
 REUSES_MIN = 32
-"""A category and hour with fewer has no fit."""
+"""The fewest reuses of a category and hour that are fitted."""
 FITS_DRAWN = 4
 SHOWN_LEAST_S = 0.1
 Counts = NDArray[np.float64]
 
 
 class ReuseTimes:
-    """Histograms with classes 0.9 % wide, by what the figures ask for."""
+    """Histograms of reuse times with classes 0.9 % wide, as the figures need them."""
 
     def __init__(self, columns: Columns, categories: Categories, hours: Windows) -> None:
         self._columns = columns
@@ -81,10 +82,9 @@ class ReuseTimes:
         self._fits = np.zeros(slots * BINS, np.int32)
         self._sums_s = np.zeros(slots)
         self._reused = np.zeros(len(columns), bool)
-        """Single-turn requests of which another one reuses something."""
+        """The single-turn requests of which another one reuses something."""
 
     def take(self, step: Step) -> None:
-        """See :class:`Taker`."""
         columns, runs = self._columns, step.runs
         times_s = columns.time_s[runs.row] - columns.time_s[runs.before]
         bins = bins_of(times_s)
@@ -99,7 +99,7 @@ class ReuseTimes:
         self._sums_s += np.bincount(slots, times_s * runs.blocks, len(self._sums_s))
 
     def of_all(self) -> Figure:
-        """Fig. 12."""
+        """Returns Fig. 12."""
         figure = Figure("12", "reuse time of all requests")
         if not self._all.sum():
             return figure.without("no block is used again")
@@ -111,7 +111,7 @@ class ReuseTimes:
         return figure
 
     def of_singles(self) -> Figure:
-        """Fig. 13: single-turn requests by single-turn requests."""
+        """Returns Fig. 13, reuse of single-turn requests by single-turn requests."""
         figure = Figure("13", "reuse time of single-turn requests")
         if not self._columns.has_turns:
             return figure.without(NO_TURNS)
@@ -130,7 +130,7 @@ class ReuseTimes:
         return figure
 
     def of_multi(self) -> Figure:
-        """Fig. 14: by the type of the multi-turn request that uses blocks again."""
+        """Returns Fig. 14, by the type of the multi-turn request that uses blocks again."""
         figure = Figure("14", "reuse time of multi-turn requests by type")
         if not self._multi.any():
             return figure.without("no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS)
@@ -141,7 +141,7 @@ class ReuseTimes:
         return figure
 
     def fits(self) -> Figure:
-        """Fig. 15: an exponential distribution for each category and hour of the earlier use."""
+        """Returns Fig. 15, an exponential distribution for each category and hour of the earlier use."""
         figure = Figure("15", "exponential fit of reuse time by category and hour")
         names, hours = self._categories.names, self._hours
         fits = self._fits.reshape(len(names), len(hours), BINS)
@@ -195,7 +195,7 @@ class ReuseTimes:
 
 
 def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
-    """Where a course bends, and a few between; from 0.1 s to a little after the last."""
+    """Returns the classes where a course bends, and a few between, from 0.1 s to a little after the last."""
     x = np.unique(np.concatenate([np.flatnonzero(counts), np.arange(0, BINS, 16)]))
     most_s = max(10.0, 2 * float(EDGES_S[np.flatnonzero(counts)[-1]]))
     found: NDArray[np.int64] = x[(EDGES_S[x] >= SHOWN_LEAST_S) & (EDGES_S[x] <= most_s)]

@@ -16,7 +16,7 @@ SHARES = (0.5, 0.9, 0.99, 1.0)
 
 
 def _turns_of_sessions(columns: Columns) -> NDArray[np.int64]:
-    """The last turn of each; that of its last request where the trace begins in its midst."""
+    """Returns the last turn of each session, also of those that began before the trace."""
     known = columns.session >= 0
     turns = np.zeros(columns.sessions, np.int64)
     np.maximum.at(turns, columns.session[known], columns.turn[known])
@@ -24,7 +24,7 @@ def _turns_of_sessions(columns: Columns) -> NDArray[np.int64]:
 
 
 def turn_numbers(columns: Columns) -> Figure:
-    """Fig. 9: of requests, and how many turns sessions have."""
+    """Returns Fig. 9, the turns of requests and of sessions."""
     figure = Figure("9", "turns")
     if not columns.has_turns:
         return figure.without(NO_SESSIONS)
@@ -53,7 +53,7 @@ def turn_numbers(columns: Columns) -> Figure:
 
 
 def _upper(values: NDArray[np.signedinteger], shares: tuple[float, ...]) -> list[int]:
-    """The least values that at least these shares do not exceed."""
+    """Returns the least values that at least these shares do not exceed."""
     found: list[int] = np.quantile(values, shares, method="inverted_cdf").astype(np.int64).tolist()
     return found
 
@@ -64,21 +64,21 @@ def _cdf(label: str, values: NDArray[np.signedinteger]) -> Course:
 
 
 def turns_by_user(columns: Columns) -> Figure:
-    """Fig. 10: mean and standard deviation of the turns of a user's sessions."""
+    """Returns Fig. 10, the mean and standard deviation of the turns of a user's sessions."""
     figure = Figure("10", "mean and deviation of turns by user")
     if not columns.users or not columns.sessions:
         return figure.without(NO_USERS if columns.sessions else NO_SESSIONS)
     turns = _turns_of_sessions(columns).astype(np.float64)
     owner = np.full(columns.sessions, -1, np.int64)
     known = columns.session >= 0
-    owner[columns.session[known][::-1]] = columns.user[known][::-1]  # of a session's first request
+    owner[columns.session[known][::-1]] = columns.user[known][::-1]  # the user of a session's first request
     turns, owner = turns[owner >= 0], owner[owner >= 0]
     if not len(owner):
         return figure.without(NO_USERS)
     sessions = np.bincount(owner, minlength=columns.users)
     some = sessions > 0
     mean = np.bincount(owner, turns, columns.users)[some] / sessions[some]
-    # the mean of squared distances: a difference of squares would lose what is small
+    # the mean of squared distances, as a difference of squares would lose what is small
     per_user = np.zeros(columns.users)
     per_user[some] = mean
     deviation = np.sqrt(np.bincount(owner, (turns - per_user[owner]) ** 2, columns.users)[some] / sessions[some])
@@ -106,7 +106,7 @@ def turns_by_user(columns: Columns) -> Figure:
 
 
 def next_turns(columns: Columns, categories: Categories, windows: Windows) -> Figure:
-    """Fig. 11: how often a request is followed by a next turn, by category and window of its arrival."""
+    """Returns Fig. 11, the frequency of a next turn by category and window of a request's arrival."""
     figure = Figure("11", "frequency of a next turn")
     if not columns.sessions:
         return figure.without(NO_SESSIONS)
@@ -125,7 +125,7 @@ def next_turns(columns: Columns, categories: Categories, windows: Windows) -> Fi
 
 
 class WindowMeans:
-    """The mean of some value by category and window of a request."""
+    """The mean of a value by category and window of a request."""
 
     def __init__(self, categories: Categories, windows: Windows) -> None:
         self._categories = categories
@@ -135,13 +135,13 @@ class WindowMeans:
         self._sums = np.zeros(self._shape)
 
     def add(self, rows: NDArray[np.int32], values: NDArray[np.float64]) -> None:
-        """A value each, of these requests; a request may have several."""
+        """Adds a value for each of these requests; a request may have several."""
         cells = self._categories.of[rows].astype(np.int64) * len(self._windows) + self._windows.of[rows]
         self.counts += np.bincount(cells, minlength=self.counts.size).reshape(self._shape)
         self._sums += np.bincount(cells, values, self.counts.size).reshape(self._shape)
 
     def show(self, figure: Figure, what: str, form: str) -> None:
-        """Over all, its spread, and each window, into ``figure``."""
+        """Adds the mean over all, its spread, and the mean of each window to ``figure``."""
         names, counts, sums = self._categories.names, self.counts, self._sums
         means = np.divide(sums, counts, out=np.full(self._shape, np.nan), where=counts > 0)
         rows = []

@@ -1,5 +1,7 @@
-"""Every use of every block of a trace against an unlimited cache: who used the block before, and who stored it; one
-walk over all of them, and what the figures keep of it."""
+"""The uses of a trace's blocks against an unlimited cache: who used a block before, and who stored it.
+
+One walk visits all uses, and keeps what the figures need.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from pinyon_lab.traces.analysis.columns import Columns, Ints
 
 STEP_IDS = 1 << 20
 PARTS = 10
-"""A prompt in tenths, for where in it a block is."""
+"""The number of parts of a prompt, by which a block's place in it is told."""
 
 
 class Runs(NamedTuple):
-    """Hits: neighbouring blocks of one request with one history are one element. A hit is a block of the longest
-    leading run of blocks that earlier requests used."""
+    """Hits as arrays; neighbouring blocks of one request with one history are one element. A hit is a block of the
+    longest leading run of blocks that earlier requests used."""
 
     row: Ints
     before: Ints
@@ -26,7 +28,7 @@ class Runs(NamedTuple):
     stored: Ints
     """The row that used them first."""
     blocks: Ints
-    """How many."""
+    """The number of blocks."""
 
 
 class Step(NamedTuple):
@@ -35,26 +37,26 @@ class Step(NamedTuple):
     first: int
     end: int
     hits: Ints
-    """Of each request, blocks."""
+    """The hit blocks of each request."""
     runs: Runs
     cached: NDArray[np.uint16] | None
-    """Of each block of these requests, hit or not: bit ``p`` is set if an earlier request had it in its tenth ``p``."""
+    """The tenths in which earlier requests had each block of these, hit or not: bit ``p`` is set for tenth ``p``."""
 
 
 class Blocks:
-    """What is known of each block; all -1 or 0 for a number that does not occur."""
+    """The state of each block; all -1 or 0 for a number that does not occur."""
 
     def __init__(self, numbers: int, *, parts: bool) -> None:
         self.first = np.full(numbers, -1, np.int32)
-        """The row."""
+        """The row that used the block first."""
         self.last = np.full(numbers, -1, np.int32)
         self.uses = np.zeros(numbers, np.int32)
-        """Requests."""
+        """The number of requests that used the block."""
         self.parts = np.zeros(numbers if parts else 0, np.uint16)
 
 
 def walk(columns: Columns, blocks: Blocks) -> Iterator[Step]:
-    """In order of time. ``blocks`` is complete at the end; it takes note of tenths if it was made for that."""
+    """Yields the steps in order of time. At the end ``blocks`` is complete, with tenths if it was made for them."""
     starts, first = columns.starts, 0
     while first < len(columns):
         end = max(first + 1, int(np.searchsorted(starts, starts[first] + STEP_IDS, side="right")) - 1)
@@ -104,19 +106,19 @@ class _Groups:
         self._sizes = np.diff(np.append(self._heads, len(ids)))
         self._row = rows[self._heads]
         self._firsts = np.flatnonzero(new_block[self._heads])
-        """Of each block its first group."""
+        """The first group of each block."""
         self._block = block[self._heads][self._firsts]
         self._groups = np.diff(np.append(self._firsts, len(self._heads)))
-        """Of each block how many."""
+        """The number of groups of each block."""
 
     def _spread(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        """A value for each group to where its blocks are in the requests."""
+        """Returns an array with each group's value where its blocks are in the requests."""
         out = np.empty(len(self._at), values.dtype)
         out[self._at] = np.repeat(values, self._sizes)
         return out
 
     def history(self, blocks: Blocks) -> tuple[Ints, Ints]:
-        """Of each use, the row before and the row that stored the block; -1: none. Updates ``blocks``."""
+        """Returns for each use the row before and the row that stored the block; -1: none. Updates ``blocks``."""
         block = self._block
         before = np.empty_like(self._row)
         before[1:] = self._row[:-1]
@@ -131,7 +133,7 @@ class _Groups:
         return self._spread(before), self._spread(stored)  # type: ignore[return-value]
 
     def cached(self, blocks: Blocks, bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
-        """Of each use, the bits of the block's earlier uses in other requests. Updates ``blocks``."""
+        """Returns for each use the bits of the block's earlier uses in other requests. Updates ``blocks``."""
         own = np.bitwise_or.reduceat(bits[self._at], self._heads)
         old = blocks.parts[self._block]
         earlier = np.repeat(old, self._groups)
@@ -146,11 +148,11 @@ class _Groups:
 
 
 def _or_before(values: NDArray[np.uint16], sizes: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """Of each value, all before it in its segment, joined by or; segments of these sizes follow each other."""
+    """Returns for each value the bitwise or of all before it in its segment; ``sizes`` are those of the segments."""
     place = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     joined = values.copy()
     step, longest = 1, int(sizes.max())
-    while step < longest:  # each covers twice as many as before
+    while step < longest:  # each round covers twice as many values
         joined[step:] |= np.where(place[step:] >= step, joined[:-step], 0)
         step *= 2
     result = np.zeros_like(values)
@@ -159,14 +161,14 @@ def _or_before(values: NDArray[np.uint16], sizes: NDArray[np.int64]) -> NDArray[
 
 
 class Taker(Protocol):
-    """Takes note of what a figure needs."""
+    """A collector of what a figure needs."""
 
     def take(self, step: Step) -> None:
-        """Of some successive requests."""
+        """Takes note of some successive requests."""
 
 
 class Survey:
-    """``hits``: of each request, blocks; ``blocks``: as they are at the end."""
+    """A walk over all uses. ``hits`` has the hit blocks of each request, ``blocks`` the state at the end."""
 
     def __init__(self, columns: Columns, *, parts: bool) -> None:
         self.columns = columns
@@ -174,7 +176,7 @@ class Survey:
         self.blocks = Blocks(columns.numbers, parts=parts)
 
     def run(self, takers: Iterable[Taker], progress: Callable[[int], None]) -> None:
-        """``progress`` hears how many requests are done."""
+        """Runs the walk; calls ``progress`` with the number of requests that are done."""
         takers = tuple(takers)
         for step in walk(self.columns, self.blocks):
             self.hits[step.first : step.end] = step.hits

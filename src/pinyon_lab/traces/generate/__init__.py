@@ -1,4 +1,4 @@
-"""Workloads made by a seed: sources of requests, and profiles with the statistics that papers print."""
+"""Workloads generated from a seed: sources of requests, and profiles with the statistics that papers print."""
 
 from pinyon_lab.traces.generate.generator import generate
 from pinyon_lab.traces.generate.profile import DAY_S

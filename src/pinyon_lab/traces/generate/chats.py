@@ -1,4 +1,4 @@
-"""Conversations, turn by turn."""
+"""Conversations, generated turn by turn."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ ANSWER_S_PER_TOKEN = 0.02
 class _Chat:
     user: int
     factor: float
-    """On what its turns add."""
+    """The conversation's factor on what its turns add."""
     again: float
-    """Probability of one more after the second and later turns."""
+    """The probability of one more turn after the second and later ones."""
     system: list[int]
     blocks: list[int]
-    """Of the last prompt,"""
+    """The blocks of the last prompt."""
     prompt: int
-    """which has this many tokens,"""
+    """The tokens of the last prompt."""
     last: str = ""
-    """and whose name this is."""
+    """The name of the last request."""
     turn: int = 0
 
 
 class ChatSource:
-    """Of one kind."""
+    """A source of conversations of one kind."""
 
     def __init__(self, profile: Profile, chats: Chats, users: Users, chatty: Sequence[bool], ids: Ids) -> None:
-        """``chatty``: by user."""
+        """Starts without conversations. ``chatty``: whether a user mostly goes on talking, by user."""
         self._chats = chats
         self._users = users
         self._chatty = chatty
@@ -51,10 +51,10 @@ class ChatSource:
             (1 - chats.long_share) / (1 - chats.again_later) + chats.long_share / (1 - chats.long_again)
         )
         self.begins_per_request = chats.share / turns
-        """Conversations."""
+        """The conversations that begin for each request of the whole workload."""
 
     def begin(self, now_s: float, rng: Random) -> Made:
-        """The first turn of a new conversation."""
+        """Returns the first turn of a new conversation."""
         chats = self._chats
         factor = log_normal(rng, chats.spread)
         again = chats.long_again if rng.random() < chats.long_share else chats.again_later

@@ -1,4 +1,4 @@
-"""Draws from distributions by what a generator's ``random()`` gives, which is the same in every version of Python."""
+"""Draws from distributions by a generator's ``random()``, which is the same in every version of Python."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from random import Random
 
 
 def exponential(rng: Random, mean: float) -> float:
-    """Of that mean."""
+    """Draws from an exponential distribution of this mean."""
     return -mean * math.log(1.0 - rng.random())
 
 
 def log_normal(rng: Random, sigma: float) -> float:
-    """Of mean 1, ``sigma`` that of the logarithm; nothing is drawn where that is 0."""
+    """Draws from a log-normal distribution of mean 1; ``sigma`` is that of the logarithm. 0: nothing is drawn."""
     if not sigma:
         return 1.0
     # Box-Muller
@@ -22,10 +22,10 @@ def log_normal(rng: Random, sigma: float) -> float:
 
 
 class Quantiles:
-    """Between the points the logarithm is linear, so that what lies between P90 and P99 is spread as long tails are."""
+    """A distribution by quantiles, with a linear logarithm between: values from P90 to P99 spread as long tails do."""
 
     def __init__(self, *points: tuple[float, float]) -> None:
-        """``(share, value)``, rising in both, from share 0 to 1; values are positive. Raises ``ValueError``."""
+        """Takes ``(share, value)``, rising in both, from share 0 to 1; values are positive. Raises ``ValueError``."""
         shares, values = [share for share, _ in points], [value for _, value in points]
         if shares[:1] != [0] or shares[-1] != 1 or shares != sorted(shares):
             raise ValueError(f"no quantiles, shares do not rise from 0 to 1: {points}")
@@ -42,7 +42,7 @@ class Quantiles:
         return hash(self._points)
 
     def at(self, share: float) -> float:
-        """The value below which that share in [0, 1) of all lies."""
+        """Returns the value below which that share in [0, 1) of all lies."""
         shares, logs = self._shares, self._logs
         after = min(bisect_right(shares, share), len(shares) - 1)
         span = shares[after] - shares[after - 1]

@@ -1,4 +1,4 @@
-"""Requests of a profile, in order of time, as many as one likes: what is kept is what goes on."""
+"""The requests of a profile in order of time, without an end: only conversations and jobs under way are kept."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pinyon_lab.traces.row import TraceRow
 
 
 def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
-    """The same rows for the same profile and seed (from 0). The busiest user is 0. Memory: the conversations and jobs
-    that go on, and a program per user."""
+    """Yields the rows of a profile, the same ones for the same seed (from 0). The busiest user is 0. Memory holds the
+    conversations and jobs under way, and a program for each user."""
     rng = Random(seed)
     ids = Ids(FORMATS[profile.format].block_tokens)
     users = Users(weights(profile.users.number, profile.users.points, profile.users.steepness))
@@ -34,7 +34,7 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
     ]
     busiest = max(days)
     number = len(sources)
-    # when, a number that no other has, and what happens then: perhaps a beginning of a source, or what goes on
+    # time, unique number, and event: a source that may begin something, or what goes on
     heap: list[tuple[float, int, Source | Then]] = [
         (-profile.warm_up_s, place, source) for place, source in enumerate(sources)
     ]

@@ -1,4 +1,4 @@
-"""What a workload to be generated consists of. Lengths are in tokens, times in seconds."""
+"""The parts of a workload to be generated. Lengths are in tokens, times in seconds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class Hours:
-    """How traffic changes over the day: ``night`` is the least rate, the greatest is 1; people take ``slower`` times as
-    long at night."""
+    """The course of traffic over the day, from rate ``night`` to 1. At night, people take ``slower`` times as long."""
 
     night: float = 1.0
     slower: float = 1.0
     workdays_differ: float = 0.0
-    """Share by which a day's rate may differ from another's."""
+    """The share by which a day's rate may differ from another's."""
 
     def rate(self, time_of_day_s: float) -> float:
-        """Between ``night`` and 1: least at 4:00, high from 10:00 to 21:00."""
+        """Returns the rate between ``night`` and 1: lowest at 4:00, high from 10:00 to 21:00."""
         hour = time_of_day_s / 3600.0 % 24.0
         wave = 0.5 - 0.5 * math.cos(2 * math.pi * (hour - 4.0) / 24.0)
         return self.night + (1.0 - self.night) * min(1.0, 2.0 * wave)
 
     def slowness(self, time_of_day_s: float) -> float:
-        """1 where the rate is 1."""
+        """Returns the factor on people's times; 1 where the rate is 1."""
         if self.night >= 1.0:
             return 1.0
         return 1.0 + (self.slower - 1.0) * (1.0 - self.rate(time_of_day_s)) / (1.0 - self.night)
@@ -37,7 +36,7 @@ class Hours:
 
 @dataclass(frozen=True)
 class UserGroups:
-    """See :func:`pinyon_lab.traces.generate.source.weights`."""
+    """The parameters of :func:`pinyon_lab.traces.generate.source.weights`."""
 
     number: int
     points: tuple[tuple[float, float], ...]
@@ -46,75 +45,75 @@ class UserGroups:
 
 @dataclass(frozen=True)
 class Chats:
-    """Conversations of people: each turn's prompt is the last one's with its answer and something new."""
+    """Conversations of people, in which each prompt is the last one with its answer and something new."""
 
     kind: str
     share: float
-    """Of all requests."""
+    """The share of all requests."""
     again_first: float
-    """Probability of a second turn, over all users."""
+    """The probability of a second turn, over all users."""
     again_later: float
-    """And of one more after that."""
+    """The probability of one more turn after that."""
     long_share: float
-    """Of the conversations that have a second turn, those that go on and on,"""
+    """The share of conversations with a second turn that go on with ``long_again``."""
     long_again: float
-    """with this probability."""
+    """The probability of one more turn in long conversations."""
     first: Quantiles
-    """Of the first prompt, without what the application puts before it."""
+    """The length of the first prompt without the application's instructions."""
     more: Quantiles
-    """That a later turn adds."""
+    """The tokens that a later turn adds."""
     output: Quantiles
     think_s: float
-    """Mean time to the next turn, exponential,"""
+    """The mean time to the next turn, which is exponential."""
     think_later: float
-    """times this after the second and later ones."""
+    """The factor on that time after the second and later turns."""
     spread: float = 0.0
-    """Sigma of the logarithm of a conversation's own factor on what its turns add; mean 1."""
+    """The sigma of the logarithm of a conversation's own factor on what its turns add; mean 1."""
     system_tokens: int = 0
-    """What the application puts before all conversations of this kind."""
+    """The length of the instructions that the application puts before all conversations of this kind."""
     system_life_s: float = math.inf
-    """After which that is another one."""
+    """The time after which these instructions change."""
     system_known: float = 1.0
-    """Share of the conversations that begin with it."""
+    """The share of conversations that begin with them."""
     context_max: int = 26_624
-    """Prompts that would be longer lose the older half of the conversation."""
+    """The limit of prompts; longer ones lose the older half of the conversation."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs that call an API: each job is a series of calls with the same instructions and something of its own."""
+    """Programs that call an API. Each job is a series of calls with the same instructions and something of its own."""
 
     kind: str
     share: float
-    """Of all requests."""
+    """The share of all requests."""
     calls: Quantiles
-    """Of a job."""
+    """The number of calls of a job."""
     per_s: Quantiles
-    """Calls of a job."""
+    """The calls per second of a job."""
     tokens: Quantiles
-    """Of a prompt: a program's own, its calls are spread around it; of one that all users share, what a call adds."""
+    """The length of a program's prompts, around which its calls spread; of shared programs, what a call adds."""
     fixed: tuple[float, float]
-    """Share of a prompt that is instructions: from, to."""
+    """The share of a prompt that is instructions: from, to."""
     output: Quantiles
     life_s: float = math.inf
-    """After which a program has other instructions."""
+    """The time after which a program has other instructions."""
     head_users: float = 0.0
-    """Share of users, the busiest ones, whose prompts are longer"""
+    """The share of users, the busiest ones, whose prompts are longer."""
     head_longer: float = 1.0
-    """by this factor."""
+    """The factor by which they are longer."""
     same: float = 0.0
-    """Share of calls whose text was asked before,"""
+    """The share of calls whose text was asked before."""
     same_after_s: Quantiles | None = None
-    """that long before."""
+    """The time since that text was asked."""
     second_turn: float = 0.0
-    """Share of calls that are followed up."""
+    """The share of calls with a second turn."""
     hot: tuple[tuple[float, int], ...] = ()
-    """(share of these calls, blocks of instructions) of programs that all users share."""
+    """The programs that all users share: ``(share of these calls, blocks of instructions)``."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A workload: ``per_s`` requests on average of a day's busiest time, from ``start_s`` after midnight on."""
+    """A workload of ``per_s`` requests at a day's busiest time, on average, from ``start_s`` after midnight on."""
 
     name: str
     format: str
@@ -125,15 +124,15 @@ class Profile:
     users: UserGroups
     parts: tuple[Chats | Programs, ...]
     chatty_users: float = 0.0
-    """Share of users who go on talking more often,"""
+    """The share of users who have a second turn more often."""
     chatty_more: float = 1.0
-    """by this factor, at most 1 / ``chatty_users``."""
+    """The factor by which they do, at most 1 / ``chatty_users``."""
     warm_up_s: float = 3600.0
-    """What began that long before is under way already."""
+    """The time before the start at which generation begins, so that conversations and jobs are under way."""
 
 
 class Free(NamedTuple):
-    """A parameter that nobody published: its usual value and the range in which it may well lie."""
+    """A parameter that nobody published: its usual value and its plausible range."""
 
     usual: float
     low: float
@@ -142,7 +141,7 @@ class Free(NamedTuple):
 
 
 class ProfileSpec(NamedTuple):
-    """How a profile is made from its free parameters."""
+    """A profile that is made from its free parameters."""
 
     text: str
     free: Mapping[str, Free]

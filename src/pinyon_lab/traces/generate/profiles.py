@@ -1,8 +1,8 @@
-"""The workloads that can be generated, and what nobody published about them.
+"""The workloads that can be generated, and their parameters that nobody published.
 
-A and B are the two of "KVCache cache in the wild" §3 (one cluster of a cloud; people's services, and programs that call
-an API), ``toolagent`` is Mooncake's (Table 2). What is printed there is a constant here, beside it where; what is not
-is a :class:`Free` parameter with a range. Where the paper contradicts itself Fig. 5 is followed: next-turn
+A and B are from "KVCache cache in the wild" §3: in one cluster of a cloud, people's services, and programs that call an
+API. The profile ``toolagent`` is Mooncake's (Table 2). What is printed there is a constant here, with its place; other
+parameters are :class:`Free` within a range. Where the paper contradicts itself, Fig. 5 is followed: next-turn
 probabilities of 0.5 and 0.8 (§3.3) would make 71 % multi-turn requests, not 46 %.
 """
 
@@ -33,7 +33,7 @@ def _qwen_a(free: Mapping[str, float]) -> Profile:
     answers = Quantiles((0, 20), (0.5, 240), (0.9, 500), (0.99, 1100), (1, 3000))
     text = Chats(
         "text",
-        0.78,  # Fig. 5, as are the others' shares
+        0.78,  # Fig. 5, as the other kinds' shares
         again_first=0.325,
         again_later=0.62,
         long_share=long_share,
@@ -107,7 +107,7 @@ def _qwen_b(free: Mapping[str, float]) -> Profile:
         ),  # §3.2, Fig. 8
         parts=(
             Programs(
-                "",  # §3.1: nothing is known of their types
+                "",  # §3.1: their types are unknown
                 1.0,
                 calls=Quantiles(
                     (0, 1), (0.5, free["calls"]), (0.9, free["calls"] * 6), (0.99, 25 * free["calls"]), (1, 1e3)
@@ -160,7 +160,7 @@ def _toolagent(free: Mapping[str, float]) -> Profile:
                 output=Quantiles((0, 3), (0.5, 320), (0.9, 640), (1, 2000)),
                 think_s=free["think_s"],
                 think_later=1.0,
-                system_tokens=512,  # DualMap A.2.1: one block of the system's
+                system_tokens=512,  # DualMap A.2.1: one block is the system's
                 context_max=131_072,
             ),
         ),
@@ -208,11 +208,10 @@ PROFILES: Mapping[str, ProfileSpec] = {
         _toolagent,
     ),
 }
-"""By name."""
 
 
 def profile(name: str, /, **free: float) -> Profile:
-    """With these values of free parameters. Raises :class:`InvalidArgument`, for a name or a value out of range."""
+    """Returns a profile with these free parameters. Raises :class:`InvalidArgument` for an unknown name or value."""
     if name not in PROFILES:
         hint = did_you_mean(name, PROFILES)
         raise InvalidArgument(f"no profile {name!r}{hint}; known: {', '.join(PROFILES)}", field="profile")

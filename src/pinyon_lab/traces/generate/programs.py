@@ -1,4 +1,4 @@
-"""Programs that call an API, job by job."""
+"""Programs that call an API, generated job by job."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pinyon_lab.traces.generate.profile import Profile, Programs
 from pinyon_lab.traces.generate.source import Ids, Made, Users
 
 TEXTS_MAX = 4096
-"""Of a program, those that may be asked again."""
+"""The number of a program's texts that may be asked again."""
 LATE_S = 10.0
-"""What no call of the program asked again until then is not any more."""
+"""The time by which a text that is due to be asked again may be late; then it is given up."""
 SPREAD = 0.4
-"""Sigma of the logarithm of what a call adds to a program's own instructions."""
+"""The sigma of the logarithm of what a call adds to a program's own instructions."""
 
 
 class _Program:
@@ -25,20 +25,20 @@ class _Program:
         self.born_s = born_s
         self.instructions = instructions
         self.tokens = tokens
-        """Of a prompt, typically; 0: each call's own."""
+        """The typical length of a prompt; 0: each call has its own."""
         self.texts: list[tuple[float, int, list[int]]] = []
-        """A heap: when, how many tokens and which blocks are to be asked again."""
+        """A heap of texts to be asked again: time, number of tokens, blocks."""
 
 
 class _Job(NamedTuple):
     user: int
     hot: _Program | None
-    """None: the user's own."""
+    """A program that all users share; None: the user's own program."""
     per_s: float
 
 
 class ProgramSource:
-    """Of one kind. Each user has one program; and there are those that all share."""
+    """A source of programs' calls of one kind. Each user has a program, and there are programs that all share."""
 
     def __init__(self, profile: Profile, programs: Programs, users: Users, ids: Ids) -> None:
         self._programs = programs
@@ -52,11 +52,11 @@ class ProgramSource:
         self.begins_per_request = programs.share / (calls * (1 + programs.second_turn))
 
     def begin(self, now_s: float, rng: Random) -> Made:
-        """The first call of a job."""
+        """Returns the first call of a job."""
         programs = self._programs
         user, hot = self._users.pick(rng), self._picked_hot(rng)
         if hot is None:
-            self._own(user, now_s, rng)  # a new one's draws come before the job's: else a seed would mean another trace
+            self._own(user, now_s, rng)  # its draws come before the job's: else a seed would mean another trace
         calls = max(1, round(programs.calls.at(rng.random())))
         return self._call(_Job(user, hot, programs.per_s.at(rng.random())), calls, now_s, rng)
 
@@ -80,7 +80,7 @@ class ProgramSource:
         return mine
 
     def _call(self, job: _Job, left: int, now_s: float, rng: Random) -> Made:
-        """``left``: calls of the job, with this one."""
+        """Returns a call; ``left`` is the number of calls of the job, with this one."""
         programs = self._programs
         prompt, blocks = self._text(job.hot or self._own(job.user, now_s, rng), now_s, rng)
         output = max(1, round(programs.output.at(rng.random())))
@@ -96,7 +96,7 @@ class ProgramSource:
         return made._replace(then_s=then_s, then=go_on)
 
     def _text(self, program: _Program, now_s: float, rng: Random) -> tuple[int, list[int]]:
-        """Tokens and blocks: one that is to be asked again, or a new one."""
+        """Returns tokens and blocks of a text that is to be asked again, or of a new one."""
         programs, ids, texts = self._programs, self._ids, program.texts
         while texts and texts[0][0] < now_s - LATE_S:
             heappop(texts)
@@ -117,11 +117,11 @@ class ProgramSource:
         return prompt, blocks
 
     def _follow_up(self, last: Made, job: _Job, left: int, now_s: float, rng: Random) -> Made:
-        """The second turn after a call; then the job goes on."""
+        """Returns the second turn after a call; then the job goes on."""
         programs, ids = self._programs, self._ids
         prompt = last.input_tokens + last.output_tokens + max(1, round(programs.tokens.at(rng.random()) / 4))
         blocks = ids.extended(last.blocks[: last.input_tokens // ids.block_tokens], prompt)
-        # its answer is as long as the call's
+        # the answer is as long as the call's
         made = Made(prompt, last.output_tokens, blocks, programs.kind, 2, ids.name(), last.chat, job.user)
         if left <= 1:
             return made

@@ -1,4 +1,4 @@
-"""What sources of requests have in common: ids, and users by the shares that papers print of the busiest ones."""
+"""The common parts of sources of requests: ids, and users by the shares that papers print of the busiest ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 
 class Ids:
-    """Names and block ids, none twice."""
+    """Names and block ids, each given once."""
 
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -23,7 +23,7 @@ class Ids:
         return list(range(first, self._block))
 
     def extended(self, kept: list[int], tokens: int) -> list[int]:
-        """``kept`` and as many fresh ones as a prompt of that many tokens has beyond it."""
+        """Returns ``kept`` and as many fresh blocks as a prompt of that many tokens needs beside it."""
         return kept + self.fresh(-(-tokens // self.block_tokens) - len(kept))
 
     def name(self) -> str:
@@ -43,28 +43,30 @@ class Made(NamedTuple):
     parent: str
     user: int
     then_s: float = 0.0
-    """When ``then`` makes the next one."""
+    """The time at which ``then`` makes the next request."""
     then: Then | None = None
 
 
 Then = Callable[[float, Random], Made]
-"""What goes on: makes a request at the time it is given."""
+"""A function that makes the next request at a given time."""
 
 
 class Source(Protocol):
     begins_per_request: float
-    """How many beginnings there are for each request of the whole workload."""
+    """The number of series that begin for each request of the whole workload."""
 
     def begin(self, now_s: float, rng: Random) -> Made:
-        """The first request of a series that begins now."""
+        """Returns the first request of a series that begins now."""
         ...
 
 
 def weights(count: int, points: Sequence[tuple[float, float]], steepness: float) -> list[float]:
-    """Of ``count`` users, group by group, in all 1. ``points``: (share of the users, the busiest first; share of the
-    requests that they send), rising, the last one (1, 1). Within a group the first sends ``steepness`` times what the
-    last one does, geometrically between; the first of the next group may send more than that last one. Raises
-    ``ValueError``."""
+    """Returns the weights of ``count`` users, group by group, with the sum 1.
+
+    The ``points`` are (share of the users, the busiest first; share of the requests that they send), rising to (1, 1).
+    Within a group the first user sends ``steepness`` times as much as the last, geometrically between. The first of the
+    next group may send more than that last one. Raises ``ValueError`` for an empty group, or an incomplete last one.
+    """
     result: list[float] = []
     last_share, last_sent = 0.0, 0.0
     for share, sent in points:
@@ -82,7 +84,7 @@ def weights(count: int, points: Sequence[tuple[float, float]], steepness: float)
 
 
 class Users:
-    """Picked by weight."""
+    """Users, drawn by weight."""
 
     def __init__(self, of_each: Sequence[float]) -> None:
         self._until = list(accumulate(of_each))
