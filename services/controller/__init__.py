@@ -1,1 +1,1 @@
-"""The regional controller: which regions and load balancers there are, and who stands in for one that failed."""
+"""The regional controller: the regions and load balancers there are, and which of these stands in for a failed one."""

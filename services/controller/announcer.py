@@ -1,4 +1,4 @@
-"""Tells load balancers the federation: each once it has come, all of them after each change."""
+"""The announcer tells load balancers the federation: each when it has come, all of them after each change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pinyon.federation.registry import Registry
 from pinyon.messages.federation import federation_to_proto
 
 GAP_S = 0.02
-"""Between two messages for one load balancer: changes close together travel together."""
+"""Seconds between two messages for one load balancer: changes close together travel together."""
 PER_LEASE = 4
-"""Messages that come in the time of a lease at least, so that none runs out for a lost moment."""
+"""Least messages in the time of a lease, so that none runs out for a lost moment."""
 
 
 class Announcer:
-    """Builds each message once, however many load balancers get it."""
+    """The source of messages, each of which is built once, however many load balancers get it."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -25,12 +25,12 @@ class Announcer:
         self._built: controller_pb2.SessionResponse | None = None
 
     def changed(self) -> None:
-        """There may be another version."""
+        """Announces that there may be another version."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def messages(self) -> AsyncGenerator[controller_pb2.SessionResponse, None]:
-        """For one load balancer: all of it, and again after changes; in between that nothing has changed."""
+        """Yields one load balancer's messages: everything, again after changes, in between that nothing has changed."""
         told = -1
         while True:
             news = self._news

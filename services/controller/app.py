@@ -32,7 +32,7 @@ from services.controller.settings import ControllerSettings
 from services.controller.state_file import StateFile, read_state
 
 DRAIN_S = 2.0
-"""Sessions end only when their load balancers do."""
+"""Seconds that a drain may take at most: sessions end only when their load balancers do."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Controller:
     pages: list[PageServer]
 
     async def start(self) -> dict[str, str]:
-        """Bound endpoints by name."""
+        """Starts all parts. Returns the bound endpoints by name."""
         endpoints = {"grpc": await self.server.start()}
         self.control.start(self.prober)
         if self.settings.http_listen:
@@ -72,10 +72,10 @@ def build(
     clock: Clock = time.monotonic,
     security: Security = NO_SECURITY,
 ) -> Controller:
-    """Wire a controller; nothing is started. Raises :class:`PinyonError` for files that cannot be used."""
+    """Wires a controller; nothing is started. Raises :class:`PinyonError` for files that cannot be used."""
     path = Path(settings.state_file) if settings.state_file else None
     state = None if path is None else read_state(path)
-    # Versions that go on from one beyond all measure could not be told some day: they begin anew.
+    # Versions that go on from one beyond all measure could not be told some day, so they begin anew.
     epoch = state.epoch if state is not None and state.version <= VERSION_MAX else secrets.token_hex(EPOCH_BYTES)
     registry = Registry(
         epoch, clock(), settings.timing(), load_geography(settings), load_distances(settings), settings.lbs_max
@@ -102,17 +102,17 @@ def build(
 
 
 def load_geography(settings: ControllerSettings) -> Geography:
-    """Raises :class:`InvalidArgument`."""
+    """Loads the policy of regions. Raises :class:`InvalidArgument`."""
     return read_json(settings.geography, "geography", parse_geography, ANYWHERE)
 
 
 def load_distances(settings: ControllerSettings) -> dict[Pair, float]:
-    """Raises :class:`InvalidArgument`."""
+    """Loads the table of distances. Raises :class:`InvalidArgument`."""
     return read_json(settings.distances, "distances", parse_distances, {})
 
 
 async def run(settings: ControllerSettings, context: ServiceContext) -> None:
-    """Serve until told to stop."""
+    """Serves until told to stop."""
 
     def use_geography(geography: Geography) -> None:
         controller.registry.geography = geography
@@ -120,7 +120,7 @@ async def run(settings: ControllerSettings, context: ServiceContext) -> None:
     def use_distances(table: dict[Pair, float]) -> None:
         controller.registry.table = table
 
-    # Before they are read, so that no change falls between.
+    # The files are watched before they are read, so that no change falls between.
     if path := settings.geography:
         context.files.add("policy of regions", [Path(path)], lambda: load_geography(settings), use_geography)
     if path := settings.distances:

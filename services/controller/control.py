@@ -1,4 +1,4 @@
-"""What the controller does with what it learns: decide, tell, write down, and have those that failed started again."""
+"""The controller's acts on what it learns: it decides, tells, writes down, and has failed load balancers restarted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from services.controller.state_file import StateFile
 
 PERIOD_S = 0.25
 LATE_S = 1.0
-"""More than that between two looks: the process itself stood still."""
+"""Seconds late between two looks, beyond which the process itself stood still."""
 EPOCH_BYTES = 8
 
 _log = get_logger("controller")
 
 
 class Control:
-    """The registry, and whoever must hear of it. ``start`` → ``close``; the other methods come from sessions."""
+    """The registry and all that must hear of it. ``start`` → ``close``; the other methods come from sessions."""
 
     def __init__(
         self,
@@ -40,8 +40,10 @@ class Control:
         *,
         remembered: Federation | None,
     ) -> None:
-        """``remembered``: what its file said, which the registry has recovered; load balancers tell it what came after
-        that. None: they tell it all."""
+        """Takes as ``remembered`` what the file said, which the registry has recovered.
+
+        Load balancers tell what came after that; if it is None, they tell all of it.
+        """
         self.registry = registry
         self._announcer = announcer
         self._file = file
@@ -73,7 +75,7 @@ class Control:
     # -- sessions
 
     def register(self, info: LbInfo, known: Federation | None) -> int:
-        """A session begins. Returns its number; raises as :meth:`Registry.register` does."""
+        """Begins a session and returns its number; raises as :meth:`Registry.register` does."""
         now_s = self._clock()
         session = self.registry.register(info, now_s)
         _log.info("%s of %s is here", info.lb_id, info.region, extra={"boot_id": info.boot_id})
@@ -87,7 +89,7 @@ class Control:
         self.settle()
 
     def heard(self, session: int, load: LbLoad | None, latencies_ms: dict[str, float], draining: bool) -> bool:
-        """False: another session is the load balancer's by now."""
+        """Records a report. Returns False if the load balancer has another session by now."""
         before = self.registry.awaits(session, draining)
         heard = self.registry.heard(session, load, latencies_ms, draining, self._clock())
         if before:
@@ -105,14 +107,14 @@ class Control:
             self._prober.look()
 
     async def written(self) -> int:
-        """The present version, once it is told and on the disk."""
+        """Returns the present version, once it is told and on the disk."""
         self.settle()
         version = self.registry.federation.version
         await self._file.wait(version)
         return version
 
     def settle(self) -> None:
-        """Whatever follows from what is known by now."""
+        """Settles what follows from what is known by now: failures, restarts, and a new federation for all."""
         now_s = self._clock()
         for info in self.registry.sweep(now_s):
             _log.warning("%s of %s has failed: not heard, and no answer", info.lb_id, info.region)
@@ -145,7 +147,7 @@ class Control:
             self.registry.renew(secrets.token_hex(EPOCH_BYTES))
         if state is None:
             news = known.epoch != federation.epoch
-        else:  # it was told, and had not reached the disk
+        else:  # versions that were told, and had not reached the disk
             news = known.epoch == state.epoch and (
                 state.version < known.version < self._began or known.version > self._told
             )

@@ -1,4 +1,4 @@
-"""What the controller shows to Prometheus."""
+"""The metrics that the controller shows to Prometheus."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ControllerMetrics:
         self.sessions = Gauge("pinyon_controller_sessions", "Load balancers with a session", registry=registry)
 
     def _outcomes(self, name: str, text: str, well: str, badly: str) -> Callable[[bool], None]:
-        """What counts them, told whether one went well."""
+        """Returns a function that counts outcomes, called with whether one went well."""
         counter = Counter(f"pinyon_controller_{name}_total", text, ("outcome",), registry=self._registry)
         return lambda good: counter.labels(well if good else badly).inc()
 
     def watch(self, known: Registry, clock: Clock) -> None:
-        """Show what is in the registry."""
+        """Shows what is in the registry."""
         registry = self._registry
         states = Gauge("pinyon_controller_load_balancers", "Load balancers by state", ("state",), registry=registry)
         for state in LbState:

@@ -1,4 +1,4 @@
-"""Asks load balancers whether they serve, beside their sessions: by gRPC's health service, at their address."""
+"""Probes of load balancers, beside their sessions: gRPC's health service at their address says whether they serve."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SUSPECTED_PERIOD_S = 0.25
 FAILED_PERIOD_S = 1.0
 PERIOD_S = 5.0
 AT_ONCE = 64
-"""Who waits for its turn loses nothing: a probe begins when it is sent."""
+"""Probes at once. Those that wait for their turn lose nothing: a probe begins when it is sent."""
 SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
-"""All load balancers have it, and another process that has the port by now does not know it."""
+"""A service of all load balancers, unknown to another process that may have the port by now."""
 
 _log = get_logger("controller.prober")
 
@@ -37,7 +37,7 @@ class _Probe:
 
 
 class Prober:
-    """``look`` now and then → ``close``. ``told`` is called after each answer that is news, or missing."""
+    """The prober: ``look`` now and then → ``close``. ``told`` is called after each answer that is news, or missing."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Prober:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def look(self) -> None:
-        """Begin the probes that are due."""
+        """Begins the probes that are due."""
         now_s = self._clock()
         members = {each.info.lb_id: each for each in self._registry.watched() if not each.left}
         for lb_id in [each for each in self._probes if each not in members]:
@@ -94,7 +94,7 @@ class Prober:
         probe.answered = answered
 
     async def _ask(self, info: LbInfo) -> bool:
-        """Whatever it answers, it lives; whether it is ready it says in its reports."""
+        """Returns whether it answers at all: then it lives; whether it is ready it says in its reports."""
         channel = self._channels.open(info.grpc_address, peer_name(LB, info.lb_id))
         try:
             await health_pb2_grpc.HealthStub(channel).Check(

@@ -1,6 +1,6 @@
-"""``GET /v1/regions``: the list of regions and their load balancers for clients and name servers, the nearest first.
+"""The page ``GET /v1/regions``: regions and their load balancers for clients and name servers, the nearest first.
 
-``?lat=50.1&lon=8.7`` or ``?region=eu-west`` says where the client is; ``&live=1`` leaves out whoever does not serve it.
+``?lat=50.1&lon=8.7`` or ``?region=eu-west`` says where the client is; ``&live=1`` leaves out all that do not serve it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KNOWN = frozenset(("lat", "lon", "region", "live"))
 
 
 class RegionsPage:
-    """A WSGI application. ``show`` is called on the event loop, the rest in threads, which read what nobody changes."""
+    """A WSGI application. ``show`` is called on the event loop, the rest in threads, which read immutable values."""
 
     def __init__(self) -> None:
         self._shown: tuple[Federation, Geography, Distances] = (Federation(), ANYWHERE, Distances())
@@ -51,7 +51,7 @@ class RegionsPage:
         return [body]
 
     def answer(self, method: str, path: str, query: str) -> tuple[int, dict[str, Any]]:
-        """HTTP status and JSON document."""
+        """Returns the HTTP status and the JSON document."""
         if path == "/health":
             return 200, {"status": "ok"}
         if path != "/v1/regions":
@@ -73,7 +73,7 @@ def _error(message: str) -> dict[str, Any]:
 
 
 def _asked(query: str) -> tuple[Position | None, str, bool]:
-    """Raises :class:`InvalidArgument`."""
+    """Returns position, region and ``live`` of a query. Raises :class:`InvalidArgument`."""
     if len(query) > QUERY_CHARS_MAX:
         raise InvalidArgument(f"the query has more than {QUERY_CHARS_MAX} characters")
     pairs = parse_qsl(query, keep_blank_values=True)

@@ -1,4 +1,4 @@
-"""Has failed load balancers started again: a command, in the background, later each time, and not for ever."""
+"""Restarts of failed load balancers: a command, in the background, later each time, and not for ever."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = get_logger("controller.restarts")
 
 
 class Restarts:
-    """``failed`` begins, ``back`` ends it, for each load balancer by itself. Without a command it does nothing."""
+    """The restarts of each load balancer, from ``failed`` to ``back``. Without a command, nothing happens."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Restarts:
             self._tasks[info.lb_id] = asyncio.create_task(self._restart(info), name=f"restart {info.lb_id}")
 
     def back(self, lb_id: str) -> None:
-        """It serves again, or is to be forgotten."""
+        """Ends the restarts of a load balancer that serves again, or is to be forgotten."""
         task = self._tasks.pop(lb_id, None)
         if task is not None:
             task.cancel()
@@ -80,7 +80,7 @@ class Restarts:
             "PINYON_FAILED_ATTEMPT": str(attempt),
         }
         _log.info("starting %s of %s again, attempt %d", info.lb_id, info.region, attempt)
-        # No pipe: what it has started may hold the other end, and write to it, after we are gone.
+        # There is no pipe: what the hook has started may hold the other end, and write to it, after we are gone.
         with tempfile.TemporaryFile() as output:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -113,7 +113,7 @@ class Restarts:
 
 
 async def _reaped(process: asyncio.subprocess.Process) -> None:
-    """It was killed: a cancellation is passed on once it is gone."""
+    """Waits for a killed process, and passes a cancellation on once it is gone."""
     waiting = asyncio.ensure_future(process.wait())
     cancelled = False
     while not waiting.done():

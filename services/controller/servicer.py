@@ -33,7 +33,7 @@ CONTROLLER_CALLERS: Callers = {
     # The servicer compares the id that registers with that of the certificate.
     "Session": frozenset((LB,)),
     "ListRegions": frozenset((LB, ADMIN)),
-    # Where requests go: without TLS, the servicer lets in only who is on this machine.
+    # These decide where requests go: without TLS, the servicer lets in only callers on this machine.
     "AddInstance": frozenset((ADMIN,)),
     "RemoveInstance": frozenset((ADMIN,)),
     "ForgetLoadBalancer": frozenset((ADMIN,)),
@@ -48,7 +48,7 @@ _log = get_logger("controller")
 
 
 class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
-    """Messages to values, tell, values to messages."""
+    """The methods: they turn messages into values, tell the control, and turn values into messages."""
 
     def __init__(
         self,
@@ -177,6 +177,6 @@ def known_of(message: controller_pb2.SessionRequest, context: Any) -> Federation
 def _named(
     request: controller_pb2.AddInstanceRequest | controller_pb2.RemoveInstanceRequest,
 ) -> tuple[str, str, str]:
-    """Region, cluster, instance."""
+    """Returns region, cluster and instance."""
     cluster = check_region(request.cluster, "cluster") if request.cluster else ""
     return check_region(request.region, "region"), cluster, check_instance(request.instance, "instance")

@@ -1,4 +1,4 @@
-"""What the controller can be told."""
+"""The settings of the controller."""
 
 from __future__ import annotations
 

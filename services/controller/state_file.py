@@ -1,4 +1,4 @@
-"""What the controller knows, in a file: whole, replaced at once, on the disk before anybody relies on it."""
+"""The controller's knowledge in a file: whole, replaced at once, on the disk before anybody relies on it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = get_logger("controller.state")
 
 
 def read_state(path: Path) -> Federation | None:
-    """None when there is no file. What is broken is put aside as ``PATH.broken``, and counts as none: load balancers
-    know it, too.
+    """Returns the federation in the file, or None without a file.
 
-    Raises :class:`InvalidArgument` (field ``state_file``) for a file that cannot be read, or of a later version.
+    A broken file is put aside as ``PATH.broken`` and counts as none: load balancers know it all, too. Raises
+    :class:`InvalidArgument` (field ``state_file``) for a file that cannot be read, or of a later version.
     """
     try:
         with path.open("rb") as file:
@@ -85,13 +85,13 @@ def _write(path: Path, federation: Federation) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)  # else the name may be the old file's after a crash
+        os.fsync(folder)  # else the name may stand for the old file after a crash
     finally:
         os.close(folder)
 
 
 class StateFile:
-    """``start`` → (``keep`` with each version) → ``close``. Writes the last one; one that fails is tried again."""
+    """The file: ``start`` → (``keep`` with each version) → ``close``. Writes the last version, and retries failures."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class StateFile:
         written: Callable[[bool], None] = lambda _: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Without a path nothing is kept, and all of it counts as written. ``written`` is told of each attempt."""
+        """Takes a path; without one, nothing is kept, but counts as written. ``written`` is told of each attempt."""
         self._path = path
         self._told = written
         self._sleep = sleep
@@ -107,10 +107,10 @@ class StateFile:
         self._news = asyncio.Event()
         self._done = asyncio.Condition()
         self._version = 0
-        """On the disk."""
+        """The version on the disk."""
         self._task: asyncio.Task[None] | None = None
         self._writing: asyncio.Future[None] | None = None
-        """By a thread, which goes on when nobody waits for it any more."""
+        """The thread's write, which goes on when nobody waits for it any more."""
 
     def start(self) -> None:
         if self._path is not None:
@@ -121,7 +121,7 @@ class StateFile:
         self._news.set()
 
     async def wait(self, version: int) -> None:
-        """Until that version is on the disk. Raises :class:`Unavailable` when that takes too long."""
+        """Waits until that version is on the disk. Raises :class:`Unavailable` when that takes too long."""
         if self._path is None:
             return
         try:
@@ -131,7 +131,7 @@ class StateFile:
             raise Unavailable("it counts from now on, but could not be written to the state file") from None
 
     async def close(self) -> None:
-        """What was kept last is written once more if need be."""
+        """Ends the writing task, and writes what was kept last once more if need be."""
         if self._task is None or self._path is None:
             return
         await ended(self._task)
@@ -164,7 +164,7 @@ class StateFile:
             _log.error("cannot write %s: %s", path, error.strerror or error)
             self._told(False)
             return False
-        except Exception:  # whatever one version cannot be written for, a later one may be written
+        except Exception:  # what hinders the write of one version may not hinder a later one's
             _log.exception("cannot write version %d to %s", federation.version, path)
             self._told(False)
             return False

@@ -1,4 +1,4 @@
-"""What enters the next engine step: which prompts are on their way, who is in the batch, and how prompts are cut."""
+"""The next engine step: which prompts are in progress, which requests are in the batch, and how prompts are cut."""
 
 from pinyon.batching.chunked_hash_tree import BestRequest, ChunkedHashTree
 from pinyon.batching.decoded_prefixes import LEVEL_BLOCKS, DecodedPrefixes

@@ -1,16 +1,17 @@
-"""Which waiting request is closest to the batch, and how deep the prefix is that the whole batch shares (FEATHER §4.2).
+"""A tree of chunk hashes: the waiting request closest to the batch, and the batch's shared prefix (FEATHER §4.2).
 
-A request is a vector of cumulative hashes, one for each chunk of its tokens: two requests have the same hash at a level
-only if all that comes before is equal, too. So what the active requests cover is a set of paths from the root, and of a
-waiting request that lacks which, the levels that it *misses* are all those behind the deepest one that is covered.
+A request is a vector of cumulative hashes, one for each chunk of its tokens. Two requests have the same hash at a level
+only if all that comes before is equal, too. So what the active requests cover is a set of paths from the root. The
+levels that a waiting request *misses* are all those behind its deepest covered one.
 
 The paper keeps a count of missing levels for each request and goes through all requests at each hash that an addition
-covers: O(C · W_h · log W). Here levels at which nobody branches off and nobody ends are one node, and a node knows its
-*best* waiting request, the shortest one and of those the first to come. Where a request has its deepest covered node,
-it misses its length less the level of that node; counted from a covered node further up it would miss more. So the
-smallest over all covered nodes of (length of its best - level) belongs to the request that misses least. An operation
-takes O(D · log W) for the D nodes on one request's path, at most as many as there are requests that branch off from it
-or end on it, and O(C) where hashes are added or go.
+covers: O(C · W_h · log W). Here levels at which no request branches off or ends are one node. A node knows its
+*best* waiting request, the shortest one and of those the first to come. At its deepest covered node, a request misses
+its length less the node's level; counted from a covered node further up, it would miss more. So the smallest (length of
+its best - level) over all covered nodes belongs to the request that misses least.
+
+An operation takes O(D · log W) for the D nodes on one request's path, and O(C) where hashes are added or go. D is at
+most the number of requests that branch off from the path or end on it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ import xxhash
 R = TypeVar("R", bound=Hashable)
 
 _ARRIVAL_BITS: Final = 40
-"""Of a rank: its upper bits are levels, the lower ones the arrival. Both fit into a small integer."""
+"""Bits for the arrival in a rank, below its levels. Both fit into a small integer."""
 ARRIVALS: Final = (1 << _ARRIVAL_BITS) - 1
-"""The lower ones."""
+"""Mask of these bits."""
 LEVELS_MAX: Final = 1 << 20
 _NOBODY: Final = -1
-"""A node's best, where nobody waits."""
+"""A node's best if no request waits there."""
 _STALE_MIN: Final = 32
-"""Entries of a heap that count no more, before it is made anew: at least."""
+"""Least number of void entries in a heap before it is made anew."""
 
 
 class BestRequest(NamedTuple, Generic[R]):
@@ -43,7 +44,7 @@ class BestRequest(NamedTuple, Generic[R]):
     depth_before: int
     """Levels that all active requests share; 0 if there are none."""
     depth_after: int
-    """The same with this request; its own levels if there are no others."""
+    """Levels shared with this request; its own levels if there are no others."""
     peers: int
     """Waiting requests that are equal to it at ``depth_after``, itself included (Algorithm 4, line 12)."""
 
@@ -52,14 +53,14 @@ class ActiveGroup(NamedTuple):
     """Active requests that share a prefix."""
 
     tip: Hashable
-    """Its last hash."""
+    """The last hash of the prefix."""
     depth: int
-    """Its levels."""
+    """Levels of the prefix."""
     requests: int
 
 
 class _Node:
-    """Levels behind its parent's up to ``level``: all that pass one of them pass all."""
+    """The levels behind its parent's up to ``level``: requests that pass one of them pass all."""
 
     __slots__ = ("active", "best", "children", "ends", "hashes", "heap", "level", "parent", "ranks", "waiting")
 
@@ -68,19 +69,19 @@ class _Node:
         self.level = level
         self.hashes = hashes
         self.children: dict[Hashable, _Node] = {}
-        """By their first hash."""
+        """Children by their first hash."""
         self.ends = 0
         """Active requests that end here."""
         self.active = 0
         """Active requests that pass or end here."""
         self.ranks: set[int] = set()
-        """Of the waiting requests that end here."""
+        """Ranks of the waiting requests that end here."""
         self.waiting = 0
         """Waiting requests that pass or end here."""
         self.best = _NOBODY
-        """The smallest rank of those."""
+        """The smallest rank of those that pass or end here."""
         self.heap: list[int] = []
-        """Has at least the ranks that end here and the best of each child."""
+        """Heap with at least the ranks that end here and the best of each child."""
 
 
 class _Entry:
@@ -89,37 +90,37 @@ class _Entry:
     def __init__(self, node: _Node, rank: int) -> None:
         self.node = node
         self.rank = rank
-        """Levels and arrival; ``_NOBODY``: it is active."""
+        """Levels and arrival; ``_NOBODY`` if it is active."""
 
 
 class ChunkedHashTree(Generic[R]):
-    """Waiting and active requests by id. What is not there raises ``KeyError``. Not thread-safe.
+    """Waiting and active requests by id. An unknown one raises ``KeyError``. Not thread-safe.
 
-    It takes memory for the different hashes of the requests that are here, and for nothing else.
+    Memory is taken for the different hashes of the requests that are here, and for nothing else.
     """
 
     def __init__(self, chunk: int) -> None:
-        """``chunk``: tokens of one level. Raises ``ValueError`` if that is less than 1."""
+        """Takes the tokens of one level, ``chunk``. Raises ``ValueError`` if that is less than 1."""
         if chunk < 1:
             raise ValueError(f"a chunk has at least one token, not {chunk}")
         self.chunk = chunk
         self._root = _Node(None, 0, [])
         self._entries: dict[R, _Entry] = {}
         self._by_arrival: dict[int, R] = {}
-        """Those that wait."""
+        """Waiting requests."""
         self._by_hash: dict[Hashable, _Node] = {}
         self._active: dict[R, _Node] = {}
-        """Where each ends."""
+        """The node where each request ends."""
         self._tip: _Node = self._root
-        """The deepest one that all active requests pass; without any, the root."""
+        """The deepest node that all active requests pass; without any, the root."""
         self._arrivals = 0
         self._nodes = 1
         self._heap: list[int] = []
-        """Missing levels and arrival: of the best of each covered node, if it is covered no deeper, and of others."""
+        """Heap of missing levels and arrival: the best of each covered node, if covered no deeper, and others."""
         self._found: BestRequest[R] | None = None
 
     def __len__(self) -> int:
-        """Requests that wait or are active."""
+        """Returns the number of waiting and active requests."""
         return len(self._entries)
 
     def __contains__(self, request: object) -> bool:
@@ -140,7 +141,7 @@ class ChunkedHashTree(Generic[R]):
 
     @property
     def tip(self) -> Hashable | None:
-        """The hash there; None at depth 0."""
+        """Hash at that depth; None at depth 0."""
         hashes = self._tip.hashes
         return hashes[len(hashes) - 1] if hashes else None
 
@@ -148,13 +149,13 @@ class ChunkedHashTree(Generic[R]):
         return self._entries[request].node.level
 
     def insert(self, request: R, tokens: Sequence[int] | npt.NDArray[np.generic]) -> None:
-        """It waits. One that is here already is taken out before: it counts as new.
+        """Inserts a waiting request. If it is here already, it is taken out first and counts as new.
 
         Raises ``ValueError`` for a token that is not a 32-bit number, or more than ``LEVELS_MAX`` chunks."""
         self.insert_hashes(request, chunk_hashes(tokens, self.chunk))
 
     def insert_hashes(self, request: R, hashes: Sequence[Hashable]) -> None:
-        """The same for hashes that are known: cumulative ones, as a prompt's block keys are."""
+        """Inserts a request by known hashes: cumulative ones, as a prompt's block keys are."""
         levels = len(hashes)
         if levels > LEVELS_MAX:
             raise ValueError(f"{levels} levels are too many, at most {LEVELS_MAX} are possible")
@@ -183,13 +184,13 @@ class ChunkedHashTree(Generic[R]):
         self._changed()
 
     def find_best(self) -> BestRequest[R] | None:
-        """Of those that wait the one that misses least, of equals the first to come; None: nobody waits."""
+        """Returns the waiting request that misses least, among equals the first to come; None if none waits."""
         if self._found is None and self._root.waiting:
             self._found = self._find()
         return self._found
 
     def look(self, request: R) -> BestRequest[R]:
-        """What :meth:`find_best` would say of this one, which waits."""
+        """Returns what :meth:`find_best` would say of this waiting request."""
         entry = self._entries[request]
         if entry.rank == _NOBODY:
             raise KeyError(request)
@@ -197,7 +198,7 @@ class ChunkedHashTree(Generic[R]):
         return BestRequest(request, self._tip.level, node.level, node.waiting)
 
     def peers(self, best: BestRequest[R]) -> list[R]:
-        """Those that ``best`` counts as its peers, itself among them, as they came."""
+        """Returns the requests that ``best`` counts as its peers, itself included, in order of arrival."""
         node = self._entries[best.request].node
         while node.parent is not None and node.level > best.depth_after:
             node = node.parent
@@ -211,19 +212,20 @@ class ChunkedHashTree(Generic[R]):
         return [self._by_arrival[arrival] for arrival in sorted([rank & ARRIVALS for rank in ranks])]
 
     def branches(self) -> list[R]:
-        """Of each set of waiting requests that share their first level the one that comes first, the largest set
-        first."""
+        """Returns the best of each set of waiting requests that share their first level, the largest set first."""
         nodes = [node for node in self._root.children.values() if node.waiting]
         nodes.sort(key=_most_waiting)
         first = [self._by_arrival[node.best & ARRIVALS] for node in nodes]
         return [*first, *[self._by_arrival[rank & ARRIVALS] for rank in sorted(self._root.ranks)]]
 
     def groups(self, most: int) -> list[ActiveGroup]:
-        """Prefixes that at least two active requests share each, none of them a part of another one: those by which
-        most levels are read once instead of once for each request, at most so many, the largest group first.
-        O(nodes that two active requests pass)."""
+        """Returns prefixes that two active requests or more share, the largest group first; none is part of another.
+
+        These are at most ``most``, by which most levels are read once instead of once for each request. O(nodes that
+        two active requests pass).
+        """
         order = [node for node in self._root.children.values() if node.active > 1]
-        for node in order:  # which grows meanwhile: parents before their children
+        for node in order:  # grows meanwhile: parents before their children
             order.extend([child for child in node.children.values() if child.active > 1])
         saved: dict[_Node, int] = {}
         below: dict[_Node, int] = {}
@@ -245,7 +247,7 @@ class ChunkedHashTree(Generic[R]):
         return found
 
     def add_to_batch(self, request: R) -> None:
-        """It was waiting and is active now."""
+        """Makes a waiting request active."""
         entry = self._entries[request]
         if entry.rank == _NOBODY:
             raise KeyError(request)
@@ -263,7 +265,7 @@ class ChunkedHashTree(Generic[R]):
         self._changed()
 
     def finish(self, request: R) -> None:
-        """It was active and is gone."""
+        """Removes an active request."""
         end = self._active.pop(request)
         del self._entries[request]
         end.ends -= 1
@@ -279,7 +281,7 @@ class ChunkedHashTree(Generic[R]):
             node = node.parent
         if uncovered:
             self._offer(self._root)
-        # Before nodes go: the tip is none that does.
+        # The tip changes before nodes go, so that it is none that does.
         self._tip = self._root
         for any_end in self._active.values():
             self._tip = self._shared_above(any_end)
@@ -288,7 +290,7 @@ class ChunkedHashTree(Generic[R]):
         self._changed()
 
     def remove(self, request: R) -> None:
-        """It waits no more, or is active no more."""
+        """Removes a waiting or active request."""
         entry = self._entries[request]
         if entry.rank == _NOBODY:
             self.finish(request)
@@ -298,7 +300,7 @@ class ChunkedHashTree(Generic[R]):
         self._prune(entry.node)
         self._changed()
 
-    # -- who misses least
+    # -- the request that misses least
 
     def _find(self) -> BestRequest[R]:
         heap = self._heap
@@ -307,7 +309,7 @@ class ChunkedHashTree(Generic[R]):
         return self.look(self._by_arrival[heap[0] & ARRIVALS])
 
     def _counts(self, offered: int) -> bool:
-        """It is of one that waits, and of so many levels as that misses."""
+        """Returns whether an entry is of a waiting request, and has the levels which that one misses."""
         arrival = offered & ARRIVALS
         if arrival not in self._by_arrival:
             return False
@@ -318,21 +320,20 @@ class ChunkedHashTree(Generic[R]):
         return offered == entry.rank - (covered.level << _ARRIVAL_BITS)
 
     def _shared_above(self, node: _Node) -> _Node:
-        """The deepest one above it, or itself, that all active requests pass."""
+        """Returns the deepest node, this one or above, that all active requests pass."""
         count = len(self._active)
         while node.active < count and node.parent is not None:
             node = node.parent
         return node
 
     def _offer(self, node: _Node) -> None:
-        """Its best counts from its level on, if it is covered: then, or its best, has just changed."""
+        """Offers the best of a covered node, after the cover or the best has changed."""
         if node.best == _NOBODY or (node.active == 0 and node.parent is not None):
             return
         heappush(self._heap, node.best - (node.level << _ARRIVAL_BITS))
 
     def _changed(self) -> None:
-        """The answer may be another one. Of what counts no more the heap keeps so much only: making it anew takes
-        O(nodes), after as many pushes."""
+        """Forgets the answer. Makes the heap anew once most entries are void: O(nodes), after as many pushes."""
         self._found = None
         if len(self._heap) <= 2 * self._nodes + _STALE_MIN:
             return
@@ -346,7 +347,7 @@ class ChunkedHashTree(Generic[R]):
         heapify(heap)
         self._heap = heap
 
-    # -- those that wait below a node
+    # -- waiting requests below a node
 
     def _push(self, node: _Node, rank: int) -> None:
         heappush(node.heap, rank)
@@ -357,7 +358,7 @@ class ChunkedHashTree(Generic[R]):
             node.heap = heap
 
     def _wait_no_more(self, entry: _Entry) -> None:
-        """Counts and bests on its path are without it. It has a place there still."""
+        """Takes a request out of the counts and bests on its path. It has a place there still."""
         rank = entry.rank
         entry.rank = _NOBODY
         del self._by_arrival[rank & ARRIVALS]
@@ -370,14 +371,14 @@ class ChunkedHashTree(Generic[R]):
             if below != _NOBODY:
                 self._push(node, below)
                 below = _NOBODY
-            # A best that is another one stands, and so do those above it.
+            # The best of a node stays if it is another one, and so do those above it.
             if node.best == rank:
                 below = node.best = self._first(node)
                 self._offer(node)
             node = node.parent
 
     def _first(self, node: _Node) -> int:
-        """The smallest rank below it of those that wait."""
+        """Returns the smallest rank of the requests that wait below a node."""
         heap = node.heap
         while heap and (heap[0] & ARRIVALS) not in self._by_arrival:
             heappop(heap)
@@ -386,7 +387,7 @@ class ChunkedHashTree(Generic[R]):
     # -- nodes
 
     def _end_of(self, hashes: Sequence[Hashable]) -> _Node:
-        """The node that ends with the last hash; there is one from now on."""
+        """Returns the node that ends with the last hash, made if need be."""
         known = self._known_levels(hashes)
         node = self._by_hash[hashes[known - 1]] if known else self._root
         if known < node.level:
@@ -401,7 +402,7 @@ class ChunkedHashTree(Generic[R]):
         return leaf
 
     def _known_levels(self, hashes: Sequence[Hashable]) -> int:
-        """Leading ones that are here. They are cumulative: behind one that is not here there is none."""
+        """Returns how many leading hashes are here. They are cumulative: behind one that is missing there is none."""
         low, high = 0, len(hashes)
         while low < high:
             middle = (low + high) // 2
@@ -412,7 +413,7 @@ class ChunkedHashTree(Generic[R]):
         return low
 
     def _split(self, lower: _Node, level: int) -> _Node:
-        """A node that ends at ``level``, above ``lower``, which keeps what is behind."""
+        """Returns a new node that ends at ``level``, above ``lower``, which keeps what is behind."""
         parent = lower.parent
         assert parent is not None
         count = level - parent.level
@@ -429,7 +430,7 @@ class ChunkedHashTree(Generic[R]):
         return upper
 
     def _prune(self, node: _Node) -> None:
-        """Nodes where nobody ends go, if nobody branches off there."""
+        """Removes nodes where no request ends or branches off."""
         while node.parent is not None and not node.ends and not node.ranks:
             parent = node.parent
             first = node.hashes[0]
@@ -463,7 +464,7 @@ def _most_waiting(node: _Node) -> tuple[int, int]:
 
 
 def chunk_hashes(tokens: Sequence[int] | npt.NDArray[np.generic], chunk: int) -> list[int]:
-    """One hash for each ``chunk`` tokens, and one for what is left; each is of all tokens up to there.
+    """Returns one hash for each ``chunk`` tokens, and one for what is left; each is of all tokens up to there.
 
     A chunk's hash has the one before as its seed: one call each (Algorithm 2's chain, without hashing chunks apart).
     Raises ``ValueError`` for a token that is not a 32-bit number.

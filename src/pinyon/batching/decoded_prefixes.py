@@ -1,4 +1,4 @@
-"""What the requests of an instance have in common that it decodes: FEATHER's tip and its depth, of each group."""
+"""The prefixes that an instance's decoded requests have in common: FEATHER's tip and its depth, for each group."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 
 LEVEL_BLOCKS: Final = 4
-"""Full blocks of a prompt that are one level: what is shared is known as far as whole levels go."""
+"""Full blocks of a prompt that are one level: sharing is known in whole levels."""
 
 
 class DecodedPrefixes:
-    """By the keys of their prompts' full blocks, whatever the batching policy. Who comes is looked at when somebody
-    asks, and not at all if he has gone by then."""
+    """The decoded requests by their prompts' full blocks, for any batching policy. New ones are indexed on demand."""
 
     def __init__(self) -> None:
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
-        """All active."""
+        """Tree in which all requests are active."""
         self._new: dict[int, Sequence[BlockKey]] = {}
-        """Paths of those that are not in it yet."""
+        """Paths of requests that are not in the tree yet."""
         self._levels = 0
-        """Of those in it."""
+        """Levels of requests in the tree."""
         self._shared: tuple[SharedPrefix, ...] | None = ()
-        """None: others are here since that was looked up."""
+        """The last answer; None once requests came or went."""
 
     def __len__(self) -> int:
         return self._tree.active + len(self._new)
 
     def add(self, number: int, block_keys: Sequence[BlockKey]) -> None:
-        """It is decoded from now on, or will be. Raises ``ValueError`` if it is known."""
+        """Adds a request that is decoded from now on, or will be. Raises ``ValueError`` if it is known."""
         if number in self._new or number in self._tree:
             raise ValueError(f"request {number} is here already")
         self._new[number] = block_keys[LEVEL_BLOCKS - 1 :: LEVEL_BLOCKS]
 
     def remove(self, number: int) -> None:
-        """It has ended or gave way. Nothing happens if it is not known."""
+        """Removes a request that has ended or gave way; does nothing if it is not known."""
         if self._new.pop(number, None) is None and number in self._tree:
             self._levels -= self._tree.levels(number)
             self._tree.finish(number)
             self._shared = None
 
     def shared(self) -> tuple[SharedPrefix, ...]:
-        """The prefixes by which most is read once, at most ``SHARED_PREFIXES_MAX``. The same object until others are
-        here. O(keys of those that came since the last time), and O(nodes of those in it) if there are any."""
+        """Returns the prefixes by which most is read once, at most ``SHARED_PREFIXES_MAX``.
+
+        The object stays the same until requests come or go. O(keys of new requests), and O(nodes) if there are any.
+        """
         self._look()
         if self._shared is None:
             self._shared = tuple(
@@ -59,7 +60,7 @@ class DecodedPrefixes:
         return self._shared
 
     def formed(self) -> Formed:
-        """As if all were one batch."""
+        """Returns figures as if all requests were one batch."""
         self._look()
         count, depth = self._tree.active, self._tree.tip_depth
         homogeneity = depth * count / self._levels if self._levels else 0.0

@@ -1,4 +1,4 @@
-"""What an engine is given for one step: prompt chunks and single decoded tokens."""
+"""The input of an engine for one step: prompt chunks and single decoded tokens."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ LayerHook = Callable[[int], None]
 
 @dataclass(slots=True)  # not frozen: see DecodeSlot
 class PrefillChunk:
-    """Prompt tokens at positions ``[start, start + len(tokens))``; the KV of ``[0, start)`` is in the pool, or arrives
-    layer by layer while the step runs.
+    """Prompt tokens at positions ``[start, start + len(tokens))``.
+
+    The KV of ``[0, start)`` is in the pool, or arrives layer by layer while the step runs.
 
     ``block_table``: pool block ids that cover ``[0, start + len(tokens))``, in token order.
     ``sampling``: set on a prompt's last chunk only; then one token is sampled after its last token.
     ``sample_index``: index of that generated token, the counter of the counter-based generator.
-    ``counts``: of all tokens before that one; set with ``sampling`` if that is penalised.
-    ``next_tokens``: set if the prompt's log-probabilities are told: the token that follows each of ``tokens`` (none
+    ``counts``: counts of all tokens before that one; set with ``sampling`` if that is penalised.
+    ``next_tokens``: set if the prompt's log-probabilities are told. The token that follows each of ``tokens`` (none
     follows a prompt's last one), with ``next_top`` likeliest ones beside it.
-    ``wait_layer(layer)``: called once per layer before any block's KV of that layer is touched for these tokens; may
-    block until what is reused has arrived, and what was there before has been copied away.
+    ``wait_layer(layer)``: called once per layer before any block's KV of that layer is touched for these tokens. May
+    block until reused KV has arrived, and what was there before has been copied away.
     ``on_layer(layer)``: called right after that layer's K and V of these tokens are in the pool.
     A hook that raises aborts the step: the exception passes through, and no request of the step has advanced.
     """
@@ -43,12 +44,12 @@ class PrefillChunk:
     on_layer: LayerHook | None = None
 
 
-@dataclass(slots=True)  # not frozen: a whole batch of them is made in each step, and that takes three times as long
+@dataclass(slots=True)  # not frozen: each step makes a whole batch, and frozen ones take three times as long
 class DecodeSlot:
     """One generated (or last prompt) ``token`` at ``position``; its KV is written there, then the next one is sampled.
 
     ``block_table`` covers ``[0, position]``. ``sample_index`` is the index of the token that is sampled now.
-    ``counts``: of all tokens before that one, ``token`` included, if ``sampling`` is penalised.
+    ``counts`` has all tokens before that one, ``token`` included, if ``sampling`` is penalised.
     """
 
     token: int

@@ -1,4 +1,4 @@
-"""First come, first served, and room that the first cannot use is not left idle."""
+"""First come, first served, but room that the first request cannot use is not left idle."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
 from pinyon.batching.waiting_line import ByNumber, passed_over_max_s
 
 LOOK_AHEAD = 8
-"""Requests without room that are looked behind."""
+"""Requests without room that are passed over, at most."""
 PATIENCE_S = 1.0
-"""Before others give way, at least: most end soon by themselves, and who gives way is computed again."""
+"""The least seconds before others give way: most end soon by themselves, and giving way means computing again."""
 PASSED_MAX_S = 10.0
-"""For so long prompts for other instances may take room before one that waits for it: see :func:`passed_over_max_s`."""
+"""Seconds for which prompts for other instances may go before a decoded request (:func:`passed_over_max_s`)."""
 PATIENT_STAYS = 2.0
-"""Or as long as so many requests are decoded one after the other. Where that takes long, giving way every second would
-have everybody computed again and again, and nobody would end."""
+"""Mean stays before others give way, if that is longer than :data:`PATIENCE_S`.
+
+Where requests stay long, giving way every second would have all computed again and again, and none would end.
+"""
 PATIENCE_MAX_S = 60.0
 STAY_WEIGHT = 0.05
-"""Of the last one, in the mean time that a request is here."""
+"""Weight of the last request in the mean stay."""
 
 
 class Fcfs:
-    """See :class:`pinyon.batching.interface.BatchingPolicy`.
+    """A policy of first come, first served; see :class:`pinyon.batching.interface.BatchingPolicy`.
 
-    A request without room keeps those behind it waiting only if it would have room without others that came after it:
-    they are to end, or, if that takes much longer than a request does, to give way. As long as what came before it
-    takes too much, others may have what is left; it gets that back when its turn comes. A prompt for another instance
-    keeps the others waiting for a moment in any case: two instances full of requests that wait for each other's prompts
-    would stand still. For the same reason such prompts pass one that is decoded, until others are to give way for it,
-    or it has waited for its limit. Who lacks only a slot keeps nobody waiting who needs none.
+    A request without room holds up those behind it only if it would have room without those that came after it. Those
+    are to end, or, if that takes much longer than a request does, to give way. As long as what came before it takes too
+    much, others may have what is left; it gets that back when its turn comes.
 
-    Those that are decoded may stand in another ``line`` than that in which they came.
+    A prompt for another instance holds up the others for a moment in any case. Otherwise, two instances full of
+    requests that wait for each other's prompts would stand still. For the same reason, such prompts pass a decoded
+    request until others are to give way for it, or it has waited for its limit. A request that lacks only a slot holds
+    up none that needs none.
+
+    Decoded requests may stand in another ``line`` than that in which they came.
     """
 
     def __init__(self, holdings: Holdings, line: WaitingLine | None = None) -> None:
@@ -38,14 +42,14 @@ class Fcfs:
         self._decoded: WaitingLine = ByNumber() if line is None else line
         self._foreign: WaitingLine = ByNumber()
         self._running: dict[int, float | None] = {}
-        """Since when those that are decoded are here; None: the others."""
+        """Times since which decoded requests are here; None for prompts of other instances."""
         self._gone: dict[int, float] = {}
-        """Likewise, of those that were removed since the last ``admit``: they have ended, or wait again."""
+        """Times of requests removed since the last ``admit``: they have ended, or wait again."""
         self._stay_s = 0.0
-        """Mean time that a request is here, of those that ended."""
+        """Mean seconds that requests which ended were here."""
         self._claimant: int | None = None
         self._since_s: dict[int, float] = {}
-        """When those that wait were passed over for the first time."""
+        """Times at which waiting requests were passed over first."""
 
     @property
     def waiting(self) -> int:
@@ -80,10 +84,10 @@ class Fcfs:
     def _choose(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         patience_s = min(max(PATIENCE_S, PATIENT_STAYS * self._stay_s), PATIENCE_MAX_S)
         chosen: list[int] = []
-        passed = [0, 0]  # of those for other instances, and of those that are decoded: the first ones of each line
+        passed = [0, 0]  # per line: prompts for other instances, decoded requests
         while passed[0] + passed[1] < LOOK_AHEAD and (request := self._next(slots, passed)) is not None:
             number = request.number
-            # Asked at every release: it must cost little while there is no room.
+            # This runs at every release: it must cost little while there is no room.
             missing = request.blocks - request.reusable
             behind = self._holdings.behind(number) if missing > room_blocks else 0
             if missing <= room_blocks + behind:
@@ -99,14 +103,14 @@ class Fcfs:
             passed[request.decodes] += 1
             waited_s = now_s - self._since_s.setdefault(number, now_s)
             if missing <= room_blocks + (behind or self._holdings.behind(number)):
-                # For a prompt of another instance those behind it may wait in turn: then nobody ends by himself, and
-                # how long they stay says nothing.
+                # Requests behind a prompt for another instance may wait in turn: then none ends by itself, and how long
+                # they stay says nothing.
                 long = waited_s >= (patience_s if request.decodes else PATIENCE_S)
                 if long and self._line(request).claims(number):
                     self._claimant = number
                     break
                 if request.decodes and waited_s < passed_over_max_s(request, PASSED_MAX_S):
-                    slots = 0  # nobody else who needs one; a prompt for another instance gives its room back soon
+                    slots = 0  # no other decoded request; a prompt for another instance gives its room back soon
                     continue
                 break
             if not request.decodes and waited_s < PATIENCE_S:
@@ -114,13 +118,13 @@ class Fcfs:
         return chosen
 
     def _measure(self, now_s: float) -> None:
-        """How long those that have ended were here. Who gave way waits again, and is not counted before its end."""
+        """Updates the mean stay by requests that ended. One that gave way waits again, and counts at its end."""
         for number in [number for number in self._gone if number not in self._decoded]:
             stay_s = now_s - self._gone.pop(number)
             self._stay_s += (STAY_WEIGHT if self._stay_s else 1.0) * (stay_s - self._stay_s)
 
     def _next(self, slots: int, passed: list[int]) -> BatchRequest | None:
-        """The first one behind those that were passed over."""
+        """Returns the first request behind those that were passed over."""
         foreign = self._foreign.at(passed[0])
         decoded = self._decoded.at(passed[1]) if slots > 0 else None
         if foreign is None or decoded is None:
@@ -151,4 +155,4 @@ class Fcfs:
         return True
 
     def observe(self, step: StepSeen) -> None:
-        """It does not depend on that."""
+        """Ignores the step: this policy does not depend on it."""

@@ -1,4 +1,4 @@
-"""The options of ``feather``: how long somebody is passed over, and who says that a batch stays as it is."""
+"""The options of ``feather``: how long a request may be passed over, and by what rule a batch stays as it is."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pinyon.batching.stopping import (
 )
 
 GROUPED = "grouped"
-"""The kernel that reads what each group of a batch shares once."""
+"""The kernel that reads once what each group of a batch shares."""
 WHOLE = "whole"
-"""The kernel that reads what all of a batch share once."""
+"""The kernel that reads once what all of a batch share."""
 
 
 class Learning(StrEnum):
-    """How ``feather`` decides that a batch stays as it is."""
+    """The rule by which ``feather`` decides that a batch stays as it is."""
 
     BANDIT = "bandit"
     HEURISTIC = "heuristic"
@@ -31,14 +31,16 @@ class Learning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FeatherSettings(SharedPrefixSettings):
-    """``stop``: who says that the batch stays as it is."""
+    """Options with ``stop``, the rule by which a batch stays as it is."""
 
     stop: Learning = Learning.BANDIT
 
     def stopping(self, kernel: str = "") -> StoppingPolicy:
-        """``kernel``: how the engine's decode attention reads shared KV. Where each group of a batch reads its own
-        prefix once (``grouped``, as PAT does), a larger batch costs no prefix anything: rules that keep it from
-        growing are of no use, and those that learn find that out."""
+        """Returns the rule for a ``kernel``: how the engine's decode attention reads shared KV.
+
+        Where each group of a batch reads its own prefix once (``grouped``, as PAT does), a larger batch costs no prefix
+        anything. Rules that keep it from growing are of no use, and those that learn find that out.
+        """
         if self.stop is Learning.HEURISTIC and kernel == GROUPED:
             return Always()
         if self.stop is Learning.BANDIT:

@@ -1,4 +1,4 @@
-"""What decides in the batching room: a policy, and the parts that one may be made of."""
+"""The interfaces of the batching room: a policy, and the parts that a policy may be made of."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Waiting = TypeVar("Waiting")
 
 
 class Batching(Protocol):
-    """A choice: who gets KV memory, and whom a step decodes of those that have it."""
+    """A choice of which requests get KV memory, and which of these a step decodes."""
 
     def policy(self, holdings: Holdings) -> BatchingPolicy:
-        """A new one that is told and asked."""
+        """Returns a new policy over these holdings."""
 
     def rounds(self, kernel: str) -> Rounds | None:
-        """For an engine with this attention kernel ("": it is not known). None: a step decodes all that run."""
+        """Returns rounds for an engine's attention ``kernel`` ("": unknown), or None: a step decodes all that run."""
         return None
 
 
 class BatchingPolicy(Protocol):
-    """Made with :class:`Holdings`. Owned by one thread; not re-entrant."""
+    """A policy that admits requests to KV memory, made with :class:`Holdings`. Owned by one thread; not re-entrant."""
 
     @property
     def waiting(self) -> int:
@@ -35,131 +35,130 @@ class BatchingPolicy(Protocol):
         """Requests admitted and not yet removed."""
 
     def enqueue(self, request: BatchRequest) -> None:
-        """It waits from now on. Raises ``ValueError`` if its number is known."""
+        """Adds a waiting request. Raises ``ValueError`` if its number is known."""
 
     def adopt(self, request: BatchRequest, now_s: float) -> None:
-        """It was admitted by the policy before this one, and runs."""
+        """Adds a running request that the policy before this one admitted."""
 
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
-        """Choose waiting requests whose missing blocks are at most ``room_blocks`` together, at most ``slots`` of them
-        that are decoded; they count as running from here on. Asked again until it chooses nobody."""
+        """Chooses waiting requests, at most ``slots`` of them decoded, whose missing blocks fit into ``room_blocks``.
+
+        They count as running from here on. Called again until it chooses none.
+        """
 
     def claimant(self) -> int | None:
-        """For whom requests that came after it should give way, as of the last ``admit``; None: for nobody."""
+        """Returns the request for which later ones should give way, as of the last ``admit``; None if for none."""
 
     def passed_over_s(self, number: int) -> float:
-        """How long others that came later went before one that the last ``admit`` has chosen, where that is bounded;
-        0 elsewhere."""
+        """Returns the seconds that later ones went before one chosen by the last ``admit``; 0 where not bounded."""
 
     def gave_way(self, number: int) -> bool:
-        """It was admitted, and waits again."""
+        """Returns whether the request was admitted and waits again."""
 
     def remove(self, number: int) -> bool:
-        """A request ended, gave way or was cancelled, waiting or running. False if it is not known."""
+        """Removes a request that ended, gave way or was cancelled, waiting or running. Returns False if unknown."""
 
     def observe(self, step: StepSeen) -> None:
-        """What the batch that it made has brought."""
+        """Records how a step of a batch that this policy made went."""
 
 
 class WaitingLine(Protocol):
-    """Between ``begin`` and ``end`` some are taken, and nobody comes or goes otherwise."""
+    """A line of waiting requests. Between ``begin`` and ``end`` some are taken, and none comes or goes otherwise."""
 
     def __len__(self) -> int: ...
 
     def __contains__(self, number: int) -> bool: ...
 
     def add(self, request: BatchRequest, again: bool) -> None:
-        """``again``: it was admitted already and gave way."""
+        """Adds a request; ``again`` if it was admitted already and gave way."""
 
     def remove(self, number: int) -> bool:
-        """False: it is not here."""
+        """Removes a request. Returns False if it is not here."""
 
     def begin(self, now_s: float, room_blocks: int) -> None:
-        """They are asked now, and there is so much room."""
+        """Begins to ask for requests, with ``room_blocks`` of room."""
 
     def at(self, place: int) -> BatchRequest | None:
-        """Of those that were not taken; None: so many are not here, or nobody from there on can fit."""
+        """Returns the request at this place among those not taken; None if none is there, or none from there fits."""
 
     def take(self, number: int, room_blocks: int) -> None:
-        """There is room for it, and so much is left."""
+        """Takes a request that has room; ``room_blocks`` are left afterwards."""
 
     def end(self) -> None:
-        """For now."""
+        """Ends what ``begin`` began."""
 
     def claims(self, number: int) -> bool:
-        """Others that came after it should give way for it, if it waits for long."""
+        """Returns whether later requests should give way for this one if it waits for long."""
 
     def adopt(self, request: BatchRequest) -> None:
-        """It was taken from another line, and runs."""
+        """Records a running request that was taken from another line."""
 
     def passed_over_s(self, number: int) -> float:
-        """See :meth:`BatchingPolicy.passed_over_s`."""
+        """Returns what :meth:`BatchingPolicy.passed_over_s` does."""
 
     def ended(self, number: int) -> None:
-        """One that was taken is not among those that run any more; it may be added again."""
+        """Records that a taken request does not run any more; it may be added again."""
 
 
 class Rounds(Protocol):
-    """Owned by a scheduler; not thread-safe."""
+    """The batches of running requests that steps decode in turn. Owned by a scheduler; not thread-safe."""
 
     chunk_blocks: int
     """Blocks of a request that are one level of its path."""
     stopping: StoppingPolicy
 
     def add(self, number: int, path: Sequence[int]) -> None:
-        """It is running from now on. ``path``: the last block of each level of its prompt."""
+        """Adds a running request. ``path``: the last block of each level of its prompt."""
 
     def remove(self, number: int) -> None:
-        """It is running no more."""
+        """Removes a request that runs no more."""
 
     def next(self) -> list[int]:
-        """Those that the next step decodes, until :meth:`done`; empty only if nobody is running."""
+        """Returns the requests that the next step decodes, until :meth:`done`; empty only if none is running."""
 
     def done(self) -> None:
-        """A step has decoded them: it is the others' turn."""
+        """Ends the turn of these requests, which a step has decoded."""
 
     def observe(self, step: StepSeen) -> None:
-        """What that step has brought."""
+        """Records how that step went."""
 
     @property
     def batches(self) -> int:
-        """Of the present round."""
+        """Batches of the present round."""
 
     @property
     def share(self) -> bool:
-        """There is a batch of the present round in which all share something."""
+        """True if the present round has a batch in which all share something."""
 
     @property
     def formed(self) -> Formed: ...
 
 
 class ServiceOrder(Protocol[Waiting]):
-    """Prompts that wait. Each is there once."""
+    """Waiting prompts, each there once, in the order in which they are computed."""
 
     short_first: ClassVar[bool]
-    """Short ones go before long ones, on the whole: a placement counts on it."""
+    """True if short prompts mostly go before long ones: a placement counts on it."""
 
     def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
-        """It came then; computing it takes about so many ``seconds``, and its first token should be there at
-        ``deadline_s``."""
+        """Adds a prompt that came at ``came_s`` and takes about ``seconds``; its token is due at ``deadline_s``."""
 
     def next(self, now_s: float) -> Waiting | None:
-        """Its turn; it does not wait any more. None: nobody does."""
+        """Removes and returns the prompt whose turn it is; None if none waits."""
 
     def turns(self, now_s: float) -> Iterator[Waiting]:
-        """Whose turns would come now: what as many calls of :meth:`next` would say. All wait on; nobody may come or go
-        before the last one is asked for."""
+        """Yields all prompts in the order of :meth:`next`; they still wait. None may come or go meanwhile."""
 
     def take(self, waiting: Waiting, now_s: float) -> None:
-        """It was its turn; it does not wait any more."""
+        """Removes a prompt whose turn it was."""
 
     def advance(self, waiting: Waiting, seconds: float) -> None:
-        """About so many seconds of it have been computed, and it waits for the rest."""
+        """Records that about ``seconds`` of a prompt have been computed; it waits for the rest."""
 
     def remove(self, waiting: Waiting) -> None:
-        """It does not wait any more, without a turn."""
+        """Removes a prompt without a turn."""
 
     def __iter__(self) -> Iterator[Waiting]:
-        """As they came."""
+        """Yields the prompts in order of arrival."""
 
     def __len__(self) -> int: ...

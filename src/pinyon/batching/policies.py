@@ -26,7 +26,7 @@ class _Made(NamedTuple):
 
 
 def _everybody(kernel: str) -> None:
-    """A step decodes all that run."""
+    """Returns None: a step decodes all that run."""
 
 
 def _fcfs(_: NoSettings) -> Batching:
@@ -54,4 +54,4 @@ BATCHING_POLICIES: Registry[Batching] = Registry(
     Batching,
 )
 BATCHING_DEFAULT = "fcfs"
-"""Of a worker, and of a simulation of whole machines."""
+"""The default of a worker, and of a simulation of whole machines."""

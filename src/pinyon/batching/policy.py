@@ -1,7 +1,7 @@
-"""The seam where a batching policy plugs in: who is admitted next, before KV memory is held for anybody.
+"""The seam where a batching policy plugs in: which request is admitted next, before it holds any KV memory.
 
-The policy is told of every request that waits and of every one that leaves, so it can keep an index of its own
-(FEATHER's chunked hash tree, §4.2) instead of looking at all requests in each step. Admitted, a request gets its blocks
+The policy is told of every request that waits and of every one that leaves. So it can keep an index of its own
+(FEATHER's chunked hash tree, §4.2) instead of looking at all requests in each step. An admitted request gets its blocks
 at once: those that it reuses and, for the rest, empty ones.
 """
 
@@ -16,61 +16,60 @@ from pinyon.eviction.policy import Traits
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """What a policy may look at. ``number`` is unique as long as the request lives, and larger than those of all that
-    came before it; who gave way and waits again keeps its own."""
+    """The facts that a policy may look at. ``number`` is unique, larger for later requests, and kept on giving way."""
 
     number: int
     prompt_tokens: int
     blocks: int
-    """Held once it is admitted: for the prompt and, if it is decoded here, the token after that."""
+    """Blocks held after admission: for the prompt and, if it is decoded here, the token after that."""
     block_keys: tuple[BlockKey, ...] = ()
     """Keys of the prompt's full blocks: equal keys mean an equal prefix."""
     reusable: int = 0
-    """Leading keys whose blocks it may take over from others."""
+    """Leading keys whose blocks the request may take over from others."""
     decodes: bool = True
-    """False: its prompt is computed for another instance, and it takes no slot."""
+    """False if its prompt is computed for another instance; then it takes no slot."""
     max_new_tokens: int = 0
     arrived_s: float = 0.0
-    """When it came to this instance, by the clock that ``admit`` is called with."""
+    """The time of its arrival at this instance, by the clock of ``admit``."""
     traits: Traits | None = None
-    """What eviction is told of it; None: nobody knows. Not more of its class: a journal has what decisions are told."""
+    """Traits that eviction is told; None: unknown. No more of its class, as a journal has what decisions are told."""
     seconds: float = 0.0
-    """Computing its prompt takes about so long; 0: nobody said."""
+    """Predicted seconds to compute its prompt; 0: unknown."""
     deadline_s: float = 0.0
-    """When its first token should be there, by the same clock; 0: nobody said."""
+    """The time at which its first token is due, by the same clock; 0: unknown."""
     computes: bool = False
-    """Its ``reusable`` keys are computed here, where others have not done so, and published: blocks that another such
-    request has for them already are not counted, and not held, twice."""
+    """True if its ``reusable`` keys are computed here and published, where others have not done so.
+
+    Blocks that another such request has for them already are neither counted nor held twice.
+    """
 
 
 class BlockNeed(NamedTuple):
-    """Of a request's blocks: how many are ``held`` with content, and how many it would take out of the room."""
+    """The needs of a request: ``held`` blocks have content already."""
 
     held: int
     missing: int
-    """Those that nobody uses are part of the room, held or not."""
+    """Blocks it takes out of the room; unused blocks are part of the room, held or not."""
 
 
 class Holdings(Protocol):
-    """Who holds how much, as of now."""
+    """The blocks that requests hold now."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
-        """O(its reusable keys)."""
+        """Returns what a request needs, in O(its reusable keys)."""
 
     def behind(self, number: int) -> int:
-        """Blocks of those admitted that came after it: they are decoded, and can give way, or their prompts are being
-        computed. O(admitted). Blocks that others share count, too."""
+        """Returns the blocks, also shared ones, of later admitted requests: decoded or in prefill. O(admitted)."""
 
 
 class StepSeen(NamedTuple):
-    """An engine step that has ended, or so many equal ones in a row: tokens decoded, prompt tokens computed, and how
-    long both took."""
+    """An ended engine step, or ``steps`` equal ones in a row: tokens decoded, prompt tokens computed, and the time."""
 
     decoded: int
     prefill_tokens: int
     seconds: float
     steps: int = 1
     growth_s: float = 0.0
-    """By which each of several was longer than the one before it."""
+    """Seconds by which each of several steps was longer than the one before it."""
     decode_s: float = 0.0
-    """Of a step with both, what decoding took of it, if the engine knows; 0: it does not say."""
+    """Seconds that decoding took of a step that also computed prompts, if the engine knows; 0 otherwise."""

@@ -1,8 +1,8 @@
-"""Requests that wait for KV memory, those first that share most with what is here (FEATHER §4.2).
+"""A line of requests that wait for KV memory: first those that share most with what is here (FEATHER §4.2).
 
-The chunked hash tree says who misses least of what the admitted ones have: he takes the least room, and makes the
-batches of steps (:mod:`pinyon.batching.rounds`) larger rather than more. Nobody is passed over for longer than a limit:
-the paper's loop would let a popular prefix run forever.
+The chunked hash tree says which request misses least of what the admitted ones have. That one takes the least room, and
+makes the batches of steps (:mod:`pinyon.batching.rounds`) larger rather than more. None is passed over for longer than
+a limit: the paper's loop would let a popular prefix run forever.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pinyon.core.policies import check_bounds
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixSettings:
-    """``chunk_blocks``: full blocks of a prompt that are one level of the tree.
+    """Options of :class:`BySharedPrefix`. ``chunk_blocks``: full blocks of a prompt that are one level of the tree.
 
-    ``passed_over_s``: who has waited for so long while others that came later went first is next; less, if that is
-    more than half of the time to the deadline of his first token (:func:`passed_over_max_s`).
+    ``passed_over_s``: a request is next after waiting so long while later ones went first. That wait is at
+    most half of the time to the deadline of its first token (:func:`passed_over_max_s`).
     """
 
     chunk_blocks: int = 4
@@ -33,26 +33,26 @@ class SharedPrefixSettings:
 
 
 class BySharedPrefix(AgainFirst):
-    """See :class:`pinyon.batching.interface.WaitingLine`. Who gave way comes first, as he came.
+    """A :class:`pinyon.batching.interface.WaitingLine` by shared prefix, after those that gave way, as they came.
 
-    Where there is no room for whose turn it is, nobody else is asked. The ``tree`` says who is next.
+    If the request whose turn it is has no room, no other is asked. The ``tree`` says which is next.
     """
 
     def __init__(self, settings: SharedPrefixSettings, tree: ChunkedHashTree[int] | None = None) -> None:
         super().__init__()
         self._settings = settings
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
-        """Waiting: the new ones. Active: those that were taken."""
+        """Tree in which new requests wait, and taken ones are active."""
         self._running: set[int] = set()
         self._unpassed: OrderedDict[int, None] = OrderedDict()
-        """New ones that nobody who came later went before yet, as they came."""
+        """New requests that no later one went before yet, in order of arrival."""
         self._passed_s: dict[int, float] = {}
-        """Since when somebody has, of the others."""
+        """Times since which the others were passed over."""
         self._due: list[tuple[float, int]] = []
-        """When the limit of each of those ends, and of some that have left."""
+        """Heap of when their limits end, also of some that have left."""
         self._now_s = 0.0
         self._waited_s: dict[int, float] = {}
-        """How long those were passed over that were taken since they were last asked."""
+        """Seconds that requests taken since the last ``begin`` had been passed over."""
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
@@ -120,7 +120,7 @@ class BySharedPrefix(AgainFirst):
         self._run(number)
 
     def _pass_over_before(self, number: int) -> None:
-        """It went before these. Each is passed over for the first time once."""
+        """Marks earlier requests as passed over, each for the first time once."""
         while self._unpassed:
             first = next(iter(self._unpassed))
             if first > number:

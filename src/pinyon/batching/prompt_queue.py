@@ -1,8 +1,8 @@
-"""Prompts to compute: a bounded queue, and a few at once on their way.
+"""Prompts to compute: a bounded queue, and a few in progress at once.
 
 A prompt whose next block is being computed (or fetched) by another one waits for that one, since a prefix is never
-computed twice; prompts behind it that share nothing go first meanwhile. What a prompt on its way will bring it *claims*
-until that is published or the prompt ends.
+computed twice. Prompts behind it that share nothing go first meanwhile. A prompt in progress *claims* what it will
+bring until that is published or the prompt ends.
 
 After any change, more prompts may be able to leave the queue: :meth:`PromptQueue.start` says which.
 """
@@ -23,20 +23,20 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import ResourceExhausted
 
 LOOK_AHEAD = 32
-"""Queued prompts that are looked at for one that does not wait for another."""
+"""Queued prompts that are searched for one that does not wait for another."""
 
 
 class Prefixes(Protocol):
-    """What is held already: :class:`pinyon.paging.BlockPool`."""
+    """The blocks that are held already: :class:`pinyon.paging.BlockPool`."""
 
     def match_prefix(self, keys: Sequence[BlockKey]) -> int:
-        """How many leading keys are held."""
+        """Returns how many leading keys are held."""
 
     def want(self, keys: Sequence[BlockKey]) -> int:
-        """Spare the leading ones that are held, for a prompt that waits; how many those are."""
+        """Keeps the held leading keys for a waiting prompt: others are evicted first. Returns their number."""
 
     def unwant(self, keys: Sequence[BlockKey]) -> None:
-        """Spare them no more for that prompt."""
+        """Ends what :meth:`want` began for that prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,43 +46,43 @@ class Prompt:
     number: int
     tokens: int
     keys: tuple[BlockKey, ...]
-    """Of its full blocks."""
+    """Keys of its full blocks."""
     reusable: int
     """Leading keys whose blocks it may reuse."""
     owned: bool
-    """It brought its KV memory along, so it never waits for room."""
+    """True if it brought its KV memory along, so it never waits for room."""
     arrived_s: float = 0.0
     shared: bool = True
-    """Others may reuse what it computes."""
+    """True if others may reuse what it computes."""
     seconds: float = 0.0
-    """Computing it takes about so long; 0: nobody said."""
+    """Predicted seconds to compute it; 0: unknown."""
     deadline_s: float = 0.0
-    """When its first token should be there; 0: nobody said."""
+    """The time at which its first token is due; 0: unknown."""
 
 
 class PromptQueue:
-    """At most ``limit`` prompts, of which ``active`` are on their way, not counting those that wait for KV memory.
+    """A queue of ``limit`` prompts; up to ``active`` are in progress, not counting those that wait for KV memory.
 
-    Who leaves first, ``order`` says, of which it is the only user.
+    The ``order`` says which leaves first, and has no other user.
     """
 
     def __init__(self, prefixes: Prefixes, *, active: int, limit: int, order: ServiceOrder[int] | None = None) -> None:
-        """No ``order``: first come, first served."""
+        """Starts an empty queue. Without an ``order``: first come, first served."""
         self._prefixes = prefixes
         self._order: ServiceOrder[int] = Fifo() if order is None else order
         self._slots = active
         self._limit = limit
         self._queue: dict[int, Prompt] = {}
         self._owned: OrderedDict[int, None] = OrderedDict()
-        """Of the queue, those that brought their KV memory along, as they came."""
+        """Queued prompts that brought their KV memory along, in order of arrival."""
         self._active: dict[int, Prompt] = {}
         self._roomless: set[int] = set()
         self._back: dict[int, None] = {}
-        """Those on their way that wait for what another one computes."""
+        """Prompts in progress that wait for what another one computes."""
         self._claims: dict[BlockKey, int] = {}
         self._left: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
-        """Of each that has no blocks yet, leading ones that are spared for it."""
+        """Number of leading keys that are spared for each prompt without blocks."""
         self._pending_tokens = 0
 
     # -- figures
@@ -97,7 +97,7 @@ class PromptQueue:
 
     @property
     def waiting_for_others(self) -> int:
-        """Prompts on their way that are held back: see :meth:`held_back`."""
+        """Prompts in progress that are held back: see :meth:`held_back`."""
         return len(self._back)
 
     @property
@@ -107,12 +107,12 @@ class PromptQueue:
 
     @property
     def foreign_queued(self) -> int:
-        """Of these, those that have not left the queue."""
+        """Queued prompts for other instances."""
         return len(self._queue) - len(self._owned)
 
     @property
     def held_up(self) -> int:
-        """Of these, those that may not leave it because others before them wait for KV memory."""
+        """Queued prompts for other instances that may not leave, as others before them wait for KV memory."""
         return self.foreign_queued if self._roomless else 0
 
     @property
@@ -121,22 +121,18 @@ class PromptQueue:
         return self._pending_tokens
 
     def left(self, number: int) -> int:
-        """Of one prompt; 0 if it is not known."""
+        """Returns the tokens left of a prompt; 0 if it is not known."""
         return self._left.get(number, 0)
 
     def work(self, number: int, position: int) -> PromptWork:
-        """Of one on its way, whose first ``position`` tokens have their KV. Raises ``KeyError`` if it is not."""
+        """Returns the work of a prompt in progress that has KV up to ``position``. Raises ``KeyError`` otherwise."""
         prompt = self._active[number]
         return PromptWork(number, position, prompt.tokens, prompt.arrived_s, prompt.seconds, prompt.deadline_s)
 
     # -- life of a prompt
 
     def add(self, prompt: Prompt, now_s: float) -> None:
-        """
-        Raises:
-            ResourceExhausted: the queue is full.
-            ValueError: the number is known.
-        """
+        """Adds a prompt. Raises ``ResourceExhausted`` if the queue is full, ``ValueError`` if the number is known."""
         if len(self._left) >= self._limit:
             raise ResourceExhausted("the prefill queue is full", field="prefill_instance", retry_after_s=1.0)
         if prompt.number in self._left:
@@ -146,18 +142,17 @@ class PromptQueue:
             self._owned[prompt.number] = None
         self._order.add(prompt.number, now_s, prompt.seconds, prompt.deadline_s or math.inf)
         self._left[prompt.number] = prompt.tokens
-        if not prompt.owned:  # which has what is held of it
+        if not prompt.owned:  # an owned one has what is held of it
             self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
         self._pending_tokens += prompt.tokens
 
     def start(self, now_s: float) -> list[int]:
-        """Numbers of the prompts that leave the queue now, in this order; before them, of those that were held back and
-        need not wait any more."""
+        """Returns the prompts that were held back and need not wait any more, then those that leave the queue now."""
         started: list[int] = []
         back = self._let_go() if self._back else []
         room = self._slots - (len(self._active) - len(self._roomless))
         if room > 0 and self._queue:
-            for number in self._next(now_s):  # each turn has its price: of those alone that are looked at
+            for number in self._next(now_s):  # lazily, as each turn has its price
                 prompt = self._queue[number]
                 if self._roomless and not prompt.owned:
                     continue  # others wait for KV memory before it
@@ -188,39 +183,43 @@ class PromptQueue:
         return gone
 
     def _next(self, now_s: float) -> Iterator[int]:
-        """Those that are looked at. While others wait for KV memory, only who brought it along may start, however many
-        stand before it: it may be what they wait for."""
+        """Returns the prompts to look at. While others wait for KV memory, only those that brought theirs may start.
+
+        However many stand before these, they may be what the others wait for.
+        """
         if self._roomless:
             return islice(self._owned, LOOK_AHEAD)
         return islice(self._order.turns(now_s), LOOK_AHEAD)
 
     def _behind(self, prompt: Prompt, held: int) -> bool:
-        """Another one computes (or fetches) what it needs next, after the ``held`` leading keys."""
+        """Returns whether another prompt computes (or fetches) what it needs next, after the ``held`` leading keys."""
         return held < prompt.reusable and self._claims.get(prompt.keys[held], prompt.number) != prompt.number
 
     def waits(self, number: int) -> bool:
-        """It has not left the queue."""
+        """Returns whether the prompt is still queued."""
         return number in self._queue
 
     def waits_for_room(self, number: int) -> None:
-        """It waits for KV memory and gives its place to others: they may hold the room, and must not wait for it."""
+        """Lets a prompt wait for KV memory and gives its place to others, which may hold that memory."""
         self._roomless.add(number)
         self._unclaim(self._active[number])
 
     def has_room(self, number: int) -> None:
-        """It does not wait for KV memory any more."""
+        """Records that the prompt does not wait for KV memory any more."""
         self._roomless.remove(number)
         prompt = self._active[number]
         self._claim(prompt, self._prefixes.match_prefix(prompt.keys))
 
     def reserved(self, number: int) -> None:
-        """What is held of it is its own now."""
+        """Records that what was held of the prompt is its own now."""
         self._unwant(self._active[number])
 
     def held_back(self, number: int) -> bool:
-        """Asked when it has its blocks: while it waited for room others may have begun with what it needs next, or
-        something that was held is not any more. True: it waits until :meth:`start` says its number again, and then
-        looks for what is held once more."""
+        """Returns whether a prompt that has its blocks must wait until :meth:`start` names it again.
+
+        While it waited for room, others may have begun with what it needs next, or something held may be gone.
+        Afterwards, it looks for what is held once more.
+        """
         prompt = self._active[number]
         held = self._prefixes.match_prefix(prompt.keys)
         self._claim(prompt, held)
@@ -235,7 +234,7 @@ class PromptQueue:
             self._prefixes.unwant(prompt.keys[:wanted])
 
     def published(self, number: int, keys: Sequence[BlockKey]) -> None:
-        """The prompt's blocks with these keys can be reused now."""
+        """Records that the prompt's blocks with these keys can be reused now."""
         claims = self._claims
         if not claims:
             return
@@ -245,12 +244,12 @@ class PromptQueue:
                 claims[key] = claimed
 
     def advanced(self, number: int, tokens: int) -> None:
-        """``tokens`` tokens less need to be computed; below 0 when something reused turned out not to be there."""
+        """Subtracts computed ``tokens``; below 0 when something reused turned out not to be there."""
         self._left[number] -= tokens
         self._pending_tokens -= tokens
 
     def end(self, number: int) -> bool:
-        """It is done or was given up, queued or on its way. False if it is not known."""
+        """Removes a prompt that is done or was given up. Returns False if it is not known."""
         prompt = self._queue.pop(number, None)
         if prompt is not None:
             self._owned.pop(number, None)
@@ -269,7 +268,7 @@ class PromptQueue:
     # -- claims
 
     def _claim(self, prompt: Prompt, held: int) -> None:
-        """What the prompt will compute (or fetch), all but the ``held`` leading keys, others need not."""
+        """Claims what the prompt will compute (or fetch), all but the ``held`` leading keys: others need not."""
         if prompt.shared:
             claims, number = self._claims, prompt.number
             for key in prompt.keys[held:]:

@@ -1,13 +1,13 @@
-"""Which of the running requests a step decodes: batches that share a prefix, one after the other (FEATHER §4).
+"""The batches of running requests that steps decode one after the other, each sharing a prefix (FEATHER §4).
 
 The paper's loop (Algorithm 7) makes a batch for each step and asks before each addition whether the batch is better
-left as it is. What happens to running requests that are not in it, it does not say. Here batches are made until each
-running request is in one, and steps take them in turn: a *round*, in which everybody gets one token. So nobody starves,
-a decision lasts for a round and not for the hundreds of steps for which a request runs, and what it has brought can be
-measured: the round's decode throughput, which with the same requests is as well the time between their tokens.
+left as it is. It does not say what happens to running requests that are not in it. Here batches are made until each
+running request is in one, and steps take them in turn: a *round*, in which every request gets one token. So none
+starves, and a decision lasts for a round, not for the hundreds of steps for which a request runs. Its effect can be
+measured: the round's decode throughput, which with the same requests is also the time between their tokens.
 
-Requests that share as much as the one in question come into the batch together with it, by one decision: they cost the
-shared prefix nothing more. So a round has about as many decisions as there are prefixes, and one where nobody shares.
+Requests that share as much as the one in question enter the batch with it, by one decision: they cost the shared prefix
+nothing more. So a round has about as many decisions as there are prefixes, and one where none is shared.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from pinyon.batching.policy import StepSeen
 from pinyon.batching.stopping import ADD, STOP, BatchState, StoppingPolicy, Taken
 
 BATCHES_MAX: Final = 16
-"""Of a round: the last one takes all who are left. Nobody waits for more steps than that for his next token."""
+"""Batches of a round; the last one takes all requests left. None waits for more steps than that for its next token."""
 PROMPT_WEIGHT: Final = 0.1
 
 
 class Formed(NamedTuple):
-    """What is to be known of the batches that were made."""
+    """Figures of the batches that were made."""
 
     batches: int = 0
-    """Of the present round."""
+    """Batches of the present round."""
     requests: int = 0
-    """In the present batch."""
+    """Requests in the present batch."""
     shared_blocks: int = 0
     """Blocks that all of them share: the depth of the shared prefix."""
     homogeneity: float = 0.0
-    """Of their prompts' full blocks, the share that those are."""
+    """Share that these are of the full blocks of their prompts."""
     reward_tokens_s: float = 0.0
     """Decode throughput of the last round that taught something."""
     exploring: float = 0.0
-    """Share of decisions that are for the sake of knowing more."""
+    """Share of decisions that are made to learn more."""
     shifts: int = 0
-    """How often what was known stopped being true."""
+    """Times that what was known stopped being true."""
 
 
 class DecodeTime:
-    """How long a step's decodes took of it: a step with prompts would speak against whoever was added to it, otherwise.
-    Where the engine does not say, what prompt tokens take is known from steps that had nothing else."""
+    """The time that decoding takes of a step: a step with prompts must not speak against requests added to it.
+
+    Where the engine does not say, the time of prompt tokens is known from steps that had nothing else.
+    """
 
     def __init__(self) -> None:
         self._prompt_token_s = 0.0
 
     def of(self, step: StepSeen) -> float:
-        """Seconds; 0: that cannot be said."""
+        """Returns the seconds that decoding took; 0 if unknown."""
         if not step.decoded:
             if step.prefill_tokens:
                 token_s = step.seconds / step.prefill_tokens
@@ -68,32 +70,32 @@ class DecodeTime:
 
 
 class PrefixRounds:
-    """See :class:`Rounds`."""
+    """Rounds of batches that share prefixes; see :class:`Rounds`."""
 
     def __init__(self, stopping: StoppingPolicy, chunk_blocks: int, tree: ChunkedHashTree[int] | None = None) -> None:
-        """The ``tree`` says who is offered next."""
+        """Takes the ``tree`` that says which request is offered next."""
         self.chunk_blocks = chunk_blocks
         self.stopping = stopping
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
-        """All waiting, but while batches are made."""
+        """Tree in which all requests wait, except while batches are made."""
         self._paths: dict[int, Sequence[int]] = {}
-        """Of those that run."""
+        """Paths of running requests."""
         self._batches: list[list[int]] = []
         self._depths: list[int] = []
-        """Levels that each of them shares."""
+        """Levels that each batch shares."""
         self._decisions: list[Taken] = []
-        """Of these batches."""
+        """Decisions that made these batches."""
         self._place = 0
-        """Of the next batch of the round."""
+        """Place of the next batch of the round."""
         self._changed = False
-        """Somebody came since."""
+        """True if a request came since."""
         self._decode_time = DecodeTime()
         self._tokens, self._seconds = 0, 0.0
-        """Of the round so far."""
+        """Sums over the round so far."""
         self._measured = True
-        """All of its steps are."""
+        """True if all steps of the round are measured."""
         self.reward = 0.0
-        """Of the last round, in tokens/s."""
+        """Throughput of the last round, in tokens/s."""
 
     def add(self, number: int, path: Sequence[int]) -> None:
         self._paths[number] = path
@@ -139,7 +141,7 @@ class PrefixRounds:
                     return []
             before = self._batches[self._place]
             batch = [number for number in before if number in paths]
-            if len(batch) < len(before):  # what those had in common that have left is not looked at any more
+            if len(batch) < len(before):  # requests that left do not limit the shared prefix any more
                 self._batches[self._place] = batch
                 self._depths[self._place] = self._shared(batch)
             if batch:
@@ -147,7 +149,7 @@ class PrefixRounds:
             self._place += 1
 
     def _shared(self, batch: list[int]) -> int:
-        """Levels that all of them share. A path's level is of all that is before it."""
+        """Returns the levels that the batch shares. A path's level stands for all that is before it."""
         paths = [self._paths[number] for number in batch]
         low, high = 0, min(map(len, paths), default=0)
         while low < high:
@@ -171,7 +173,7 @@ class PrefixRounds:
         self._seconds += seconds
 
     def _round(self) -> None:
-        """The last one is over."""
+        """Ends the last round, learns from it, and makes new batches if need be."""
         if self._decisions and self._measured and self._seconds > 0.0:
             self.reward = self._tokens / self._seconds
             self.stopping.learn(self._decisions, self.reward)
@@ -184,16 +186,18 @@ class PrefixRounds:
             self._form(told)
 
     def _stands(self, told: dict[tuple[int, ...], bool]) -> bool:
-        """Asked again, the policy says the same. Those that have left make a batch smaller, not worse."""
+        """Returns whether the policy says the same again. Requests that left make a batch smaller, not worse."""
         for state, action in self._decisions:
             if self._adds(state, told) != (action == ADD):
                 return False
         return bool(self._batches)
 
     def _adds(self, state: BatchState, told: dict[tuple[int, ...], bool]) -> bool:
-        """In a round it says the same of what it sees as the same: a trial is one of all batches like that. One that
-        is left as it is among others that are not shows nothing of what it would be worth (it reads its prefix for
-        itself then, and the others read theirs as before)."""
+        """Returns the policy's answer, which is the same within a round for all that it sees as the same.
+
+        So a trial covers all batches like that. A single one that stops among others that do not shows nothing of
+        its worth: it reads its prefix for itself then, and the others read theirs as before.
+        """
         seen = self.stopping.seen(state)
         adds = told.get(seen)
         if adds is None:
@@ -201,7 +205,7 @@ class PrefixRounds:
         return adds
 
     def _form(self, told: dict[tuple[int, ...], bool]) -> None:
-        """``told``: what it has said in this round already."""
+        """Makes the batches of a round. ``told``: the policy's answers in this round so far."""
         self._changed = False
         tree = self._tree
         batches: list[list[int]] = []

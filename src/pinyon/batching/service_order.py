@@ -1,4 +1,4 @@
-"""Whose prompt is computed next, of those that wait at an instance, or of those on their way whose turn a step is."""
+"""The order in which prompts are computed: those that wait at an instance, or those in progress in a step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pinyon.batching.interface import ServiceOrder
 from pinyon.core.policies import NoSettings, Registry, check_bounds
 
 LEAST_S = 0.001
-"""A turn takes, whatever was predicted: hardly an engine's step is shorter."""
+"""The least seconds of a turn, whatever was predicted: hardly any step of an engine is shorter."""
 EXAMINED_MAX = 256
 STALE_MAX = 64
-"""Times of prompts that have left, besides some for each that waits: more are thrown away."""
+"""Entries of prompts that have left, besides some for each that waits: more are thrown away."""
 
 Waiting = TypeVar("Waiting")
 What = TypeVar("What")
 
 
 class _Arrived(Generic[Waiting, What]):
-    """Who waits, as they came, with what is to be known of them."""
+    """Waiting prompts in order of arrival, with what is to be known of them."""
 
     def __init__(self) -> None:
-        self._all: OrderedDict[Waiting, What] = OrderedDict()  # a dict is slow to take from the front of
+        self._all: OrderedDict[Waiting, What] = OrderedDict()  # a dict is slow to take from its front
 
     def take(self, waiting: Waiting, now_s: float) -> None:
         self.remove(waiting)
@@ -43,7 +43,7 @@ class _Arrived(Generic[Waiting, What]):
 
 
 class Fifo(_Arrived[Waiting, None]):
-    """As they came."""
+    """The order of arrival."""
 
     name: ClassVar[str] = "fifo"
     short_first: ClassVar[bool] = False
@@ -52,7 +52,7 @@ class Fifo(_Arrived[Waiting, None]):
         self._all[waiting] = None
 
     def advance(self, waiting: Waiting, seconds: float) -> None:
-        """It makes no difference."""
+        """Ignores the progress, which makes no difference."""
 
     def next(self, now_s: float) -> Waiting | None:
         first = next(iter(self._all), None)
@@ -66,8 +66,7 @@ class Fifo(_Arrived[Waiting, None]):
 
 @dataclass(frozen=True, slots=True)
 class _Ageing:
-    """Who has waited ``age_s`` longer than its SLO goes before all others, so that nobody starves; of who names none,
-    or a longer one, that is ``patience_s``."""
+    """Prompts late by ``age_s`` go before all, so that none starves; the SLO counts as ``patience_s`` at most."""
 
     age_s: float = 10.0
     patience_s: float = 60.0
@@ -78,18 +77,20 @@ class _Ageing:
 
 @dataclass(frozen=True, slots=True)
 class ShortestInTimeSettings(_Ageing):
-    """See :class:`_Ageing`."""
+    """Options of :class:`ShortestInTime`; see :class:`_Ageing`."""
 
 
 class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
-    """The shortest of those whose first token can still be in time; then the others as they came. Who is late for long
-    goes before all of them. Looks at everybody each time."""
+    """The shortest prompt whose first token can still be in time; then the others in order of arrival.
+
+    Prompts that are late for long go before all of them. Each call looks at all prompts.
+    """
 
     name: ClassVar[str] = "shortest_in_time"
     short_first: ClassVar[bool] = True
 
     def __init__(self, settings: ShortestInTimeSettings = ShortestInTimeSettings()) -> None:
-        """Of each: number, seconds, deadline, and from when on it is late."""
+        """Sets the ages. Each prompt has a number, seconds, a deadline, and the time from which it is late."""
         super().__init__()
         self._age_s, self._patience_s = settings.age_s, settings.patience_s
         self._came = 0
@@ -112,7 +113,7 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
         return iter(sorted(self._all, key=lambda each: self._rank(each, now_s)))
 
     def _rank(self, waiting: Waiting, now_s: float) -> tuple[float, int]:
-        """The least first."""
+        """Returns the rank of a prompt; the least goes first."""
         number, seconds, deadline_s, late_s = self._all[waiting]
         if now_s - late_s > self._age_s:
             return -1.0, number
@@ -121,8 +122,10 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
 
 @dataclass(frozen=True, slots=True)
 class MostInTimeSettings(_Ageing):
-    """See :class:`_Ageing`. Those that go before all others get ``aged_share`` of the time that others do, at most:
-    where more comes than can be computed everybody is late for long in the end, and nobody would be in time."""
+    """Options of :class:`MostInTime`; see :class:`_Ageing`. Aged prompts get ``aged_share`` of others' time at most.
+
+    Where more comes than can be computed, all prompts are late for long in the end, and none would be in time.
+    """
 
     age_s: float = 20.0
     aged_share: float = 0.25
@@ -134,23 +137,25 @@ class MostInTimeSettings(_Ageing):
 
 
 class _Prompt(NamedTuple):
-    """By deadline, then as they came."""
+    """A prompt, ordered by deadline, then by arrival."""
 
     deadline_s: float
     number: int
     seconds: float
     late_s: float
-    """From when on it is late."""
+    """The time from which it is late."""
 
 
 class MostInTime(Generic[Waiting]):
-    """As many in time as can be, and of those the shortest first as far as that makes none of them late.
+    """The order with the most prompts in time, and of those the shortest first as far as that makes none late.
 
-    Who can be in time is found as Moore (1968) does for one machine: by deadline, and whenever one more would be late,
-    the longest so far is left out. When nobody can, those come that are late, as they were found to be. Who is late for
-    long goes before all, as often as the share of those allows: the next of them goes, at the latest, when others have
-    had ``1 / aged_share`` times what those had since it was last their turn. A turn counts as ``LEAST_S`` at least; of
-    another one, whose time nobody said, as long as it lasts until the next turn. Of very many that could be in time,
+    These prompts are found as Moore (1968) does for one machine. They are taken by deadline, and whenever one more
+    would be late, the longest so far is left out. When none can, the late ones come, in the order in which they were
+    found late.
+
+    Prompts that are late for long go before all, as often as their share allows. The next one goes, at the latest, when
+    others have had ``1 / aged_share`` times what the aged ones had since their last turn. A turn counts as ``LEAST_S``
+    at least. For another prompt of unknown length, a turn lasts until the next one. Of very many that could be in time,
     the ``EXAMINED_MAX`` with the first deadlines are looked at.
     """
 
@@ -161,21 +166,21 @@ class MostInTime(Generic[Waiting]):
         self._age_s, self._patience_s = settings.age_s, settings.patience_s
         self._aged_share = settings.aged_share
         self._credit_s = 0.0
-        """Of those that are late for long: their share, less what they had. 0 or more: it is their turn."""
+        """Time due to prompts that are late for long: their share, less what they had. 0 or more: it is their turn."""
         self._unsaid = False
-        """The last turn was of another one, and nobody had said how long it takes: as long as the clock tells."""
+        """True if the last turn was of another prompt, of unknown length: the clock tells how long it takes."""
         self._now_s = 0.0
-        """When turns were asked for last."""
+        """Time when turns were asked for last."""
         self._came = 0
         self._all: dict[Waiting, _Prompt] = {}
         self._open: list[tuple[_Prompt, Waiting]] = []
-        """Those that could still be in time when they were looked at last, in order."""
+        """Prompts that could still be in time when they were looked at last, in order."""
         self._late: OrderedDict[Waiting, None] = OrderedDict()
-        """The others, as they were found to be."""
+        """Late prompts, in the order in which they were found late."""
         self._aged: OrderedDict[Waiting, None] = OrderedDict()
-        """Those that are late for long, likewise."""
+        """Prompts that are late for long, in the same way."""
         self._ages: list[tuple[float, int, Waiting]] = []
-        """When they are, a heap; also of some that have left."""
+        """Heap of the times from which prompts are late, also of some that have left."""
 
     def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
         self._came += 1
@@ -258,7 +263,7 @@ class MostInTime(Generic[Waiting]):
         return 0 if prompt is None else prompt.number
 
     def _grow_old(self, now_s: float) -> None:
-        """Each goes from one place to the next once; and time passes for those that are there already."""
+        """Moves prompts that are now late, or late for long, each once. Time passes for those moved before."""
         if self._unsaid and self._aged and self._credit_s < 0 and now_s > self._now_s:
             self._credit_s = min(0.0, self._credit_s + self._aged_share * (now_s - self._now_s))
         self._now_s = now_s
@@ -277,7 +282,7 @@ def _prompt_of(entry: tuple[_Prompt, object]) -> _Prompt:
 
 
 def _shortest_in_time(prompts: Sequence[tuple[_Prompt, object]], now_s: float) -> int:
-    """The place of the one to compute first; each of them could be in time by itself."""
+    """Returns the place of the prompt to compute first; each of them could be in time by itself."""
     ends_s = now_s
     longest: list[tuple[float, int]] = []
     left_out: set[int] = set()
@@ -293,7 +298,7 @@ def _shortest_in_time(prompts: Sequence[tuple[_Prompt, object]], now_s: float) -
     for place, (prompt, _) in enumerate(prompts):
         if place in left_out:
             continue
-        # before those with earlier deadlines, if all of them have so much time
+        # A shorter one goes before those with earlier deadlines if all of them have so much time.
         if chosen < 0 or (prompt.seconds < prompts[chosen][0].seconds and prompt.seconds <= slack_s):
             chosen = place
         ends_s += prompt.seconds
@@ -311,4 +316,4 @@ SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
     ServiceOrder,
 )
 SERVICE_ORDER_DEFAULT = MostInTime.name
-"""Of a worker, and of a simulation."""
+"""The default of a worker, and of a simulation."""

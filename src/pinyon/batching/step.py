@@ -1,13 +1,13 @@
-"""What the engine computes next: all running decodes plus prompt chunks under a token budget.
+"""The next step of the engine: all running decodes plus prompt chunks under a token budget.
 
-``decide`` plans a step over numbers; ``fold`` says which of its members it counts for. Between the two, members may be
-removed: the step does not count for them. What a number stands for is known to the caller alone.
+``decide`` plans a step over numbers; ``fold`` says for which of its members it counts. Between the two, members may be
+removed: the step does not count for them. Only the caller knows what a number stands for.
 
-Who of the prompts advances first, an order of service says, anew in each step: a short one that came later may go ahead
-of a long one that is being computed, and that one keeps its blocks.
+An order of service says anew in each step which prompt advances first. A short one that came later may go ahead of a
+long one that is being computed, which keeps its blocks.
 
-A decoded request's KV grows by a token in each step, so after ``fill`` and before ``decide`` the owner gives those that
-``growth`` names a block more each (``grown``), or takes others out when there are none.
+A decoded request's KV grows by a token in each step. So after ``fill`` and before ``decide``, the owner gives each
+request that ``growth`` names one more block (``grown``), or takes others out when there are none.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ class PromptWork:
     tokens: int
     arrived_s: float = 0.0
     seconds: float = 0.0
-    """Computing what is left takes about so long; 0: nobody said."""
+    """Predicted seconds to compute what is left; 0: unknown."""
     deadline_s: float = 0.0
-    """When its first token should be there; 0: nobody said."""
+    """The time at which its first token is due; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """All in tokens, except ``max_batch`` (requests) and ``tbt_s``."""
+    """Limits in tokens, except ``max_batch`` (requests) and ``tbt_s``."""
 
     max_batch: int
     step_tokens: int
     chunk_tokens: int
     block_tokens: int
     tbt_s: float = 0.0
-    """Seconds between the tokens of those that run, as far as chunks of prompts decide: see
-    :meth:`StepScheduler.decide`. 0: chunks are as large as the other limits allow."""
+    """Limit on seconds between tokens, as far as chunks decide (:meth:`StepScheduler.decide`); 0: there is none."""
 
 
-@dataclass(slots=True)  # not frozen: two are made in each step, and that takes three times as long
+@dataclass(slots=True)  # not frozen: two are made in each step, and frozen ones take three times as long
 class StepPlan:
     """One engine step: chunks of prompts, and the requests that get one token each."""
 
     prefills: list[tuple[int, int, int]]
-    """``(number, start, end)``: the prompt's tokens ``[start, end)`` are computed."""
+    """Chunks ``(number, start, end)``: the prompt's tokens ``[start, end)`` are computed."""
     decodes: list[int]
 
     @property
@@ -69,8 +68,10 @@ class StepPlan:
         return sum(end - start for _, start, end in self.prefills)
 
     def token_s(self, seconds: float) -> float:
-        """What a prompt is charged for each of its tokens, of a step that took so many seconds: prompts in one step
-        share its time, so that the times of those that wait add up to the time of the queue (Mooncake §4.1)."""
+        """Returns the seconds charged for each prompt token of a step that took ``seconds``.
+
+        Prompts in one step share its time, so the times of waiting prompts add up to that of the queue (Mooncake §4.1).
+        """
         return seconds / max(1, self.prompt_tokens)
 
 
@@ -79,16 +80,16 @@ class _Prompt:
     position: int
     tokens: int
     token_s: float
-    """Computing one of its tokens takes about so long."""
+    """Predicted seconds to compute one of its tokens."""
     planned: int = 0
-    """Where the step under way ends for it; 0: it is not in that step."""
+    """The position at which the step under way ends for it; 0: it is not in that step."""
 
 
 class StepScheduler:
-    """One step at a time: ``decide``, then ``fold``. Prompts and decoded requests have numbers of their own each.
+    """A scheduler of one step at a time: ``decide``, then ``fold``. Prompts and decoded requests have separate numbers.
 
-    ``order`` is of the prompts that are here, and this is its only user; none: first come, first served.
-    ``rounds`` chooses whom a step decodes; none: all that run. ``kernel`` is the engine's, for other rounds.
+    ``order`` is of the prompts that are here, and this is its only user; None: first come, first served. ``rounds``
+    chooses the requests that a step decodes; None: all that run. ``kernel`` is the engine's, for other rounds.
     """
 
     def __init__(
@@ -102,20 +103,20 @@ class StepScheduler:
         self._rounds = rounds
         self._kernel = kernel
         self._paths: dict[int, Sequence[int]] = {}
-        """Of those that wait, if there are rounds."""
+        """Paths of waiting requests, if there are rounds."""
         self._planned: Rounds | None = None
-        """Those that made the last plan."""
+        """The rounds that made the last plan."""
         self._order: ServiceOrder[int] = Fifo() if order is None else order
         self._prompts: dict[int, _Prompt] = {}
         self._waiting: dict[int, int] = {}
         self._running: dict[int, int] = {}
-        """Both in the order in which they came. The values are the room left: tokens that the blocks held take yet."""
+        """Requests in order of arrival, as ``_waiting``, with the tokens that their blocks have room for yet."""
         self._cost = StepCost()
-        """Told only where there is a limit for it."""
+        """Told only where there is a ``tbt_s``."""
         self._asked: list[tuple[int, int]] = []
-        """The chunks of the last plan."""
+        """Chunks of the last plan."""
         self.cut_steps = 0
-        """Steps in which prompts got less, so that those that run do not wait for their tokens."""
+        """Steps in which prompts got less, so that running requests do not wait for their tokens."""
 
     @property
     def waiting(self) -> int:
@@ -131,7 +132,7 @@ class StepScheduler:
         return len(self._prompts)
 
     def add_prefill(self, work: PromptWork) -> None:
-        """Raises ``ValueError`` if the number is known or nothing is left to compute."""
+        """Adds a prompt. Raises ``ValueError`` if the number is known or nothing is left to compute."""
         if work.number in self._prompts:
             raise ValueError(f"prompt {work.number} is computed already")
         if not 0 <= work.position < work.tokens:
@@ -146,25 +147,29 @@ class StepScheduler:
 
     @property
     def level_blocks(self) -> int:
-        """Blocks of one level of a ``path``; 0: paths are not looked at."""
+        """Blocks of one level of a ``path``; 0: paths are not used."""
         return 0 if self._rounds is None else self._rounds.chunk_blocks
 
     @property
     def reads_once(self) -> bool:
-        """Steps may read what some of those share that they decode once: the kernel does that for each group, or for
-        what a whole batch shares, and batches are made so that there is some."""
+        """True if steps may read only once what some of their requests share.
+
+        The kernel does that for each group, or for what a whole batch shares, and batches are made to share something.
+        """
         if self._kernel == WHOLE:
             return self._rounds is not None and self._rounds.share
         return self._kernel == GROUPED
 
     def path(self, table: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """Of a request whose KV of so many tokens is in these blocks: the last block of each level of full ones, by
-        which requests that share them are known. Empty where nobody looks at it."""
+        """Returns the last block of each level of full ones, for a request with KV of ``tokens`` in these blocks.
+
+        Requests that share blocks are known by it. Empty where paths are not used.
+        """
         step = self.level_blocks
         return tuple(table[step - 1 : tokens // self._limits.block_tokens : step]) if step else ()
 
     def add_decode(self, number: int, tokens: int, blocks: int, path: Sequence[int] = ()) -> None:
-        """The KV of ``tokens`` is there, in so many blocks. Raises ``ValueError`` if the number is known."""
+        """Adds a request that has the KV of ``tokens`` in ``blocks``. Raises ``ValueError`` if the number is known."""
         if number in self._waiting or number in self._running:
             raise ValueError(f"request {number} is decoded already")
         self._waiting[number] = blocks * self._limits.block_tokens - tokens
@@ -172,7 +177,7 @@ class StepScheduler:
             self._paths[number] = path
 
     def remove_decode(self, number: int) -> None:
-        """It is finished, gave way, or was cancelled."""
+        """Removes a request that is finished, gave way, or was cancelled."""
         if self._waiting.pop(number, None) is None:
             if self._running.pop(number, None) is not None and self._rounds is not None:
                 self._rounds.remove(number)
@@ -180,7 +185,7 @@ class StepScheduler:
             del self._paths[number]
 
     def fill(self) -> None:
-        """Those that wait take the free places, in the order in which they came."""
+        """Moves waiting requests to free places of the batch, in order of arrival."""
         waiting, running = self._waiting, self._running
         while waiting and len(running) < self._limits.max_batch:
             number = next(iter(waiting))
@@ -189,26 +194,26 @@ class StepScheduler:
                 self._rounds.add(number, self._paths.pop(number))
 
     def growth(self) -> list[int]:
-        """Running requests that need a block more before the next step."""
+        """Returns the running requests that need one more block before the next step."""
         return [number for number, left in self._running.items() if left < 1]
 
     def room(self, number: int) -> int:
-        """Steps that it can be in before it is in :meth:`growth`. Raises ``KeyError`` if it is not running."""
+        """Returns the steps until the request is in :meth:`growth`. Raises ``KeyError`` if it is not running."""
         return self._running[number]
 
     def grown(self, number: int, blocks: int) -> None:
-        """It has so many blocks more. Raises ``KeyError`` if it is not running."""
+        """Adds ``blocks`` to a running request. Raises ``KeyError`` if it is not running."""
         self._running[number] += blocks * self._limits.block_tokens
 
     def decoded(self) -> list[int]:
-        """All decoded requests, those that wait for a place among them."""
+        """Returns all decoded requests, also those that wait for a place."""
         return [*self._running, *self._waiting]
 
     def decide(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do. Requires that nobody is left in :meth:`growth`.
+        """Returns the next step, or None when there is nothing to do. Requires that :meth:`growth` is empty.
 
-        Everybody of the batch is decoded; prompts have what is left of the limits: of tokens and, while anybody runs,
-        of the time between tokens. They have a block in any case, and of the time a share (:data:`PROMPT_SHARE` of what
+        The whole batch is decoded. Prompts have what is left of the limits: of tokens and, while any request runs, of
+        the time between tokens. They have a block in any case, and a share of the time (:data:`PROMPT_SHARE` of what
         decoding takes), so neither starves the other. In a round of several batches each has its part of the time.
         """
         if not self._running and not self._prompts:
@@ -242,8 +247,8 @@ class StepScheduler:
         return chunks
 
     def _spans(self, now_s: float, asked: list[int]) -> Iterator[tuple[int, int]]:
-        """What is left of each whose turn comes now; each turn has its price, so of those alone that are ``asked``."""
-        # One alone, as nearly always, has every turn.
+        """Yields what is left of each prompt in turn, and adds it to ``asked``. Lazily: each turn has its price."""
+        # A single prompt, the usual case, has every turn.
         turns: Iterable[int] = self._order.turns(now_s) if len(self._prompts) > 1 else self._prompts
         for number in turns:
             asked.append(number)
@@ -257,12 +262,12 @@ class StepScheduler:
         failed_decodes: Collection[int] = (),
         steps: int = 1,
     ) -> StepPlan:
-        """The part of the step that counts: members that are still there and did not fail.
+        """Returns the part of the step that counts: members that are still there and did not fail.
 
-        ``steps``: so many equal ones in a row, of which only the last can have failed members; none has more than its
-        :meth:`room`. A simulator takes them at once.
+        ``steps``: so many equal ones in a row, as a simulator takes them at once. Only the last can have failed
+        members, and none has more than its :meth:`room`.
 
-        Those that failed are removed, and so are prompts that have reached their end. Decoded requests stay until
+        Failed members are removed, and so are prompts that have reached their end. Decoded requests stay until
         :meth:`remove_decode`.
         """
         for number in failed_decodes:
@@ -276,8 +281,10 @@ class StepScheduler:
         return StepPlan(self._advance(plan, failed_prefills) if plan.prefills else [], decodes)
 
     def switch(self, choice: str, tables: Mapping[int, tuple[Sequence[int], int]]) -> None:
-        """Rounds of another batching policy. ``tables``: of each decoded request its blocks, and the tokens whose KV
-        is there. A step under way ends as it is. Raises ``ValueError`` for an unknown policy."""
+        """Changes to the rounds of another batching policy. Raises ``ValueError`` for an unknown policy.
+
+        ``tables``: the blocks of each decoded request, and its tokens with KV. A step under way ends as it is.
+        """
         self._rounds = BATCHING_POLICIES.make(choice).rounds(self._kernel)
         self._paths = {}
         if self._rounds is None:
@@ -288,11 +295,11 @@ class StepScheduler:
             self._paths[number] = self.path(*tables[number])
 
     def learned(self) -> dict[str, list[float]]:
-        """What the policy of rounds has learned, for :meth:`restore`; empty where nothing is learned."""
+        """Returns what the policy of rounds has learned, for :meth:`restore`; empty where nothing is learned."""
         return {} if self._rounds is None else self._rounds.stopping.table()
 
     def restore(self, table: Mapping[str, Sequence[float]]) -> None:
-        """Raises ``ValueError`` if that is nothing that this policy has learned."""
+        """Restores what was :meth:`learned`. Raises ``ValueError`` if this policy has not learned such a table."""
         if self._rounds is not None:
             self._rounds.stopping.restore(table)
         elif table:
@@ -300,16 +307,16 @@ class StepScheduler:
 
     @property
     def learns(self) -> bool:
-        """What a step brings may change whom the next one decodes."""
+        """True if the outcome of a step may change which requests the next one decodes."""
         return self._rounds is not None and self._rounds.stopping.learns
 
     @property
     def formed(self) -> Formed:
-        """Zeros where a step decodes all that run."""
+        """Figures of the present batches; zeros where a step decodes all that run."""
         return Formed() if self._rounds is None else self._rounds.formed
 
     def observe(self, step: StepSeen) -> None:
-        """What the last step has brought."""
+        """Records how the last step went."""
         if self._limits.tbt_s:
             self._cost.saw(self._asked, step)
         if self._rounds is not None:
@@ -320,7 +327,7 @@ class StepScheduler:
         for chunk in plan.prefills:
             number, start, end = chunk
             prompt = self._prompts.get(number)
-            # Removed and added again meanwhile, it is another one.
+            # A prompt that was removed and added again meanwhile is another one.
             if prompt is None or prompt.position != start or prompt.planned != end:
                 continue
             prompt.position, prompt.planned = end, 0
@@ -340,15 +347,14 @@ def plan_chunks(
     block_tokens: int,
     time: TimeLeft | None = None,
 ) -> list[int]:
-    """Tokens to compute now for each ``(position, end)`` span, as they come (chunked prefill with a budget per step, as
-    Sarathi's); trailing zeros are left out.
+    """Returns the tokens to compute now for each ``(position, end)`` span, in order, without trailing zeros.
 
-    The first span gets all it can use before the second gets anything. No span gets more than ``chunk_tokens``. A chunk
-    that does not reach the span's end is cut at a block boundary where that leaves at least one token, so that blocks
-    become complete (and whole ranges to send) as early as possible.
+    This is chunked prefill with a budget per step, as in Sarathi. The first span gets all it can use before the second
+    gets anything. No span gets more than ``chunk_tokens``. A chunk that does not reach the span's end is cut at a block
+    boundary where that leaves at least one token. So blocks become complete, and whole ranges to send, early.
 
-    ``time``: what the chunks may take beside those that are decoded. The first one has a block (``chunk_tokens``, if
-    that is less) in any case, so that prompts always advance; another one has none rather than a part of a block.
+    ``time``: what the chunks may take beside decoding. The first one has a block (``chunk_tokens``, if that is less) in
+    any case, so that prompts always advance; another one has none rather than a part of a block.
     """
     taken: list[int] = []
     for position, end in spans:

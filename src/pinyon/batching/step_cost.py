@@ -1,9 +1,8 @@
-"""How long a step takes with a chunk of a prompt in it, as far as steps so far have shown, and the chunk that keeps it
-within a limit.
+"""The time of a step with a chunk of a prompt, by the steps so far, and the chunk that keeps it within a limit.
 
-Those that are decoded get their next tokens when the step is over, so a chunk's time is added to the time between their
-tokens (Sarathi-Serve bounds it by a number of tokens, but with the depth at which a chunk stands what a token costs
-grows: by attention). Nothing is known of the engine beforehand.
+Decoded requests get their next tokens when the step is over, so a chunk's time is added to the time between tokens.
+Sarathi-Serve bounds that by a number of tokens, but attention makes a token cost more the deeper its chunk stands.
+Nothing is known of the engine beforehand.
 """
 
 from __future__ import annotations
@@ -15,50 +14,54 @@ from typing import Final
 from pinyon.batching.policy import StepSeen
 
 PROMPT_SHARE: Final = 0.25
-"""Of what decoding takes in a step, for prompts, even if the limit leaves less: else a batch that takes all of the
-limit by itself would all but stop them."""
+"""The least time for prompts, as a share of decoding's: else a batch that fills the limit would all but stop them."""
 OTHER_WEIGHT: Final = 0.25
-"""Of the last step without prompts: whom it decodes changes slowly from one to the next."""
+"""Weight of the last step without prompts: the requests it decodes change slowly."""
 KEPT: Final = 0.97
-"""Of the weight of what earlier chunks have shown: about thirty count."""
+"""Factor by which the weight of earlier chunks fades in each step: about thirty count."""
 UNUSUAL: Final = 4.0
-"""So many times what was expected is no step like the others, if chunks stood as deep before: it counts if there was
-one of late already. One that stood still for a second (memory, another process) would keep chunks small for a hundred
-steps."""
+"""Factor over the expected time that makes a step unusual, if chunks stood as deep before.
+
+Such a step counts if there was another one of late. A step that stood still for a second (memory, another process)
+would keep chunks small for a hundred steps.
+"""
 RARE: Final = 30
-"""Steps with chunks without such a one: about as many as are remembered. More often it is what chunks cost."""
+"""Steps with chunks between ignored ones, about as many as are remembered. More often, it is what chunks cost."""
 SEEN: Final = 2.0
-"""Times the depth of the deepest chunk of late: what is deeper says what nobody knows yet."""
+"""Factor over the deepest chunk of late: nothing is known yet of deeper ones."""
 FLAT: Final = 1e-6
-"""Chunks stood at so much the same depth (variance of depth, by its square) that it explains nothing."""
+"""Variance of depth, divided by its square, up to which depth explains nothing."""
 
 
 class StepCost:
-    """Told of each step what was in it and how long it took. What decoding takes is the mean of the last steps that did
-    nothing else, or whose engine told it; the rest of a step is its chunks', so much for each token and so much more
-    for each token before it: a straight line through what was seen, where what is older weighs less."""
+    """An estimate of step times, which is told of each step what was in it and how long it took.
+
+    Decoding takes the mean of the last steps that did nothing else, or whose engine told it. The rest of a step is its
+    chunks': a time for each token, and more for each token before it. That is a straight line through what was seen,
+    where older steps weigh less.
+    """
 
     def __init__(self) -> None:
         self._decode_s = 0.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         """Sums over steps with chunks: depth in tokens, seconds for each token."""
         self._usual = 0
-        """Steps with chunks since the last one that was not."""
+        """Steps with chunks since the last unusual one."""
         self._deepest = 0.0
-        """Depth of a chunk; earlier ones count less."""
+        """Depth of the deepest chunk; earlier ones count less."""
 
     @property
     def known(self) -> bool:
-        """Some chunk was seen."""
+        """True once a chunk was seen."""
         return self._weight > 0.0
 
     @property
     def decode_s(self) -> float:
-        """Of a step without prompts; 0: there was none yet."""
+        """Seconds of a step without prompts; 0 if there was none yet."""
         return self._decode_s
 
     def saw(self, chunks: Iterable[tuple[int, int]], step: StepSeen) -> None:
-        """``chunks``: ``[start, end)`` of each that was in the step."""
+        """Learns from a step. ``chunks``: ``[start, end)`` of each that was in it."""
         tokens, depth = 0, 0.0
         for start, end in chunks:
             tokens += end - start
@@ -87,7 +90,7 @@ class StepCost:
         self._xy = KEPT * self._xy + x * y
 
     def _decoded(self, step: StepSeen) -> None:
-        """As if each of the steps were told by itself, each longer than the one before by the same time."""
+        """Learns as if each of the steps were told by itself, each longer than the one before by the same time."""
         steps, growth_s = step.steps, step.growth_s
         first_s = step.seconds / steps - growth_s * (steps - 1) / 2
         if self._decode_s <= 0.0:
@@ -97,12 +100,12 @@ class StepCost:
             if not steps:
                 return
         rest = 1.0 - OTHER_WEIGHT
-        lag_s = growth_s * rest / OTHER_WEIGHT  # so far the mean of many such steps is behind the last one
+        lag_s = growth_s * rest / OTHER_WEIGHT  # the mean of many such steps lags this far behind the last one
         last_s = first_s + growth_s * (steps - 1)
         self._decode_s = last_s - lag_s + rest**steps * (self._decode_s - (first_s - growth_s - lag_s))
 
     def line(self) -> tuple[float, float]:
-        """Seconds of a prompt token at the start of a prompt, and by how much more for each token before it."""
+        """Returns the seconds of a prompt's first token, and how much more each token takes for each before it."""
         if not self._weight:
             return 0.0, 0.0
         x, y = self._x / self._weight, self._y / self._weight
@@ -115,22 +118,22 @@ class StepCost:
         return y - slope_s * x, slope_s
 
     def left(self, limit_s: float) -> TimeLeft:
-        """For the chunks of a step that decodes and is to take ``limit_s``."""
+        """Returns the time for the chunks of a step that decodes and is to take ``limit_s``."""
         if not self.known:
             return TimeLeft(0.0, 0.0, 0.0)
         return TimeLeft(max(limit_s - self._decode_s, PROMPT_SHARE * self._decode_s), *self.line())
 
 
 class TimeLeft:
-    """What a step has for chunks, ``left_s``; a token costs ``token_s``, and ``slope_s`` more for each before it."""
+    """The ``left_s`` of a step for chunks; a token costs ``token_s``, and ``slope_s`` more for each before it."""
 
     def __init__(self, left_s: float, token_s: float, slope_s: float) -> None:
         self._left_s, self._token_s, self._slope_s = left_s, token_s, slope_s
         self.cut = False
-        """Somebody gets less than he would have without."""
+        """True if a chunk gets less than it would without the limit."""
 
     def tokens(self, position: int, most: int) -> int:
-        """How many there is time for, of ``most`` from ``position`` on."""
+        """Returns how many of ``most`` tokens from ``position`` on there is time for."""
         slope_s = self._slope_s
         token_s = self._token_s + slope_s * position
         if self._left_s <= 0.0:

@@ -1,8 +1,7 @@
-"""When a batch is better left as it is: one more request makes it larger, and may take from it the prefix that all
-share (FEATHER §4.3).
+"""Rules for when a batch is better left as it is: one more request may cost it the shared prefix (FEATHER §4.3).
 
-What a decision has brought is the decode throughput of the steps after it. The learning ones keep a table by state and
-action, and look around where they know little; they look around again when what they know stops being true.
+A decision is rewarded by the decode throughput of the steps after it. Learning rules keep a table by state and action,
+and look around where they know little. They look around again when what they know stops being true.
 """
 
 from __future__ import annotations
@@ -17,63 +16,61 @@ STOP: Final = 0
 Action = int
 
 SCALE_WEIGHT: Final = 0.05
-"""Of the last reward in the mean that exploration is measured by."""
+"""Weight of the last reward in the mean that exploration is measured by."""
 DRIFT_WEIGHT: Final = 0.05
-"""Of the last reward in how far rewards are from what is known, as a share of that: some 20 episodes."""
+"""Weight of the last reward in the relative distance of rewards from what is known: some 20 episodes."""
 DRIFT_MAX: Final = 0.25
-"""Farther, on the whole and to one side, and the workload has shifted. Single rewards vary more: a bin has batches of
-up to twice the size."""
+"""Mean one-sided distance that means a shift. Single rewards vary more: a bin has batches of up to twice the size."""
 KNOWN_MIN: Final = 5.0
-"""Rewards of a state and action, before what is known of it can be wrong."""
+"""Rewards of a state and action before what is known of it can be wrong."""
 
 
 class BatchState(NamedTuple):
-    """``s = (b, Δ, w)`` (§4.3.1)."""
+    """The state ``s = (b, Δ, w)`` of a batch (§4.3.1)."""
 
     batch: int
-    """Requests in it."""
+    """Requests in the batch."""
     loss: int
     """Levels by which the shared prefix would become shorter."""
     peers: int
-    """Other waiting requests that share what is left then."""
+    """Other waiting requests that share the prefix left then."""
 
 
 class Taken(NamedTuple):
-    """A decision."""
+    """A decision that was taken in a state."""
 
     state: BatchState
     action: Action
 
 
 class StoppingPolicy(Protocol):
-    """Not thread-safe; the same calls have the same answers."""
+    """A rule for when a batch is left as it is. Not thread-safe; the same calls have the same answers."""
 
     learns: bool
-    """What it says may be another thing after each round."""
+    """True if its answers may change after each round."""
 
     @property
     def exploring(self) -> float:
-        """Share of the last decisions that were for the sake of knowing more."""
+        """Share of the last decisions that were made to learn more."""
 
     @property
     def shifts(self) -> int:
-        """How often what was known stopped being true."""
+        """Times that what was known stopped being true."""
 
     def seen(self, state: BatchState) -> tuple[int, ...]:
-        """What it sees of that: states that are equal to it then are one."""
+        """Returns what the rule sees of a state: it treats states that are equal then as one."""
 
     def adds(self, state: BatchState) -> bool:
-        """The request enters; False: the batch is left as it is."""
+        """Returns whether the request enters; otherwise, the batch is left as it is."""
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
-        """These decisions, one after the other, made batches that decoded so many tokens a second. A batch ends where
-        nobody was added."""
+        """Learns from decisions whose batches (each ends where none was added) decoded ``tokens_s`` tokens a second."""
 
     def table(self) -> dict[str, list[float]]:
-        """What it has learned, for :meth:`restore`."""
+        """Returns what was learned, for :meth:`restore`."""
 
     def restore(self, table: Mapping[str, Sequence[float]]) -> None:
-        """Raises ``ValueError`` if that is none of its own tables."""
+        """Restores a table. Raises ``ValueError`` if it is not of this rule."""
 
 
 class Bins(NamedTuple):
@@ -83,13 +80,13 @@ class Bins(NamedTuple):
 
 
 def binned(state: BatchState) -> Bins:
-    """Exponential for the batch and the peers, coarse thresholds for the loss (§4.3.1)."""
+    """Returns exponential bins for the batch and the peers, and coarse thresholds for the loss (§4.3.1)."""
     loss = state.loss
     return Bins(state.batch.bit_length(), loss if loss < 3 else 3 if loss < 5 else 4, state.peers.bit_length())
 
 
 class Always:
-    """Never stops: what is left without learning (§5.4.2). The order is that of the tree."""
+    """A rule that never stops: what is left without learning (§5.4.2). The order is that of the tree."""
 
     learns = False
     exploring = 0.0
@@ -102,7 +99,7 @@ class Always:
         return True
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
-        """Nothing to learn."""
+        """Ignores the episode: there is nothing to learn."""
 
     def table(self) -> dict[str, list[float]]:
         return {}
@@ -114,14 +111,14 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class HeuristicSettings:
-    """Levels of chunks, and requests."""
+    """Limits in levels of chunks, and in requests."""
 
     loss_max: int = 5
     loss_max_many: int = 7
-    """Where at least ``many`` others share what is left."""
+    """The largest loss where at least ``many`` others share what is left."""
     many: int = 10
     small: int = 4
-    """A batch of less takes anybody."""
+    """A batch with fewer requests takes any."""
 
     def __post_init__(self) -> None:
         if min(self.loss_max, self.loss_max_many, self.many, self.small) < 0:
@@ -129,7 +126,7 @@ class HeuristicSettings:
 
 
 class Heuristic(Always):
-    """§4.3.2: who costs nothing enters, a small batch takes anybody, others may cost so much."""
+    """The heuristic of §4.3.2: requests without loss enter, a small batch takes any, others may lose so much."""
 
     def __init__(self, settings: HeuristicSettings) -> None:
         self._settings = settings
@@ -142,7 +139,7 @@ class Heuristic(Always):
 
 
 class Drift:
-    """How far rewards are from what was known, to one side."""
+    """The distance of rewards from what was known, to one side."""
 
     __slots__ = ("_share", "shifts")
 
@@ -151,8 +148,7 @@ class Drift:
         self.shifts = 0
 
     def shifted(self, apart: Sequence[float]) -> bool:
-        """``apart``: of an episode's decisions, by what share the reward was more than what was known. True: that is
-        not true any more; it is said once."""
+        """Returns whether there is a new shift. ``apart``: each decision's reward by the known mean, minus 1."""
         if not apart:
             return False
         self._share += DRIFT_WEIGHT * (sum(apart) / len(apart) - self._share)
@@ -164,7 +160,7 @@ class Drift:
 
 
 class _Arm:
-    """An action in a state."""
+    """The rewards of an action in a state."""
 
     __slots__ = ("count", "total")
 
@@ -180,7 +176,7 @@ class _Arm:
         self.total *= keep
 
     def weigh(self, count: float) -> None:
-        """As if it had been tried so often at most, with the same mean."""
+        """Limits the number of trials to ``count``, with the same mean."""
         if self.count > count:
             self.total *= count / self.count
             self.count = count
@@ -188,11 +184,13 @@ class _Arm:
 
 @dataclass(frozen=True, slots=True)
 class BanditSettings:
-    """``exploration``: the paper's c, as a share of the mean reward (it has 200 tokens/s at some 4,000).
-    ``memory``: with each decision in a state what is known of both its actions fades by one in so many. So what was
-    tried long ago is tried again at some time: a first reward from other times (a smaller batch of the same bin) could
-    keep it from that for good.
-    ``doubt``: as so often after a shift."""
+    """Options of :class:`Bandit`.
+
+    ``exploration``: the paper's c, as a share of the mean reward (the paper has 200 tokens/s at some 4,000).
+    ``memory``: each decision in a state fades what is known of both its actions by one in so many. So what was tried
+    long ago is tried again. Else a first reward from other times (a smaller batch of the same bin) could prevent that
+    for good. ``doubt``: the number of trials that count after a shift.
+    """
 
     exploration: float = 0.05
     memory: float = 100.0
@@ -206,13 +204,13 @@ class BanditSettings:
 
 
 class Bandit:
-    """Upper confidence bounds (§4.3.3): the mean reward, and more for what was tried less."""
+    """A bandit by upper confidence bounds (§4.3.3): the mean reward, and more for what was tried less."""
 
     def __init__(self, settings: BanditSettings) -> None:
         self.learns = True
         self._settings = settings
         self._arms: dict[Bins, tuple[_Arm, _Arm]] = {}
-        """Stop, add."""
+        """Pairs of (stop, add)."""
         self._total = 0.0
         """Decisions that were rewarded."""
         self._scale = 0.0
@@ -232,7 +230,7 @@ class Bandit:
 
     def adds(self, state: BatchState) -> bool:
         stop, add = self._of(binned(state))
-        # Of what was never tried adding comes first: it is what others do.
+        # Of untried actions, adding comes first: other rules do so.
         if add.count == 0.0 or stop.count == 0.0:
             chosen, best = add.count == 0.0, False
         else:
@@ -269,7 +267,7 @@ class Bandit:
             self._total += 1.0
 
     def _forget(self) -> None:
-        """The means stay a first guess, and everything is tried anew."""
+        """Keeps the means as a first guess, and lets everything be tried anew."""
         for arms in self._arms.values():
             for arm in arms:
                 arm.weigh(self._settings.doubt)
@@ -294,12 +292,12 @@ class Bandit:
 
 
 def bins_text(bins: Bins) -> str:
-    """In a table."""
+    """Returns the text that stands for bins in a table."""
     return f"{bins.batch}/{bins.loss}/{bins.peers}"
 
 
 def bins_of(text: str) -> Bins:
-    """Of :func:`bins_text`. Raises ``ValueError``."""
+    """Returns the bins of a :func:`bins_text`. Raises ``ValueError``."""
     parts = text.split("/")
     if len(parts) != 3 or not all(part.isdigit() and len(part) <= 2 for part in parts):
         raise ValueError(f"no state of a batch: {text[:40]!r}")
@@ -307,7 +305,7 @@ def bins_of(text: str) -> Bins:
 
 
 def table_numbers(numbers: Sequence[float], count: int) -> list[float]:
-    """As a table has them for each state. Raises ``ValueError``."""
+    """Returns the numbers of one state in a table. Raises ``ValueError``."""
     if len(numbers) != count or not all(isinstance(each, int | float) and math.isfinite(each) for each in numbers):
         raise ValueError(f"a state has {count} numbers in the table")
     return [float(each) for each in numbers]

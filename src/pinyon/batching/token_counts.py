@@ -1,4 +1,4 @@
-"""Which tokens a request has had so far, and how often it made them: what penalties are a function of."""
+"""The tokens that a request has had so far, and how often it made them: penalties are a function of these."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SPARE = 64
 class TokenCounts:
     """The different tokens of a prompt and of what followed, each with the times it was generated.
 
-    It takes what has as many numbers as there are different tokens. One more token takes constant time, so that a
-    penalty costs no more after 32,000 tokens than their different ones do. Not to be changed while a step has it.
+    Arrays hold as many numbers as there are different tokens. One more token takes constant time, so a penalty costs no
+    more after 32,000 tokens than their different ones do. Not to be changed while a step has it.
     """
 
     __slots__ = ("_at", "_first", "_ids", "_made", "_size")
 
     def __init__(self, tokens: npt.NDArray[np.uint32], generated: int) -> None:
-        """``tokens`` so far, of which the last ``generated`` ones were generated. No sorting: prompts are long."""
+        """Counts ``tokens``, of which the last ``generated`` were generated, without sorting: prompts are long."""
         seen = np.zeros(int(tokens.max(initial=0)) + 1, np.bool_)
         seen[tokens] = True
         ids = np.flatnonzero(seen)
@@ -29,14 +29,14 @@ class TokenCounts:
         self._ids = np.concatenate([ids, np.zeros(_SPARE, np.int64)])
         self._made = np.concatenate([made, np.zeros(_SPARE, np.int64)])
         self._at: dict[int, int] = {}
-        """Where tokens are that were added."""
+        """Places of added tokens."""
 
     @classmethod
     def needed(cls, sampling: SamplingParams, tokens: npt.NDArray[np.uint32], generated: int) -> TokenCounts | None:
-        """What ``sampling`` needs to know of the tokens so far; None: nothing."""
+        """Returns what ``sampling`` needs to know of the tokens so far, or None."""
         if not sampling.penalised:
             return None
-        # The prompt counts for one of the penalties only.
+        # Only the repetition penalty counts the prompt.
         return cls(tokens if sampling.repetition_penalty != 1.0 else tokens[len(tokens) - generated :], generated)
 
     @property
@@ -46,11 +46,11 @@ class TokenCounts:
 
     @property
     def generated(self) -> npt.NDArray[np.int64]:
-        """How often each of :attr:`ids` was generated; 0: it is in the prompt only."""
+        """Times that each of :attr:`ids` was generated; 0: it is in the prompt only."""
         return self._made[: self._size]
 
     def add(self, token: int) -> None:
-        """It was generated."""
+        """Counts a generated token."""
         at = self._at.get(token)
         if at is None:
             at = self._at[token] = self._place(token)

@@ -1,4 +1,4 @@
-"""Requests that wait for KV memory, in the order in which they are asked whether there is room for them."""
+"""Lines of requests that wait for KV memory, in the order in which they are asked whether there is room for them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings
 
 SLO_SHARE = 0.5
-"""Of the time from a request's arrival to its deadline it may be passed over: the rest is for its prompt."""
+"""Share of a request's time to its deadline for which it may be passed over: the rest is for its prompt."""
 KEPT_S = 0.05
-"""So long it holds whose turn it is: each look at a long line costs a millisecond, and deadlines are seconds away."""
+"""Seconds for which turns stay valid: each look at a long line costs a millisecond, and deadlines are seconds away."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoomInTimeSettings(MostInTimeSettings):
-    """See :class:`MostInTimeSettings`. Whoever has waited for ``patience_s`` and ``age_s`` has his share, whatever his
-    SLO: before a worker refuses him (its ``room_timeout_s``, 20)."""
+    """Options of :class:`ByTurn`; see :class:`MostInTimeSettings`.
+
+    Requests have their share after ``patience_s`` and ``age_s``, whatever their SLO: before a worker refuses them (its
+    ``room_timeout_s``, 20).
+    """
 
     age_s: float = 10.0
     patience_s: float = 5.0
 
 
 def passed_over_max_s(request: BatchRequest, most_s: float) -> float:
-    """For so long others may go before it: ``most_s``, or less where its first token would be late."""
+    """Returns for how long others may go before it: ``most_s``, or less where its first token would be late."""
     if not request.deadline_s:
         return most_s
     return min(most_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
 
 
 class _Line:
-    """Of a :class:`pinyon.batching.interface.WaitingLine` what most do nothing about."""
+    """A base class with what most lines do not need of a :class:`pinyon.batching.interface.WaitingLine`."""
 
     def begin(self, now_s: float, room_blocks: int) -> None:
         pass
@@ -53,12 +56,12 @@ class _Line:
 
 
 class ByNumber(_Line):
-    """The smallest number first: as they came."""
+    """A line in order of arrival: the smallest number first."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, BatchRequest] = {}
         self._order: list[int] = []
-        """Their numbers. Nearly all come at the end."""
+        """The numbers in order; nearly all new ones come at the end."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -67,7 +70,7 @@ class ByNumber(_Line):
         return number in self._waiting
 
     def get(self, number: int) -> BatchRequest | None:
-        """None: it is not here."""
+        """Returns a waiting request, or None."""
         return self._waiting.get(number)
 
     def add(self, request: BatchRequest, again: bool) -> None:
@@ -92,10 +95,10 @@ class ByNumber(_Line):
 
 
 class AgainFirst(_Line):
-    """What lines have in common where those that gave way come first, as they came, before the new ones.
+    """A base class of lines where requests that gave way come first, in order of arrival, before the new ones.
 
-    Only those that gave way claim the room of others. Who waits for his turn may have come long before those that had
-    theirs, and would send away everybody that the line let in before him.
+    Only those that gave way claim the room of others. A request that waits for its turn may have come long before those
+    that had theirs, and would send away all that the line let in before it.
     """
 
     def __init__(self) -> None:
@@ -113,28 +116,28 @@ class AgainFirst(_Line):
 
 
 class ByTurn(AgainFirst):
-    """Those that gave way first, as they came; then as ``order`` says, of which this is the only user.
+    """Requests that gave way first, in order of arrival; then by ``order``, of which this is the only user.
 
-    It is asked at every release, and nearly always there is room for nobody. So turns are asked for only while
-    somebody could fit, and hold for ``KEPT_S``, or until somebody has come to whom it could make a difference.
+    The line is asked at every release, and nearly always there is no room. So turns are asked for only while some
+    request could fit. They hold for ``KEPT_S``, or until a request comes to which it could make a difference.
     """
 
     def __init__(self, order: ServiceOrder[int]) -> None:
         super().__init__()
         self._order = order
         self._least: list[int] = []
-        """Of each of them, the blocks that it takes out of the room at least; in order."""
+        """Sorted numbers of blocks that each of them takes out of the room at least."""
         self._now_s = 0.0
         self._room = 0
         self._turns: Iterator[int] | None = None
-        """Turns, behind those that were seen or are among ``_known``."""
+        """Turns behind those that were seen or are among ``_known``."""
         self._known: set[int] = set()
         self._seen: list[int] = []
-        """Whose turn it would be, as far as was asked; none that was taken or left."""
+        """Requests in order of their turns, as far as was asked; none that was taken or left."""
         self._seen_s = 0.0
-        """When the first of them was asked for."""
+        """Time when the first of them was asked for."""
         self._newcomer: int | None = None
-        """The least that anybody takes who came since."""
+        """Least blocks that any request takes that came since."""
         self._taken: list[int] = []
 
     def add(self, request: BatchRequest, again: bool) -> None:
@@ -160,7 +163,7 @@ class ByTurn(AgainFirst):
             self._seen.remove(number)
 
     def begin(self, now_s: float, room_blocks: int) -> None:
-        # Who came and cannot fit may keep the others from room only if there is more of it than when they were asked.
+        # A newcomer that cannot fit may keep others from room only if there is more of it than when they were asked.
         matters = self._newcomer is not None and (self._newcomer <= room_blocks or room_blocks > self._room)
         self._now_s, self._room = now_s, room_blocks
         if matters or not self._seen or now_s - self._seen_s >= KEPT_S:
@@ -179,10 +182,10 @@ class ByTurn(AgainFirst):
         return self._new[self._seen[place]]
 
     def _look(self) -> None:
-        """One turn more; there is one."""
+        """Looks at one more turn; there must be one."""
         if not self._seen and not self._taken:
             self._seen_s = self._now_s
-        # No generator expression: compiled, that asks for all turns at once.
+        # A compiled generator expression would ask for all turns at once.
         if self._turns is None:
             self._known = {*self._seen, *self._taken}
             self._turns = self._order.turns(self._now_s)
@@ -205,5 +208,5 @@ class ByTurn(AgainFirst):
 
 
 def _least_blocks(request: BatchRequest) -> int:
-    """If others use all that it may reuse."""
+    """Returns the blocks it takes if others use all that it may reuse."""
     return request.blocks - request.reusable

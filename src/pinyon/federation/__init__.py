@@ -1,1 +1,1 @@
-"""What a federation of regions is, and who serves the instances of a load balancer that failed (SkyWalker §4.2)."""
+"""Federations of regions, and the load balancers that stand in for one that failed (SkyWalker §4.2)."""

@@ -8,16 +8,16 @@ from pinyon.core.errors import FailedPrecondition, ResourceExhausted
 from pinyon.federation.view import ClusterName
 
 CHANGES_MAX = 1024
-"""Of one cluster, of either kind."""
+"""Changes of one cluster, of either kind."""
 
 
 def is_upstream(instance: str) -> bool:
-    """A base URL; else it is the id of a worker."""
+    """Returns whether an instance is given by a base URL; else it is the id of a worker."""
     return "://" in instance
 
 
 class Changes:
-    """What counts for an instance is what was said of it last."""
+    """The changes by hand. The last word on an instance counts."""
 
     def __init__(self) -> None:
         self._added: dict[ClusterName, dict[str, None]] = {}
@@ -26,7 +26,7 @@ class Changes:
         """Instances of which only the last recovery has said something."""
 
     def add(self, cluster: ClusterName, instance: str) -> bool:
-        """Whether something has changed. Raises :class:`FailedPrecondition` for a worker that was not removed."""
+        """Adds an instance; True if it is news. Raises :class:`FailedPrecondition` for a worker not removed."""
         self._recovered.get(cluster, set()).discard(instance)
         removed = self._removed.get(cluster, {})
         if instance in removed:
@@ -39,14 +39,16 @@ class Changes:
         return _put(self._added.setdefault(cluster, {}), instance)
 
     def remove(self, cluster: ClusterName, instance: str) -> bool:
-        """Whether something has changed."""
+        """Removes an instance; returns whether this is news."""
         self._recovered.get(cluster, set()).discard(instance)
         self._added.get(cluster, {}).pop(instance, None)
         return _put(self._removed.setdefault(cluster, {}), instance)
 
     def recover(self, cluster: ClusterName, added: Iterable[str], removed: Iterable[str], *, replaces: bool) -> None:
-        """What was said before, as far as nothing was said since and there is room for it. ``replaces``: it is later
-        than what was recovered last, of which nothing is left."""
+        """Restores earlier changes, as far as nothing was said since and there is room for them.
+
+        ``replaces``: they are later than those recovered last, of which nothing is left.
+        """
         recovered = self._recovered.pop(cluster, set())
         if replaces:
             for instances in (self._added, self._removed):

@@ -1,4 +1,4 @@
-"""What load balancers own, put together: several of a region that name one cluster share it."""
+"""The clusters that load balancers own, put together: several of a region that name one cluster share it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pinyon.federation.watched import Watched
 
 
 def owners_of(members: Iterable[Watched]) -> dict[ClusterName, list[Watched]]:
-    """In order of names, the owners in order of ids."""
+    """Returns the owners of each cluster, in order of names and ids."""
     owners: dict[ClusterName, list[Watched]] = {}
     for member in sorted(members, key=lambda each: each.info.lb_id):
         for cluster in member.info.clusters:
@@ -20,8 +20,10 @@ def owners_of(members: Iterable[Watched]) -> dict[ClusterName, list[Watched]]:
 
 
 def cluster_of(key: ClusterName, owners: list[Watched], changes: Changes, adopter: str) -> Cluster:
-    """What its owners say of it; those that do not serve are asked only where nobody else is left. Who registered last
-    says of what kind it is."""
+    """Returns the cluster as its serving owners describe it, or all owners where none serves.
+
+    The owner that registered last says of what kind it is.
+    """
     asked = sorted([each for each in owners if each.serves] or owners, key=lambda each: each.registered)
     said = [cluster for member in asked for cluster in member.info.clusters if cluster.name == key[1]]
     conductor = said[-1].conductor
@@ -44,7 +46,7 @@ def cluster_of(key: ClusterName, owners: list[Watched], changes: Changes, adopte
 
 
 def owned_before(known: Federation) -> dict[str, list[OwnedCluster]]:
-    """By load balancer, what each of them owned when that was told."""
+    """Returns the clusters that each load balancer owned when ``known`` was told."""
     owned: dict[str, list[OwnedCluster]] = {}
     for cluster in known.clusters:
         reported = dict.fromkeys((*cluster.upstreams, *[each for each in cluster.removed if is_upstream(each)]))

@@ -1,7 +1,7 @@
-"""How far regions are from each other, as round trips in milliseconds.
+"""Distances between regions, as round trips in milliseconds.
 
-The best of what is known: what load balancers have measured (the median, both ways), else what a table says, else what
-the positions do. What is measured counts also when one of both is gone by now: that is when it is asked for.
+The best source counts: what load balancers have measured (the median, both ways), else a table, else the positions. A
+measurement counts also when one of both is gone by now: that is when it is asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Distances:
     positions: Mapping[str, Position] = field(default_factory=dict)
 
     def ms(self, one: str, other: str) -> float:
-        """Infinite when nobody knows."""
+        """Returns milliseconds between two regions; infinite if unknown."""
         if one == other:
             return 0.0
         pair = (one, other) if one < other else (other, one)
@@ -45,7 +45,7 @@ class Distances:
 
 
 def parse_distances(document: Any) -> dict[Pair, float]:
-    """Of a file's JSON: ``{REGION: {REGION: MILLISECONDS, …}, …}``, each pair once. Raises :class:`InvalidArgument`."""
+    """Parses a file's JSON: ``{REGION: {REGION: MS, …}, …}``, each pair once. Raises :class:`InvalidArgument`."""
     if not isinstance(document, dict) or len(document) > REGIONS_MAX:
         raise InvalidArgument(f"distances must be an object of at most {REGIONS_MAX} regions", field="distances")
     table: dict[Pair, float] = {}

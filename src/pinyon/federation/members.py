@@ -1,4 +1,4 @@
-"""What load balancers say of themselves."""
+"""The facts that load balancers report about themselves."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class LbState(Enum):
-    """Whether a load balancer serves."""
+    """The state of a load balancer."""
 
     LIVE = "live"
-    """As far as anybody knows."""
+    """The default as long as nothing else is known."""
     DRAINING = "draining"
-    """It takes nothing new."""
+    """The load balancer takes nothing new."""
     FAILED = "failed"
-    """It was not heard, and does not answer."""
+    """The load balancer was not heard, and does not answer."""
     LEFT = "left"
-    """It ended in good order."""
+    """The load balancer ended in good order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +30,28 @@ class OwnedCluster:
     """Instances that are served together: those of a conductor, or upstream servers."""
 
     name: str
-    """Unique in its region; load balancers of a region that give the same name share it."""
+    """Name, unique in its region; load balancers of a region that give the same name share the cluster."""
     conductor: str = ""
-    """Its gRPC address; empty: it has none."""
+    """The conductor's gRPC address; empty if there is none."""
     upstreams: tuple[str, ...] = ()
     """Base URLs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LbInfo:
-    """Who a load balancer is."""
+    """The identity of a load balancer."""
 
     lb_id: str
     boot_id: str
-    """Changes whenever the process restarts."""
+    """An id that changes whenever the process restarts."""
     region: str
     grpc_address: str
-    """``host:port`` that other load balancers and the controller reach it at."""
+    """``host:port`` at which other load balancers and the controller reach it."""
     http_url: str = ""
-    """Base URL for its clients; empty: none."""
+    """Base URL for its clients; empty if there is none."""
     clusters: tuple[OwnedCluster, ...] = ()
     position: Position | None = None
-    """Of its region."""
+    """The position of its region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class InstanceLoad:
 
     name: str
     pending: int = 0
-    """Accepted, and not yet in a batch."""
+    """Requests accepted, and not yet in a batch."""
     running: int = 0
     outstanding: int = 0
-    """Sent there by this load balancer, and not ended."""
+    """Requests sent there by this load balancer, and not ended."""
     available: bool = False
 
 

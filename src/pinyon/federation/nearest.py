@@ -1,4 +1,4 @@
-"""Where a client goes: load balancers that live, the nearest first (SkyWalker §4.1)."""
+"""The load balancers for a client: those that live, the nearest first (SkyWalker §4.1)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pinyon.routing.geography import Geography
 
 @dataclass(frozen=True, slots=True)
 class NearRegion:
-    """``distance_km`` is from the client's position, ``distance_ms`` from its region; None: nobody knows."""
+    """A region; ``distance_km`` is from the client's position, ``distance_ms`` from its region (None: unknown)."""
 
     region: Region
     members: tuple[Member, ...]
     allowed: bool
-    """Law lets what comes from the client's region be served there."""
+    """True if law lets requests from the client's region be served there."""
     distance_km: float | None = None
     distance_ms: float | None = None
 
     @property
     def live(self) -> bool:
-        """Somebody there takes clients."""
+        """True if a load balancer there takes clients."""
         return any(_takes(member) for member in self.members)
 
 
@@ -41,14 +41,11 @@ def nearest(
     position: Position | None = None,
     home: str = "",
 ) -> tuple[NearRegion, ...]:
-    """All regions: first those that serve and may, nearest first, then by name.
+    """Returns all regions: first those that serve and may, the nearest first, then by name.
 
-    ``home`` is the region that the client is in; without it, the one that is nearest to its ``position``, whether
-    anybody serves there or not: its law is the client's. Without either, nobody is nearer than others.
-
-    Raises:
-        NotFound: no region is called so.
-        InvalidArgument: both are given.
+    ``home`` is the client's region. Without it, the region nearest to its ``position`` counts, whether it serves or
+    not: its law is the client's. Without either, no region is nearer than others. Raises :class:`NotFound` for an
+    unknown region, and :class:`InvalidArgument` if both are given.
     """
     if position is not None and home:
         raise InvalidArgument("either a position or a region", field="region")

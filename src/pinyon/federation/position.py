@@ -1,4 +1,4 @@
-"""Where on Earth something is."""
+"""Positions on Earth."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import asin, cos, radians, sin, sqrt
 from pinyon.core.errors import InvalidArgument
 
 EARTH_RADIUS_KM = 6371.0088
-"""The mean one of the IUGG."""
+"""Mean radius of the IUGG."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """In degrees. Raises :class:`InvalidArgument` for a place that is not on Earth."""
+    """A position in degrees. Raises :class:`InvalidArgument` for a place that is not on Earth."""
 
     latitude: float
     """North of the equator, in [-90, 90]."""
@@ -29,7 +29,7 @@ class Position:
             )
 
     def km_to(self, other: Position) -> float:
-        """Along the great circle (haversine formula)."""
+        """Returns the distance along the great circle (haversine formula)."""
         north, other_north = radians(self.latitude), radians(other.latitude)
         up = sin((other_north - north) / 2)
         along = sin(radians(other.longitude - self.longitude) / 2)
@@ -38,7 +38,7 @@ class Position:
 
 
 def parse_position(text: str) -> Position | None:
-    """``LATITUDE,LONGITUDE``; None of an empty text. Raises ``ValueError``."""
+    """Parses ``LATITUDE,LONGITUDE``; returns None for an empty text. Raises ``ValueError``."""
     if not text:
         return None
     latitude, _, longitude = text.partition(",")

@@ -1,4 +1,4 @@
-"""The registry: regions, load balancers, what they serve, and who serves it for those that failed (SkyWalker §4.2).
+"""The registry: regions, load balancers, their clusters, and which adopts those of a failed one (SkyWalker §4.2).
 
 Everything that happens is told to it with the time; ``sweep`` says what follows. Its :class:`Federation` has a version
 that grows with each change of it; load and heartbeats change nothing.
@@ -22,18 +22,18 @@ from pinyon.routing.geography import Geography
 
 MEMBERS_MAX = 256
 UPSTREAMS_MAX = 8192
-"""Of all clusters together: the federation fits one message."""
+"""Upstreams of all clusters together: the federation fits one message."""
 LATENCIES_MAX = 256
 RECOVERED_MAX = 1024
 """Clusters whose owners have told what was before."""
 VERSION_JUMP = 1 << 20
-"""What a restart adds: the last versions that were told may not have reached the disk."""
+"""A restart's addition to the version: the last versions that were told may not have reached the disk."""
 VERSION_MAX = 1 << 52
-"""No memory grows so far by itself. What says more begins a new memory."""
+"""A version that no memory reaches by itself; beyond it, a new memory begins."""
 
 
 class Registry:
-    """``geography`` and ``table`` (distances in milliseconds) may be replaced at any time."""
+    """The registry. ``geography`` and ``table`` (distances in milliseconds) may be replaced at any time."""
 
     def __init__(
         self,
@@ -53,34 +53,33 @@ class Registry:
         self._changes = Changes()
         self._adoptions: dict[ClusterName, str] = {}
         self._recovered: dict[ClusterName, tuple[str, int]] = {}
-        """By cluster, the epoch and version of what the file, or its owner, last said about the time before this
-        controller."""
+        """Epoch and version of a cluster's last news of the time before this controller, from its file or an owner."""
         self._serial = 0
         self._distances: Distances | None = None
         self._view = Federation(epoch)
         self.takeovers = 0
-        """Clusters that somebody adopted, in this controller's life."""
+        """Clusters that were adopted, in this controller's life."""
         self.handbacks = 0
         """Clusters that their owners got back."""
         self.failures = 0
 
-    # -- what there is
+    # -- what is known
 
     @property
     def federation(self) -> Federation:
-        """As of the last ``sweep``, registration or change."""
+        """The federation as of the last ``sweep``, registration or change."""
         return self._view
 
     def watched(self) -> Iterable[Watched]:
-        """All load balancers."""
+        """Returns all load balancers."""
         return self._members.values()
 
     def settling(self, now_s: float) -> bool:
-        """It has just started: who is not heard may live."""
+        """Returns whether the controller has just started, so that load balancers it does not hear may live."""
         return now_s < self._started_s + self.timing.grace_s
 
     def distances(self) -> Distances:
-        """Between regions, by all that is known."""
+        """Returns the distances between regions, by all that is known."""
         measured: dict[Pair, list[float]] = {}
         for member in self._members.values():
             here = member.info.region
@@ -94,7 +93,7 @@ class Registry:
     # -- sessions
 
     def register(self, info: LbInfo, now_s: float) -> int:
-        """A session begins. Returns its number; an earlier session of the load balancer is void from now on.
+        """Begins a session and returns its number; an earlier session of the load balancer is void from now on.
 
         Raises :class:`FailedPrecondition` for a boot that a newer one has taken the name from, and
         :class:`ResourceExhausted` when there are too many.
@@ -115,7 +114,7 @@ class Registry:
         return self._serial
 
     def update(self, session: int, info: LbInfo) -> None:
-        """Who has a session says something else of itself. Raises as :meth:`register`, and for another id."""
+        """Records new facts from a load balancer with a session. Raises as :meth:`register`, and for another id."""
         member = self._of(session)
         if member is None:
             return
@@ -129,7 +128,7 @@ class Registry:
     def heard(
         self, session: int, load: LbLoad | None, latencies_ms: Mapping[str, float], draining: bool, now_s: float
     ) -> bool:
-        """A report. False: the session is void."""
+        """Records a report. Returns False if the session is void."""
         member = self._of(session)
         if member is None:
             return False
@@ -141,7 +140,7 @@ class Registry:
         return True
 
     def awaits(self, session: int, draining: bool) -> bool:
-        """Whether such a report may change who serves what: it counted as failed, or begins or ends to drain."""
+        """Returns whether such a report may change who serves what: a failed one is heard, or draining changes."""
         member = self._of(session)
         return member is not None and (member.failed or member.draining != draining)
 
@@ -150,19 +149,19 @@ class Registry:
         return member is not None and member.failed
 
     def left(self, session: int, now_s: float) -> None:
-        """In good order."""
+        """Records that a load balancer left in good order."""
         member = self._of(session)
         if member is not None:
             member.leave(now_s)
 
     def lost(self, session: int, now_s: float) -> None:
-        """The session ended, for whatever reason. Of a void one: nothing."""
+        """Records that a session ended, for whatever reason; does nothing for a void one."""
         member = self._of(session)
         if member is not None:
             member.session, member.lost_s = 0, now_s
 
     def probed(self, lb_id: str, boot_id: str, answered: bool, began_s: float, now_s: float) -> None:
-        """A probe of its address that began then has ended."""
+        """Records the end of a probe of its address that began at ``began_s``."""
         member = self._members.get(lb_id)
         if member is None or member.left or member.info.boot_id != boot_id:
             return
@@ -172,13 +171,13 @@ class Registry:
             member.silent(began_s, self.timing)
 
     def stood_still(self, late_s: float) -> None:
-        """This process did nothing for so long: who was not heard meanwhile may have spoken."""
+        """Ignores silence while this process did nothing for ``late_s``: load balancers may have spoken."""
         for member in self._members.values():
             member.heard_s += late_s
             member.failed_probes = 0
 
     def sweep(self, now_s: float) -> list[LbInfo]:
-        """What follows from the time. Returns who has failed just now."""
+        """Decides what follows from the time. Returns the load balancers that have failed just now."""
         failed = [each.info for each in self._members.values() if each.look(now_s, self._started_s, self.timing)]
         self.failures += len(failed)
         standings = {lb_id: each.standing(now_s, self.timing) for lb_id, each in self._members.items()}
@@ -193,10 +192,10 @@ class Registry:
         self._publish()
         return failed
 
-    # -- people
+    # -- changes by hand
 
     def add_instance(self, region: str, cluster: str, instance: str) -> bool:
-        """Whether something has changed. Raises :class:`PinyonError` for what cannot be."""
+        """Adds an instance to a cluster; returns whether this is news. Raises :class:`PinyonError` if it cannot be."""
         key = self._named(region, cluster)
         known = cluster_of(key, self._owners()[key], self._changes, "")
         if is_upstream(instance) and known.conductor:
@@ -210,13 +209,13 @@ class Registry:
         return changed
 
     def remove_instance(self, region: str, cluster: str, instance: str) -> bool:
-        """As :meth:`add_instance`."""
+        """Removes an instance from a cluster; returns and raises as :meth:`add_instance`."""
         changed = self._changes.remove(self._named(region, cluster), instance)
         self._publish()
         return changed
 
     def forget(self, lb_id: str) -> None:
-        """Raises :class:`NotFound`, and :class:`FailedPrecondition` while it lives."""
+        """Forgets a load balancer. Raises :class:`NotFound`, and :class:`FailedPrecondition` while it lives."""
         member = self._members.get(lb_id)
         if member is None:
             raise NotFound(f"there is no load balancer {lb_id}", field="lb_id")
@@ -228,12 +227,12 @@ class Registry:
     # -- memory
 
     def recover(self, known: Federation, now_s: float, by: LbInfo | None = None) -> None:
-        """What was so before this controller started: from its file or, where that is lost, as the load balancer ``by``
-        says that it was told. What has been heard since counts more.
+        """Restores what was so before this controller started; what has been heard since counts more.
 
-        A load balancer's word on instances that people added or removed counts for its own clusters only. Of others it
-        says who they are, who adopted what, and where conductors are, which prove that they are of the suite. It does
-        not say where others' upstream servers are, nor which processes may not register any more.
+        The source is its file or, where that is lost, what the load balancer ``by`` says that it was told. Its word on
+        instances that people added or removed counts for its own clusters only. Of others it says who they are, who
+        adopted what, and where conductors are, which prove that they are of the suite. It does not say where others'
+        upstream servers are, nor which processes may not register any more.
         """
         owned = owned_before(known)
         adopted: set[str] = set()
@@ -274,13 +273,13 @@ class Registry:
         self._publish()
 
     def renew(self, epoch: str) -> None:
-        """Somebody was told a later version than this memory has: it gets another name, and all are told all of it."""
+        """Gives this memory another name and tells it all anew, as a load balancer knows a later version."""
         self._view = replace(self._view, epoch=epoch, version=self._view.version + 1)
 
-    # -- inside
+    # -- helpers
 
     def _speaks_for(self, info: LbInfo, key: ClusterName, known: Federation) -> bool:
-        """Whether it owns the cluster, and no owner has told a later version of the same memory."""
+        """Returns whether it owns the cluster, and no owner has told a later version of the same memory."""
         if key not in [(info.region, cluster.name) for cluster in info.clusters]:
             return False
         epoch, version = self._recovered.get(key, ("", 0))
@@ -295,7 +294,7 @@ class Registry:
         return None
 
     def _positions(self) -> dict[str, Position]:
-        """Of regions: what was said last."""
+        """Returns the positions of regions, each as said last."""
         members = self._by_registration()
         return {each.info.region: each.info.position for each in members if each.info.position is not None}
 
@@ -309,7 +308,7 @@ class Registry:
         if known is not None or len(self._members) < self._members_max:
             return
         known_only = [each for each in self._by_registration() if not each.session]
-        # Who has left; then who was never heard, and is known only by what others said.
+        # First those that left; then those never heard, known only by what others said.
         gone = [each for each in known_only if each.left] + [each for each in known_only if each.hearsay]
         if not gone:
             raise ResourceExhausted(f"{len(self._members)} load balancers are known; see pinyon regions forget")
@@ -336,7 +335,7 @@ class Registry:
         return self.geography.sends(one, other).allowed
 
     def _distance_ms(self, one: str, other: str) -> float:
-        """In one sweep: they are put together once, and only where they are asked for."""
+        """Returns a distance in one sweep: they are put together once, and only where they are asked for."""
         if self._distances is None:
             self._distances = self.distances()
         return self._distances.ms(one, other)
@@ -352,7 +351,7 @@ class Registry:
         return region, names[0]
 
     def _publish(self) -> None:
-        """A new version, if anything is different."""
+        """Publishes a new version, if anything is different."""
         tags = self.geography.tags
         positions = self._positions()
         regions = sorted({each.info.region for each in self._members.values()})

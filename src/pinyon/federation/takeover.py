@@ -1,8 +1,8 @@
-"""Who serves the instances of a load balancer that does not (SkyWalker §4.2).
+"""Takeover: which load balancer serves the instances of one that does not (SkyWalker §4.2).
 
-Of each *cluster*: its owners while one of them serves; else the closest load balancer that may, one alone. Who has
-adopted a cluster keeps it until an owner has served for a while, or until it does not serve itself. Somebody closer
-that comes back later changes nothing, and an owner that comes and goes moves nothing about.
+Each *cluster* is served by its owners while one of them serves; else by the closest load balancer that may, one alone.
+An adopter keeps a cluster until an owner has served for a while, or until it does not serve itself. A closer load
+balancer that comes back later changes nothing, and an owner that comes and goes moves nothing about.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Standing:
     lb_id: str
     region: str
     serves: bool
-    """It lives, and takes new requests."""
+    """True if it lives, and takes new requests."""
     steady: bool
-    """It has done so for long enough to get its own back."""
+    """True if it has done so for long enough to get its own clusters back."""
     hears: bool
-    """It has a session: it would learn that it is to adopt something."""
+    """True if it has a session, and so would learn that it is to adopt something."""
     keeps: bool
-    """It has one, or has lost it so shortly ago that it goes on with what it was told; or nobody knows yet."""
+    """True if it goes on with what it was told: it hears, has heard lately, or nobody knows yet."""
 
 
 def assign(
@@ -36,16 +36,16 @@ def assign(
     sends: Callable[[str, str], bool],
     distance_ms: Callable[[str, str], float],
 ) -> dict[ClusterName, str]:
-    """Who adopts what from now on.
+    """Returns the adopter of each cluster from now on.
 
-    ``clusters``: each with the ids of its owners; ``adoptions``: who does now. ``sends(region, other)``: whether law
-    lets requests of ``region`` be served by a load balancer of ``other``. Of equally close ones that adopts which has
-    the fewest, then the first by id.
+    ``clusters``: each with the ids of its owners; ``adoptions``: the present adopters. ``sends(region, other)``:
+    whether law lets requests of ``region`` be served by a load balancer of ``other``. Among equally close ones, the one
+    with the fewest adoptions adopts, then the first by id.
     """
     kept: dict[ClusterName, str] = {}
     orphans: list[tuple[ClusterName, tuple[str, ...]]] = []
     last: dict[ClusterName, str] = {}
-    """Orphans of who has not been heard for a while: better than nobody."""
+    """Orphans of adopters that have not been heard for a while: better than none."""
     counts: dict[str, int] = {}
     for key, owners in clusters:
         serving = [standings[owner] for owner in owners if owner in standings and standings[owner].serves]

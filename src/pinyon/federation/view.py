@@ -1,7 +1,7 @@
 """The federation as load balancers are told it: the same for all of them, whole, with a version.
 
-Of views with one *epoch* the greater version is the newer one. Another epoch is another memory: of a controller that
-lost its file, or of another controller; its versions say nothing about the first one's.
+Of views with one *epoch*, the greater version is the newer one. Another epoch is another memory, of a controller that
+lost its file or of another controller; its versions say nothing about those of the first.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A load balancer. Its clusters are in the list of these: ``info`` names none."""
+    """A load balancer. Its ``info`` names no clusters: the federation lists these."""
 
     info: LbInfo
     state: LbState
     connected: bool
-    """It has a session with the controller."""
+    """True if it has a session with the controller."""
     displaced: tuple[str, ...] = ()
-    """Boots that this one has taken the name from, the latest last."""
+    """Boots from which this one has taken the name, the latest last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Instances, and who serves them."""
+    """Instances, and the load balancers that serve them."""
 
     region: str
-    """Where the instances are: what law says of that counts for whoever serves them."""
+    """The place of the instances: its law binds all that serve them."""
     name: str
     conductor: str = ""
     upstreams: tuple[str, ...] = ()
-    """That count now: with those that were added, without those that were removed."""
+    """Upstreams that count now: with those that were added, without those that were removed."""
     removed: tuple[str, ...] = ()
     """Instances, by id or URL, that get nothing new."""
     added: tuple[str, ...] = ()
-    """Of the upstreams, those that were added."""
+    """Upstreams that were added."""
     owners: tuple[str, ...] = ()
-    """Ids of the load balancers whose own it is."""
+    """Ids of the load balancers that own the cluster."""
     adopter: str = ""
-    """Id of who serves it for them; empty: nobody."""
+    """Id of the load balancer that serves the cluster for its owners; empty if none does."""
 
     @property
     def key(self) -> ClusterName:
@@ -60,7 +60,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """Everything that is known, each list in order of names."""
+    """The whole federation, each list in order of names."""
 
     epoch: str = ""
     version: int = 0
@@ -69,11 +69,11 @@ class Federation:
     clusters: tuple[Cluster, ...] = ()
 
     def follows(self, known: Federation | None) -> bool:
-        """Whether it is news to who knows the other one."""
+        """Returns whether this is news to a load balancer that knows ``known``."""
         return known is None or self.epoch != known.epoch or self.version > known.version
 
     def peers_of(self, lb_id: str) -> tuple[Member, ...]:
-        """The others, whatever their state is."""
+        """Returns the other members, whatever their state is."""
         return tuple([member for member in self.members if member.info.lb_id != lb_id])
 
     def owned_by(self, lb_id: str) -> tuple[Cluster, ...]:

@@ -1,7 +1,7 @@
 """One load balancer in the controller's eyes: when it was heard, whether it answers, since when it serves.
 
-All times are by the controller's own clock, in seconds: clocks of hosts are never compared. Which of two boots is the
-newer one is told by the order in which they came.
+All times are by the controller's own clock, in seconds: clocks of hosts are never compared. The newer of two boots is
+the one that came later.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ DOUBLINGS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """In seconds."""
+    """The controller's times, in seconds."""
 
     silence_s: float = 2.0
-    """Who has a session and says nothing for so long is suspected; who has none is at once."""
+    """Silence after which a load balancer with a session is suspected; one without is suspected at once."""
     probes: int = 2
-    """So many in a row that a suspected one does not answer: it has failed."""
+    """Probes in a row without an answer after which a suspected load balancer has failed."""
     grace_s: float = 10.0
-    """After a start, who is known from before and not heard yet has not failed for so long."""
+    """Time after a start in which load balancers known from before, and not heard yet, do not count as failed."""
     settle_s: float = 5.0
-    """An owner that is back gets its clusters back after so long; twice as long after each failure in a row."""
+    """Time after which an owner that is back gets its clusters back; it doubles after each failure in a row."""
     settle_max_s: float = 60.0
     calm_s: float = 300.0
-    """Failures further back than this are forgotten."""
+    """Age at which failures are forgotten."""
     lease_s: float = 5.0
-    """An adopter that does not hear the controller goes on for so long in any case."""
+    """Time for which an adopter that does not hear the controller goes on in any case."""
 
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """What is known of it. ``session`` is the number of its session; 0: it has none."""
+    """The controller's knowledge of a load balancer. ``session`` is its session's number; 0: it has none."""
 
     info: LbInfo
     registered: int
-    """Its place in the order of registrations."""
+    """Place in the order of registrations."""
     session: int = 0
     heard_s: float = -math.inf
     lost_s: float = -math.inf
-    """When it lost its session, or was first heard of."""
+    """Time when it lost its session, or was first heard of."""
     up_s: float = -math.inf
-    """Since when it serves."""
+    """Time since which it serves."""
     failed_probes: int = 0
     downs: int = 0
     """Failures in a row, or 1 if it was away otherwise."""
@@ -56,9 +56,9 @@ class Watched:
     left: bool = False
     draining: bool = False
     confirmed: bool = False
-    """It was heard, or has answered, in this controller's life."""
+    """True if it was heard, or has answered, in this controller's life."""
     hearsay: bool = False
-    """Until it is heard, nothing but the word of another load balancer says that there is one."""
+    """True if, until it is heard, only another load balancer's word says that it exists."""
     displaced: tuple[str, ...] = ()
     load: LbLoad = field(default_factory=LbLoad)
     latencies_ms: dict[str, float] = field(default_factory=dict)
@@ -76,20 +76,20 @@ class Watched:
         return not (self.left or self.failed or self.draining)
 
     def suspected_from_s(self, timing: Timing) -> float:
-        """When probes begin to count against it; in the future while it is well."""
+        """Returns when probes begin to count against it; in the future while it is well."""
         return self.heard_s + timing.silence_s if self.session else self.lost_s
 
     def suspected(self, now_s: float, timing: Timing) -> bool:
         return now_s >= self.suspected_from_s(timing)
 
     def heard(self, now_s: float) -> None:
-        """By itself."""
+        """Records that the load balancer has spoken itself."""
         self.heard_s = now_s
         self.left = False
         self.answered(now_s)
 
     def answered(self, now_s: float) -> None:
-        """A probe."""
+        """Records that it has answered a probe."""
         self.failed_probes = 0
         self.confirmed, self.hearsay = True, False
         if self.failed:
@@ -97,7 +97,7 @@ class Watched:
             self.up_s = now_s
 
     def silent(self, began_s: float, timing: Timing) -> None:
-        """A probe that began then had no answer."""
+        """Records that a probe which began at ``began_s`` had no answer."""
         if began_s >= self.suspected_from_s(timing):
             self.failed_probes += 1
 
@@ -109,18 +109,18 @@ class Watched:
         self.draining = draining
 
     def leave(self, now_s: float) -> None:
-        """In good order; it is back with its next registration."""
+        """Records that it left in good order; it is back with its next registration."""
         self.left, self.failed, self.draining = True, False, False
         self.session, self.lost_s = 0, now_s
         self.downs = max(1, self.downs)
 
     def displaces(self, boots: Iterable[str]) -> None:
-        """It has taken the name from these, before those that are known."""
+        """Records boots from which it has taken the name, before those already known."""
         earlier = [boot for boot in boots if boot != self.info.boot_id and boot not in self.displaced]
         self.displaced = (*earlier, *self.displaced)[-DISPLACED_MAX:]
 
     def register(self, info: LbInfo, registered: int, session: int, now_s: float) -> None:
-        """A session of this boot, or of a newer one."""
+        """Records a session of this boot, or of a newer one."""
         if info.boot_id != self.info.boot_id:
             self.displaced = (*self.displaced, self.info.boot_id)[-DISPLACED_MAX:]
             self.load, self.latencies_ms = LbLoad(), {}
@@ -131,7 +131,7 @@ class Watched:
         self.heard(now_s)
 
     def look(self, now_s: float, started_s: float, timing: Timing) -> bool:
-        """Whether it has failed just now."""
+        """Returns whether it has failed just now."""
         if self.serves and self.downs and now_s - self.up_s >= timing.calm_s:
             self.downs = 0
         if self.failed or self.left or self.failed_probes < timing.probes or not self.suspected(now_s, timing):
@@ -151,7 +151,7 @@ class Watched:
         return Standing(self.info.lb_id, self.info.region, self.serves, steady, bool(self.session), keeps)
 
     def measured(self, latencies_ms: Mapping[str, float], most: int) -> None:
-        """News of round trips. Of more than ``most``, the oldest go."""
+        """Records round trips by load balancer. Beyond ``most``, the oldest go."""
         for lb_id, latency_ms in latencies_ms.items():
             self.latencies_ms.pop(lb_id, None)
             self.latencies_ms[lb_id] = latency_ms

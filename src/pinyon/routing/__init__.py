@@ -1,1 +1,1 @@
-"""The load balancer's own decisions: who waits and who goes on, and which instances when no conductor answers."""
+"""The load balancer's own decisions: which requests wait, and which instances serve them if no conductor answers."""

@@ -1,9 +1,9 @@
-"""Which servers get no requests for a while, for what became of those that they got.
+"""A breaker: servers get no requests for a while if their earlier ones went badly.
 
-Two things speak against a server. *It is absent*: nothing listens, or no connection is made in time; one such failure
-is enough. *It fails*: answers break off, do not come, or are errors of its own. Requests may be to blame for that, so
-it takes several, and half of all; and never are more than half of the servers left out for it, so that a client whose
-requests break servers cannot end the service for everybody.
+Two things speak against a server. One is that the server is *absent*: nothing listens, or no connection is made in
+time; one such failure is enough. The other is that it *fails*: answers break off, do not come, or are errors of its
+own. Requests may be to blame for that, so it takes several failures, and half of all. Never are more than half of the
+servers left out for failing, so that a client whose requests break servers cannot end the service for everybody.
 
 A server that was left out is tried with one request when its pause is over; each failure doubles the pause.
 """
@@ -20,8 +20,10 @@ SERVERS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """``failures`` in about the last ``window_s`` seconds, and at least this ``ratio`` of all. ``first_s`` is the first
-    pause, ``max_s`` the longest."""
+    """Thresholds and pauses, in seconds. ``first_s`` is the first pause, ``max_s`` the longest.
+
+    A server fails with ``failures`` in about the last ``window_s``, if these are at least this ``ratio`` of all.
+    """
 
     failures: int = 5
     ratio: float = 0.5
@@ -37,7 +39,7 @@ class BreakerSettings:
 
 
 class _Counts:
-    """How requests ended lately. What was longer ago counts less: half as much for each window."""
+    """The recent outcomes of requests. An outcome counts half as much for each window that has passed."""
 
     __slots__ = ("at_s", "failures", "successes")
 
@@ -56,7 +58,7 @@ class _Counts:
 
 
 class Breaker:
-    """Of all servers of one load balancer. Owned by one thread; the caller passes clock values (seconds)."""
+    """The breaker of all servers of one load balancer. Owned by one thread; the caller passes the time (seconds)."""
 
     def __init__(self, settings: BreakerSettings | None = None) -> None:
         self._settings = settings or BreakerSettings()
@@ -66,7 +68,7 @@ class Breaker:
         self._failing: set[str] = set()
 
     def add(self, server: str, now_s: float) -> None:
-        """One more. Adding one that is there changes nothing. Raises ``ValueError`` for too many."""
+        """Adds a server; does nothing if it is there. Raises ``ValueError`` beyond :data:`SERVERS_MAX`."""
         if server not in self._counts:
             if len(self._counts) >= SERVERS_MAX:
                 raise ValueError(f"at most {SERVERS_MAX} servers")
@@ -77,7 +79,7 @@ class Breaker:
             self._close(server)
 
     def failed(self, server: str, now_s: float, *, absent: bool = False) -> None:
-        """A request failed there. ``absent``: it did not get there."""
+        """Records a request that failed. ``absent``: it did not reach the server."""
         counts = self._counts.get(server)
         if counts is None:
             return
@@ -89,7 +91,7 @@ class Breaker:
             self._failing.discard(server)
         elif server not in self._absent and server not in self._failing:
             total = counts.failures + counts.successes
-            # The small part is for what has faded since the first of them.
+            # The half makes up for what has faded since the first failure.
             if counts.failures < settings.failures - 0.5 or counts.failures < settings.ratio * total:
                 return
             if 2 * (len(self._failing) + 1) > len(self._counts):
@@ -98,7 +100,7 @@ class Breaker:
         self._pauses.failed(server, now_s)
 
     def succeeded(self, server: str, began_s: float, now_s: float) -> None:
-        """A request that ``began_s`` then ended well."""
+        """Records that a request sent at ``began_s`` ended well."""
         counts = self._counts.get(server)
         if counts is None:
             return
@@ -111,21 +113,21 @@ class Breaker:
                 counts.failures = 0.0
 
     def found(self, server: str) -> None:
-        """It answers whoever asks how it is: it is not absent. Whether it still fails, only requests show."""
+        """Records that the server answers a probe, so it is not absent. Only requests show whether it still fails."""
         if server in self._absent:
             self._close(server)
 
     def allows(self, server: str, now_s: float) -> bool:
-        """Whether it may get a request now."""
+        """Returns whether the server may get a request now."""
         return not self._pauses.avoids(server, now_s)
 
     def tried(self, server: str, now_s: float) -> None:
-        """A request goes there. If that finds out whether it is well again, it is the only one for now."""
+        """Records a request that goes there. For a server that was left out, it is the only one for now."""
         if server in self._absent or server in self._failing:
             self._pauses.tried(server, now_s)
 
     def is_open(self, server: str) -> bool:
-        """It was left out, and nothing good is known of it since."""
+        """Returns whether the server was left out, and nothing good is known of it since."""
         return server in self._absent or server in self._failing
 
     def _close(self, server: str) -> None:

@@ -1,5 +1,4 @@
-"""What SGLang's router does: the longest match while the load is even, the least busy when it is not (SkyWalker
-§5.1)."""
+"""The policy of SGLang's router (SkyWalker §5.1): the longest match while loads are even, else the idlest target."""
 
 from __future__ import annotations
 
@@ -17,9 +16,11 @@ from pinyon.routing.target_policy import Routed, least_full
 
 @dataclass(frozen=True, slots=True)
 class CacheAwareSettings:
-    """``threshold``: share of the prompt that must match. The load is uneven when the busiest has over ``balance_abs``
-    requests more than the idlest, and over ``balance_rel`` times as many. Defaults are those that
-    router had then; later ones are 0.3, 64 and 1.5."""
+    """Thresholds, by default those of that router at the time; later ones are 0.3, 64 and 1.5.
+
+    ``threshold`` is the share of the prompt that must match. The load is uneven when the busiest target has over
+    ``balance_abs`` requests more than the idlest, and over ``balance_rel`` times as many.
+    """
 
     threshold: float = 0.5
     balance_abs: int = 32
@@ -33,7 +34,7 @@ class CacheAwareSettings:
 
 
 class CacheAware(PlainPolicy):
-    """A baseline: it sends without regard to who waits where."""
+    """A baseline that sends without regard to what waits where."""
 
     name: ClassVar[str] = "cache_aware"
 
@@ -72,7 +73,7 @@ class CacheAware(PlainPolicy):
         return smallest
 
     def _of_equal(self, prefix: bytes, matching: Sequence[Target]) -> Target:
-        """One of those that have the same prefix."""
+        """Returns one of the targets that have the same prefix."""
         return least_full(matching)
 
     def affinity(self, request: Routed, name: str) -> int:

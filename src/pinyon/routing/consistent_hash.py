@@ -1,7 +1,7 @@
-"""The target that a user's or session's key falls to on a ring: SkyWalker-CH (§3.2), and the baseline CH of §5.1.
+"""The target that a user's or session's key falls to on a hash ring: SkyWalker-CH (§3.2), and baseline CH of §5.1.
 
-They are one policy. The baseline pushes blindly, so that everyone is available; SkyWalker-CH pushes selectively and
-goes on to the next virtual node of an available one (Listing 1, line 26), in both layers.
+Both are one policy. The baseline pushes blindly, so every target is available. SkyWalker-CH pushes selectively and goes
+on to the next virtual node of an available target (Listing 1, line 26), in both layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEED = 0x5357
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHashSettings:
-    """``virtual_nodes`` of each target on the ring."""
+    """The number of ``virtual_nodes`` of each target on the ring."""
 
     virtual_nodes: int = 128
 
@@ -32,8 +32,7 @@ class ConsistentHashSettings:
 
 
 class ConsistentHash(PlainPolicy):
-    """The ring depends on the names alone: all load balancers of a region, and of all regions, agree. Who has no key
-    goes to the least busy."""
+    """A ring of names alone, so that load balancers of all regions agree. Without a key: the least full target."""
 
     name: ClassVar[str] = "consistent_hash"
 
@@ -57,5 +56,5 @@ class ConsistentHash(PlainPolicy):
         return least_full(available)
 
     def affinity(self, request: Routed, name: str) -> int:
-        """Rings of several layers have nothing in common: of one target of each, the same one for the same key."""
+        """Returns a hash of key and target, so that a key prefers the same target among those of unrelated rings."""
         return xxh3_64_intdigest(f"{request.hash_key}\0{name}".encode(), SEED) if request.hash_key else 0

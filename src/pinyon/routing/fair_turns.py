@@ -1,9 +1,9 @@
-"""Whose turn it is, among tenants whose requests need different things.
+"""Turns of tenants whose requests need different targets.
 
-A *demand* says which targets a request may go to; whoever has the same one waits for the same. Start-time fair queueing
-(Goyal et al., SIGCOMM '96) goes on among the tenants of those demands that have room: a demand that has none holds up
-nobody else. A tenant that could not go on for lack of room starts again where the others are: what it did not get then
-is not made up for, as nothing is that was not asked for.
+A *demand* says which targets a request may go to; requests with the same demand wait for the same. Start-time fair
+queueing (Goyal et al., SIGCOMM '96) goes on among the tenants of the demands that have room: a demand that has none
+holds up nobody else. A tenant that could not go on for lack of room starts again where the others are. The turns it
+missed are lost, like any that were not asked for.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ TENANTS_MAX = 8192
 
 
 class _Demand:
-    """The lanes of all tenants that need the same, by whose turn it is.
+    """The lanes of all tenants with the same demand, by whose turn it is.
 
-    A heap with one valid entry for each lane. When a tenant has had a turn, its entries are too early: each is put
-    where it belongs when it comes to the front.
+    A heap has one valid entry for each lane. After a tenant's turn, its entries are too early: each is put where it
+    belongs when it comes to the front.
     """
 
     __slots__ = ("_turns", "lanes")
 
     def __init__(self) -> None:
-        self._turns: list[tuple[int, int, int, Lane]] = []  # start, turn, which entry of the lane, lane
+        self._turns: list[tuple[int, int, int, Lane]] = []  # start, turn, serial of the lane's entry, lane
         self.lanes = 0
 
     def enlist(self, lane: Lane, serial: int) -> None:
-        """``serial`` is new. The entry that the lane had is void."""
+        """Adds an entry with a new ``serial`` for the lane, which voids its earlier entry."""
         lane.listed = serial
         heapq.heappush(self._turns, (lane.tenant.start, lane.tenant.turn, serial, lane))
         self._tidy()
 
     def one_ended(self) -> None:
-        """A lane of it is empty."""
+        """Subtracts a lane that has become empty."""
         self.lanes -= 1
         self._tidy()
 
     def first(self) -> Lane:
-        """There is one."""
+        """Returns the lane whose turn it is; there must be one."""
         turns = self._turns
         while True:
             start, _, serial, lane = turns[0]
@@ -72,9 +72,9 @@ class _Demand:
 
 
 class FairTurns:
-    """Who waits, by demand and tenant.
+    """The waiting requests, by demand and tenant.
 
-    A step costs O(log n) for each demand that its tenant waits with, and a look at each one that anybody does.
+    A step costs O(log n) for each demand that its tenant waits with, and a look at each demand of anybody.
     """
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class FairTurns:
         self._last_turn = 0
         self._last_serial = 0
         self._finished: OrderedDict[str, int] = OrderedDict()
-        """Where tenants that do not wait would go on, in virtual time; the oldest first."""
+        """Virtual times at which tenants that do not wait would go on, the oldest first."""
 
     @property
     def demands(self) -> KeysView[int]:
-        """That somebody waits with."""
+        """Demands of waiting requests."""
         return self._demands.keys()
 
     def add(self, waiting: Waiting) -> None:
@@ -108,7 +108,7 @@ class FairTurns:
         self._enlist(those, lane)
 
     def next(self, closed: Collection[int]) -> Waiting | None:
-        """Whose turn it is of those whose demand is not ``closed``. It waits on."""
+        """Returns the request whose turn it is, among demands that are not ``closed``. The request still waits."""
         shut = frozenset(closed)
         best: Lane | None = None
         for demand, those in self._demands.items():
@@ -127,14 +127,14 @@ class FairTurns:
         return found
 
     def went_on(self, waiting: Waiting) -> None:
-        """It has its slot, and its tenant's next turn comes later by that. To be followed by :meth:`gone`."""
+        """Charges the tenant of a request that got its slot, so its next turn is later. Call :meth:`gone` next."""
         tenant = waiting.tenant
         self._now_tokens = max(self._now_tokens, tenant.start)
         tenant.start = self._now_tokens + waiting.tokens
         self._last_turn = tenant.turn = self._last_turn + 1
 
     def came_back(self, tenant: Tenant, tokens: int) -> None:
-        """What it was charged for is not used. If nobody waited then, it was not charged, and is ahead by so much."""
+        """Credits the tokens of a request that came back, even where nothing was charged because nobody waited."""
         if tenant.lanes:
             tenant.start -= tokens
             for demand, lane in tenant.lanes.items():
@@ -143,7 +143,7 @@ class FairTurns:
             self._finished[tenant.name] -= tokens
 
     def gone(self, waiting: Waiting) -> None:
-        """It waits no longer."""
+        """Removes a request that waits no longer."""
         tenant = waiting.tenant
         lane = tenant.lanes[waiting.demand]
         lane.one_went()
@@ -154,10 +154,10 @@ class FairTurns:
         those.one_ended()
         if not those.lanes:
             del self._demands[waiting.demand]
-        if not self._demands:  # everyone starts equal when there is a queue again
+        if not self._demands:  # all start equal when there is a queue again
             self._finished.clear()
             self._now_tokens = 0
-        elif not tenant.lanes:  # also if it took the last one back: it has had its turns
+        elif not tenant.lanes:  # also if it withdrew its last request: it has had its turns
             self._finished[tenant.name] = tenant.start
             if len(self._finished) > TENANTS_MAX:
                 self._finished.popitem(last=False)
@@ -167,7 +167,7 @@ class FairTurns:
         those.enlist(lane, self._last_serial)
 
     def check_integrity(self, tenants: Collection[Tenant]) -> None:
-        """Raises :class:`AssertionError` if one of those who wait is not lined up. ``tenants``: all with a place."""
+        """Raises :class:`AssertionError` if a waiting request is not lined up. ``tenants``: all with a place."""
         lanes = [lane for tenant in tenants for lane in tenant.lanes.values()]
         assert all(lane.count for lane in lanes), "an empty lane is kept"
         assert sum(lane.count for lane in lanes) == sum(len(tenant.waiting) for tenant in tenants), "a lane is lost"

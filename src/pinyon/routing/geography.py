@@ -1,10 +1,10 @@
-"""Which region may send requests to which: law and contracts (SkyWalker §4.1, §7). Load never overrides it.
+"""Law and contracts: which region may send requests to which (SkyWalker §4.1, §7). Load never overrides them.
 
-Three allow lists, and a request goes only where all of them let it:
+There are three allow lists, and a request goes only where all of them let it:
 
 - the request's own (and its API key's): names of regions, or of tags that regions have;
 - its tenant's, where one is written down;
-- the sending region's: of the rules the first that speaks of it.
+- the sending region's, by the first rule that speaks of it.
 
 A region's *tags* say what it is: ``eu``, ``gdpr``. A *pattern* is a region's name, a tag, or ``*``.
 """
@@ -25,7 +25,7 @@ TENANTS_MAX = 65_536
 
 
 class Verdict(NamedTuple):
-    """``reason`` is one sentence, also of what is allowed."""
+    """An answer with its ``reason``, which is one sentence, also where the answer is yes."""
 
     allowed: bool
     reason: str
@@ -36,8 +36,7 @@ _FREE = Verdict(True, "nothing speaks against it")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Regions that one of ``senders`` speaks of may send to those that one of ``receivers`` speaks of, and to no
-    others."""
+    """A rule that lets regions matching ``senders`` send to regions matching ``receivers``, and to no others."""
 
     senders: tuple[str, ...]
     receivers: tuple[str, ...]
@@ -45,15 +44,17 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Geography:
-    """``tags`` of regions by name; one that is not there has none. No rule that speaks of a region: it may send
-    anywhere."""
+    """The rules, the allow lists of tenants, and the ``tags`` of regions by name; a region not listed has none.
+
+    A region that no rule speaks of may send anywhere.
+    """
 
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     tenants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def serves(self, region: str, geographies: Collection[str], tenant: str) -> Verdict:
-        """Whether a request may be served in a region at all, the one it came to included."""
+        """Returns whether a request may be served in a region at all, including the one it came to."""
         if not geographies and tenant not in self.tenants:
             return _FREE
         if geographies and not self._speaks_of(geographies, region):
@@ -64,7 +65,7 @@ class Geography:
         return _FREE
 
     def sends(self, sender: str, receiver: str) -> Verdict:
-        """Whether a region's requests may go to another one."""
+        """Returns whether a region's requests may go to another region."""
         if sender == receiver:
             return Verdict(True, "it is the region the request came to")
         for rule in self.rules:
@@ -76,7 +77,7 @@ class Geography:
         return Verdict(True, f"no rule speaks of {sender}")
 
     def may(self, sender: str, receiver: str, geographies: Collection[str], tenant: str) -> Verdict:
-        """Both, for a request that came to ``sender``."""
+        """Returns whether a request that came to ``sender`` may go to ``receiver`` and be served there."""
         verdict = self.sends(sender, receiver)
         return self.serves(receiver, geographies, tenant) if verdict.allowed else verdict
 
@@ -90,9 +91,11 @@ ANYWHERE = Geography()
 
 
 def parse_geography(document: Any) -> Geography:
-    """Of a file's JSON: ``{"regions": {NAME: [TAG, …]}, "rules": [{"from": [PATTERN, …], "to": [PATTERN, …]}],
-    "tenants": {TENANT: [PATTERN, …]}}``, each member optional. Raises :class:`InvalidArgument` that names what is
-    wrong."""
+    """Returns the geography in a file's JSON. Raises an :class:`InvalidArgument` that names what is wrong.
+
+    The form is ``{"regions": {NAME: [TAG, …]}, "rules": [{"from": [PATTERN, …], "to": [PATTERN, …]}],
+    "tenants": {TENANT: [PATTERN, …]}}``, each member optional.
+    """
     document = _table(document, "the policy", ("regions", "rules", "tenants"))
     regions = _table(document.get("regions", {}), "regions")
     tenants = _table(document.get("tenants", {}), "tenants")
@@ -118,7 +121,7 @@ def parse_geography(document: Any) -> Geography:
 
 
 def check_geographies_of(regions: Mapping[str, Any]) -> None:
-    """Names of regions are such as a request could name."""
+    """Raises :class:`InvalidArgument` for a region whose name no request could give."""
     for name in regions:
         check_geographies((name,), "regions")
 
@@ -139,7 +142,7 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
 
 
 def _patterns(given: Any, what: str, known: Collection[str]) -> tuple[str, ...]:
-    """A misspelt name must not become a rule that speaks of nobody."""
+    """Returns the patterns. Raises for unknown names, lest a misspelt one make a rule that speaks of no region."""
     if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
         raise InvalidArgument(f"{what} must be a list of regions, tags or {EVERYONE!r}", field=what)
     unknown = [each for each in given if each not in known]

@@ -1,4 +1,4 @@
-"""What decides in the routing room: which target a request gets, and when it may be pushed there."""
+"""The interfaces of the routing room: which target gets a request, and when it may be pushed there."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ from pinyon.routing.target_policy import Routed
 
 
 class TargetPolicy(Protocol):
-    """Knows the targets of one layer: instances of the region, or other regions. Owned by one thread."""
+    """A policy over the targets of one layer: instances of the region, or other regions. Owned by one thread."""
 
     @property
     def name(self) -> str: ...
 
     def add(self, name: str) -> None:
-        """A target comes, or comes back with nothing in its cache. The caller has removed it before then."""
+        """Adds a target with an empty cache. The caller has removed an earlier target of that name."""
 
     def remove(self, name: str) -> None:
-        """A target has gone, or lost what it held."""
+        """Removes a target that has gone, or that lost its cache."""
 
     def choose(self, request: Routed, available: Sequence[Target]) -> Target:
-        """One of those, which are not none. Changes nothing that :meth:`sent` could not."""
+        """Returns one target of ``available``, which is not empty. Changes only what :meth:`sent` may change."""
 
     def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
-        """One of the ``full``, where it is better off waiting for what that one alone holds than where there is room,
-        if there is any. Changes nothing."""
+        """Returns the ``full`` target worth waiting for, or None. ``available`` may be empty. Changes nothing."""
 
     def affinity(self, request: Routed, name: str) -> int:
-        """How much speaks for that target where those of several layers can be chosen; 0: nothing but its load."""
+        """Returns how much speaks for the target when several layers offer one; 0 means nothing but its load."""
 
     def sent(self, request: Routed, name: str) -> None:
-        """The request went there, whoever chose so."""
+        """Records that the request was sent to the target, whoever chose it."""
 
 
 class PushingRule(Protocol):
-    """Owned by one thread, and without state of its own."""
+    """A rule for when a target may get more requests. Owned by one thread, and without state of its own."""
 
     @property
     def name(self) -> str: ...
 
     def spare(self, target: Target, now_s: float) -> int:
-        """Requests that may be pushed there now; 0: it is not available."""
+        """Returns how many requests may be pushed to the target now; 0 means that it is not available."""
 
     def admits(self, target: Target, now_s: float) -> bool:
-        """It is not available, and yet one that finds its prompt there may be pushed, and wait at its door."""
+        """Returns whether an unavailable target may still get a request whose prompt it holds, to wait at its door."""

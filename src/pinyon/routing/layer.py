@@ -1,6 +1,6 @@
-"""One layer of routing: the targets that a load balancer pushes to, which are available, and which one gets a request.
+"""One layer of routing: the targets that a load balancer pushes to, which are available, and which gets a request.
 
-There are two (SkyWalker §3.1): the instances of the region, and the load balancers of other regions.
+There are two layers (SkyWalker §3.1): the instances of the region, and the load balancers of other regions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TARGETS_MAX = 4096
 
 
 class Layer:
-    """Of one model. Owned by one thread; the caller passes clock values (seconds, any origin)."""
+    """The targets of one model. Owned by one thread; the caller passes clock values (seconds, any origin)."""
 
     def __init__(self, pushing: PushingRule, policy: TargetPolicy) -> None:
         self._pushing, self._policy = pushing, policy
@@ -24,7 +24,7 @@ class Layer:
         self._held = 0
 
     def use(self, pushing: PushingRule | None = None, policy: TargetPolicy | None = None) -> None:
-        """From now on these decide; a new policy knows of nothing that was sent before."""
+        """Replaces the pushing rule or the policy; a new policy knows nothing of earlier requests."""
         if pushing is not None:
             self._pushing = pushing
         if policy is not None:
@@ -36,7 +36,7 @@ class Layer:
     def policy(self) -> TargetPolicy:
         return self._policy
 
-    # -- who is there
+    # -- targets
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -50,8 +50,7 @@ class Layer:
     def join(
         self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "", *, batches: bool = True
     ) -> None:
-        """It is there from now on, with an empty cache and nothing of ours; whatever was known of one of that name is
-        forgotten. Those beyond :data:`TARGETS_MAX` are not taken."""
+        """Adds a target without cache and requests, in place of one of that name; none beyond :data:`TARGETS_MAX`."""
         known = name in self._targets
         if not known and len(self._targets) >= TARGETS_MAX:
             return
@@ -62,12 +61,12 @@ class Layer:
         self._policy.add(name)
 
     def leave(self, name: str) -> None:
-        """It has gone. Nothing happens if it was not there."""
+        """Removes a target; does nothing if it is not there."""
         if self._targets.pop(name, None) is not None:
             self._policy.remove(name)
 
     def set_live(self, name: str, live: bool) -> None:
-        """Whether it answers. What it has in its cache may be there still."""
+        """Sets whether the target answers. Its cache may survive a time without answers."""
         target = self._targets.get(name)
         if target is not None:
             target.live = live
@@ -78,20 +77,19 @@ class Layer:
             target.draining = draining
 
     def set_distance(self, name: str, distance_s: float) -> None:
-        """As measured, there and back."""
+        """Sets the measured round-trip time in seconds."""
         target = self._targets.get(name)
         if target is not None:
             target.distance_s = distance_s
 
     def set_capacity(self, name: str, capacity: int) -> None:
-        """Requests its batch holds, as it says now, or as was learned; 0: nothing is known."""
+        """Sets how many requests the target's batch holds, as reported or learned; 0 means unknown."""
         target = self._targets.get(name)
         if target is not None:
             target.capacity = capacity
 
     def report(self, name: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
-        """It said so, or was found to be so, just now. ``unseen``: of ours on their way then, if that is known better
-        than by ``received``."""
+        """Records a report or probe of now. ``unseen``: our requests under way, if known better than ``received``."""
         target = self._targets.get(name)
         if target is None:
             return
@@ -103,11 +101,10 @@ class Layer:
         else:
             target.sent_before = target.sent if report.received == UNKNOWN else min(target.sent, report.received)
 
-    # -- who is available
+    # -- availability
 
     def spare(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> int:
-        """Requests that may be pushed now, at most :data:`UNLIMITED`, less those that are :meth:`hold`. Of targets that
-        have a batch."""
+        """Returns how many requests may go to targets with a batch, less those on :meth:`hold`, up to ``UNLIMITED``."""
         total, pushing = 0, self._pushing
         for target in self._targets.values():
             if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
@@ -117,7 +114,7 @@ class Layer:
         return max(0, total - self._held)
 
     def has_room(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> bool:
-        """Whether :meth:`spare` is not 0; it looks at no more targets than it has to."""
+        """Returns whether :meth:`spare` is above 0, and looks at no more targets than it has to."""
         total, pushing, held = 0, self._pushing, self._held
         for target in self._targets.values():
             if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
@@ -127,14 +124,14 @@ class Layer:
         return False
 
     def takes(self, name: str, now_s: float) -> bool:
-        """Whether it is available."""
+        """Returns whether the target is available."""
         target = self._targets.get(name)
         return target is not None and self._pushing.spare(target, now_s) > 0
 
     def available(
         self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()
     ) -> list[Target]:
-        """Those that a request may be pushed to now, of the ``allowed`` (None: all)."""
+        """Returns the targets that a request may be pushed to now, among the ``allowed`` (None: all)."""
         spare, targets = self._pushing.spare, self._targets.values()
         if allowed is None and not exclude:
             return [target for target in targets if spare(target, now_s)]
@@ -145,7 +142,7 @@ class Layer:
         ]
 
     def full(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> list[Target]:
-        """Those that have no room now, and one more may wait there."""
+        """Returns the targets without room at which one more request may wait."""
         pushing = self._pushing
         return [
             target
@@ -157,15 +154,15 @@ class Layer:
         ]
 
     def with_room(self, now_s: float) -> int:
-        """Targets with a batch that are available: what other regions are told."""
+        """Returns the number of available targets with a batch, which other regions are told."""
         return sum([target.batches for target in self.available(now_s)])
 
-    # -- a request's way
+    # -- requests
 
     def choose(
         self, request: Routed, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()
     ) -> Target | None:
-        """Where it goes, None if nobody is available. Changes nothing: see :meth:`sent`."""
+        """Returns the request's target, or None if none is available. Changes nothing: see :meth:`sent`."""
         available = self.available(now_s, allowed, exclude)
         if len(available) < len(self._targets):
             full = self._waits_for(request, available, now_s, allowed, exclude)
@@ -174,8 +171,10 @@ class Layer:
         return self._policy.choose(request, available) if available else None
 
     def may_wait(self, request: Routed, now_s: float, exclude: Collection[str] = ()) -> bool:
-        """Whether :meth:`choose` would name a full one, where a conductor has the choice: nowhere that it may choose do
-        so many wait that one more may not."""
+        """Returns whether :meth:`choose` would name a full target, in case a conductor makes the choice.
+
+        The conductor may choose any sound target, so none may have so many waiting that it admits no more.
+        """
         available = self.available(now_s, exclude=exclude)
         if self._waits_for(request, available, now_s, None, exclude) is None:
             return False
@@ -199,28 +198,27 @@ class Layer:
         return self._policy.waits_for(request, available, self.full(now_s, allowed, exclude))
 
     def affinity(self, request: Routed, target: Target) -> int:
-        """How much speaks for the target that it chose, beside those of other layers."""
+        """Returns how much speaks for the target that this layer chose, beside those of other layers."""
         return self._policy.affinity(request, target.name)
 
     def hold(self) -> None:
-        """A request will be pushed to one of them, and it is not known yet to which: a conductor is asked."""
+        """Counts a request that will be pushed to a target not known yet, because a conductor is asked."""
         self._held += 1
 
     def release(self) -> None:
-        """Of :meth:`hold`: it was :meth:`sent`, or will not be."""
+        """Ends a :meth:`hold`: the request was :meth:`sent`, or will not be."""
         if self._held <= 0:
             raise ValueError("nothing is held")
         self._held -= 1
 
     def begin_session(self, name: str) -> None:
-        """It counts what it gets of ours from 0 again."""
+        """Resets the count of sent requests, as the target counts those it receives from 0 again."""
         target = self._targets.get(name)
         if target is not None:
             target.sent = target.sent_before = 0
 
     def sent(self, request: Routed, name: str, *, counted: bool = True) -> Target | None:
-        """It was pushed there, whoever chose so. What this returns is for :meth:`ended`. ``counted``: the target will
-        count it among those it has received of ours."""
+        """Records a pushed request; returns the target for :meth:`ended`. ``counted``: the target will count it."""
         target = self._targets.get(name)
         if target is not None:
             target.sent += counted
@@ -230,8 +228,7 @@ class Layer:
 
     @staticmethod
     def ended(target: Target | None) -> None:
-        """A request that was :meth:`sent` there has ended, however it did. Another one of that name is not
-        concerned."""
+        """Records the end of a request that was :meth:`sent`. A later target of the same name is not affected."""
         if target is not None:
             if target.outstanding <= 0:
                 raise ValueError(f"nothing of ours is at {target.name}")

@@ -1,7 +1,7 @@
-"""How many requests a server takes at once that does not say so: as many as it did not refuse.
+"""The number of requests that a server takes at once, learned from refusals where the server does not say.
 
-It begins with a guess. Being refused (429, 503) says that there were too many, so the guess shrinks by a quarter; each
-time that it was used up and everybody got an answer, it grows by one: additive increase, multiplicative decrease.
+The value begins with a guess. A refusal (429, 503) shrinks it by a quarter. Each time it was used up and everybody got
+an answer, it grows by one: additive increase, multiplicative decrease.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SHRINK: Final = 0.75
 
 
 class LearnedCapacity:
-    """Of one server, in requests. Owned by one thread."""
+    """The capacity of one server, in requests. Owned by one thread."""
 
     __slots__ = ("_served", "value")
 
@@ -25,14 +25,14 @@ class LearnedCapacity:
         self._served = 0
 
     def refused(self, outstanding: int) -> bool:
-        """One of so many was refused, itself among them. Whether that changed the value."""
+        """Records a refusal among ``outstanding`` requests, itself included. Returns whether the value changed."""
         self._served = 0
         value = max(1, int(min(self.value, outstanding) * _SHRINK))
         changed, self.value = value != self.value, value
         return changed
 
     def served(self, outstanding: int) -> bool:
-        """One of so many ended well, itself among them. Whether that changed the value."""
+        """Records a good end among ``outstanding`` requests, itself included. Returns whether the value changed."""
         if outstanding < self.value or self.value >= CAPACITY_MAX:
             return False
         self._served += 1

@@ -1,9 +1,8 @@
-"""Who computes a prompt and who generates, when no conductor answers: the choice of a region without one.
+"""The choice of a prefill and a decode instance when no conductor answers.
 
-The conductor knows what instances hold and predicts times. A load balancer knows what it has sent where and what
-instances say of their load: by that its routing policy chooses who computes the prompt, and among those that KV can
-move to from there the one that generates. A mixed instance with room for that keeps the request to itself, and no KV
-moves.
+The conductor knows what instances hold and predicts times. A load balancer knows what it sent where and what instances
+say of their load. From that, its routing policy chooses the prefill instance, then a decode instance that KV can move
+to from there. A mixed instance with room to decode keeps the request, and no KV moves.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pinyon.routing.target_policy import Routed
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One instance that may take requests.
+    """An instance that may take requests.
 
     ``group`` names weights and KV layout: KV moves only inside a group. ``max_batch`` and ``max_context`` (tokens) are
     0 when the instance named none.
@@ -35,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Who computes the prompt and who generates; may be one instance."""
+    """The prefill and the decode instance of a request, possibly the same."""
 
     prefill: Candidate
     decode: Candidate
@@ -43,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Instances between which KV can move; a mixed one is in both lists."""
+    """Instances between which KV can move; a mixed instance is in both lists."""
 
     name: str
     prefills: list[Candidate] = field(default_factory=list)
@@ -56,9 +55,9 @@ def serving_groups(
     exclude: Collection[str] = (),
     avoided: Collection[str] = (),
 ) -> list[Group]:
-    """Groups that can serve a request of ``total_tokens`` (prompt and generation) without the excluded instances.
+    """Returns the groups that can serve ``total_tokens`` (prompt and generation) without the excluded instances.
 
-    Those that just failed (``avoided``) are there only where it does not go without them.
+    Instances that just failed (``avoided``) are included only where no group could serve without them.
     """
     groups: dict[str, Group] = {}
     for candidate in candidates:
@@ -88,10 +87,10 @@ def _without(candidates: Sequence[Candidate], avoided: Collection[str]) -> list[
 
 
 def choose_pair(groups: Sequence[Group], layer: Layer, request: Routed, now_s: float) -> Pair | None:
-    """A pair of one of the groups (:func:`serving_groups`); None when there are none.
+    """Returns a pair from one of the groups (:func:`serving_groups`), or None when there are none.
 
-    Those that have room, by the layer's pushing rule, or a mixed instance that is full, where the policy has the
-    request wait for what is there; if there is no such pair, whoever there is.
+    The pair has room by the layer's pushing rule, or is a full mixed instance whose cache the policy thinks worth
+    waiting for. If there is no such pair, any instances of the layer will do.
     """
     able = {target.name for target in layer.available(now_s)}
     pair = _choose(groups, layer, request, able, {target.name for target in layer.full(now_s)})

@@ -1,4 +1,4 @@
-"""Plain target policies: they do not look at what was sent where."""
+"""Plain target policies, which ignore what was sent where."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pinyon.routing.target_policy import Routed, least_full
 
 
 class PlainPolicy:
-    """Remembers nothing, and has nobody wait where there is no room: what others of these derive from."""
+    """A base class for policies that remember nothing and never let a request wait for a full target."""
 
     def add(self, name: str) -> None:
         pass
@@ -29,7 +29,7 @@ class PlainPolicy:
 
 
 class LeastLoaded(PlainPolicy):
-    """By the requests that it has for its size: the baseline LL of SkyWalker §5.1."""
+    """The target with the fewest requests for its size: the baseline LL of SkyWalker §5.1."""
 
     name: ClassVar[str] = "least_loaded"
 
@@ -38,7 +38,7 @@ class LeastLoaded(PlainPolicy):
 
 
 class RoundRobin(PlainPolicy):
-    """Everyone in turn, the baseline RR of SkyWalker §5.1: whose last turn is longest ago, then the smaller name."""
+    """The target whose last turn is longest ago, then the smaller name: the baseline RR of SkyWalker §5.1."""
 
     name: ClassVar[str] = "round_robin"
 

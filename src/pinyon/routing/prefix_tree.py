@@ -1,5 +1,4 @@
-"""The available target that was sent the longest prefix of the prompt: SkyWalker's own policy (§3.2, Listing 1 line
-21)."""
+"""The available target that was sent the longest prefix: SkyWalker's own policy (§3.2, Listing 1 line 21)."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from pinyon.routing.target_policy import Routed, near_least_full
 
 @dataclass(frozen=True, slots=True)
 class PrefixTreeSettings:
-    """``explore_below``: with a smaller share of the prompt matched, the least busy gets it (§5.1). ``chunks_max``,
-    ``records_max``: the trie's bounds."""
+    """Bounds of the trie. If less than ``explore_below`` of a prompt matches, the least busy target gets it (§5.1)."""
 
     explore_below: float = 0.5
     chunks_max: int = CHUNKS_MAX
@@ -27,8 +25,10 @@ class PrefixTreeSettings:
 
 
 class PrefixTree:
-    """Of those that have the longest prefix the least busy; of those that are about as busy, the nearest. A full one,
-    if ``explore_below`` of the prompt is there that those with room do not have."""
+    """The least full target with the longest prefix; among about equally full ones, the nearest.
+
+    A full target wins if it holds ``explore_below`` of the prompt that no target with room holds.
+    """
 
     name: ClassVar[str] = "skywalker"
 
@@ -36,9 +36,9 @@ class PrefixTree:
         self._settings = settings or PrefixTreeSettings()
         self.trie = PrefixTrie(self._settings.chunks_max, self._settings.records_max)
         self.hit_chunks = 0
-        """Of the prompts that were sent, what their targets had been sent before."""
+        """Chunks of sent prompts that their targets had been sent before."""
         self.asked_chunks = 0
-        """Of these prompts in all."""
+        """All chunks of these prompts."""
 
     def add(self, name: str) -> None:
         self.trie.add(name)
@@ -47,7 +47,7 @@ class PrefixTree:
         self.trie.remove(name)
 
     def match(self, request: Routed, available: Sequence[Target]) -> Match:
-        """The longest prefix that one of them was sent."""
+        """Returns the longest prefix that one of the targets was sent."""
         bits, bit = 0, self.trie.bits.get
         for target in available:
             bits |= bit(target.name, 0)

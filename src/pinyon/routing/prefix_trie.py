@@ -1,12 +1,12 @@
 """The prefix trie: which targets prompts with a prefix were sent to (SkyWalker §3.2).
 
-A *record* is one prompt sent to one target. Each node knows the targets of all records whose prompts pass through it,
-so those of a child are among those of its parent, and a look-up ends where no available target is left. When the trie
-is full, the oldest records go.
+A *record* is one prompt sent to one target. Each node knows the targets of all records whose prompts pass through it.
+A child's targets are among its parent's, so a look-up ends where no available target is left. When the trie is full,
+the oldest records go.
 
-Keys are chained (:mod:`pinyon.routing.routing_keys`): a key says all that came before it. Two consequences make this
-trie small and quick. One table finds the node that begins with a key, whatever its parent. And two runs of keys that
-agree in one place agree in all before it, so that where they part is found by halving.
+Keys are chained (:mod:`pinyon.routing.routing_keys`): a key says all that came before it. So this trie is small and
+quick. One table finds the node that begins with a key, whatever its parent. And two runs of keys that agree in one
+place agree in all before it, so a binary search finds where they part.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import NamedTuple
 from pinyon.routing.routing_keys import KEY_BYTES
 
 CHUNKS_MAX = 1 << 20
-"""8 MiB of keys."""
+"""Chunks in a trie: 8 MiB of keys."""
 RECORDS_MAX = 1 << 16
 
 
 class Match(NamedTuple):
-    """How much of a prompt some available target was sent before, in chunks, and the bits of the targets that were."""
+    """The length in chunks of the longest prefix that available targets were sent, and the bits of these targets."""
 
     chunks: int
     targets: int
 
 
 class _Node:
-    """A run of keys on the way of the same records."""
+    """A run of keys that the same records pass through."""
 
     __slots__ = ("counts", "keys", "parent", "targets")
 
@@ -39,38 +39,40 @@ class _Node:
         self.counts = counts
         """Records that pass through or end here, by the place of their target's bit."""
         self.targets = targets
-        """The bits of ``counts``."""
+        """Bits of the targets in ``counts``."""
 
 
 class PrefixTrie:
-    """Bounded by the chunks and by the records it holds. Targets are bits, so that sets of them are one number."""
+    """A trie bounded by its chunks and by its records. Targets are bits, so that sets of them are one number."""
 
     def __init__(self, chunks_max: int = CHUNKS_MAX, records_max: int = RECORDS_MAX) -> None:
         if chunks_max < 1 or records_max < 1:
             raise ValueError("a trie has room for something")
         self._chunks_max, self._records_max = chunks_max, records_max
         self._starts: dict[bytes, _Node] = {}
-        """By the first key of each."""
+        """Nodes by their first key."""
         self._records: OrderedDict[tuple[_Node, int], None] = OrderedDict()
-        """(last node, place of the target's bit), the oldest first."""
+        """Records as (last node, place of the target's bit), the oldest first."""
         self._places: dict[str, int] = {}
-        """Of targets that are there."""
+        """Bit places of present targets."""
         self.bits: dict[str, int] = {}
-        """Of the same; to be read only."""
+        """Bits of present targets, for others to read only."""
         self._free: list[int] = []
-        """Places below ``_width`` that nobody has."""
+        """Places below ``_width`` that no target has."""
         self._width = 0
         self._held: list[int] = []
         """Records by place."""
         self._sizes: list[int] = []
         """Chunks by place."""
         self._left: set[int] = set()
-        """Places of targets that have gone, and of which there are records: nobody gets them before these have gone,
-        too, so that what was sent to a target before a restart is never taken for what it holds after."""
+        """Places of removed targets that still have records.
+
+        Such a place is free only once these have gone, so that what was sent before a restart never counts after it.
+        """
         self.chunks = 0
 
     def __len__(self) -> int:
-        """Records."""
+        """Returns the number of records."""
         return len(self._records)
 
     @property
@@ -80,7 +82,7 @@ class PrefixTrie:
     # -- targets
 
     def add(self, target: str) -> None:
-        """A target comes, or comes back, with nothing. Adding one that is there changes nothing."""
+        """Adds a target that holds nothing; does nothing if it is there."""
         if target in self._places:
             return
         if self._free:
@@ -94,7 +96,7 @@ class PrefixTrie:
         self.bits[target] = 1 << place
 
     def remove(self, target: str) -> None:
-        """It has gone, or lost what it held. Its records are found no more, and go when they are the oldest."""
+        """Removes a target that has gone or lost its cache. Its records are found no more, and go when oldest."""
         place = self._places.pop(target, -1)
         if place < 0:
             return
@@ -105,18 +107,18 @@ class PrefixTrie:
             self._free.append(place)
 
     def bit(self, target: str) -> int:
-        """0 for one that is not there."""
+        """Returns the target's bit; 0 if it is not there."""
         return self.bits.get(target, 0)
 
     def size(self, target: str) -> int:
-        """Chunks of what it was sent."""
+        """Returns the chunks of what the target was sent."""
         place = self._places.get(target, -1)
         return 0 if place < 0 else self._sizes[place]
 
     # -- prompts
 
     def match(self, keys: bytes, available: int) -> Match:
-        """The longest prefix that was sent to one of the ``available`` targets (bits), and to which of them."""
+        """Returns the longest prefix that was sent to any ``available`` target (bits), and to which of them."""
         starts = self._starts
         at, found = 0, 0
         end = len(keys)
@@ -137,8 +139,7 @@ class PrefixTrie:
         return Match(at // KEY_BYTES, found)
 
     def insert(self, keys: bytes, target: str) -> int:
-        """A prompt was sent there. Returns how many of its chunks it had been sent before. Raises ``KeyError`` for a
-        target that is not there."""
+        """Records a prompt; returns how many of its chunks the target was sent before. ``KeyError`` if it is absent."""
         place = self._places[target]
         if not keys:
             return 0
@@ -167,7 +168,7 @@ class PrefixTrie:
         return found // KEY_BYTES
 
     def _last(self, keys: bytes) -> _Node:
-        """The node at which this path ends, made if it has to be."""
+        """Returns the node at which this path ends, made if need be."""
         starts = self._starts
         at, end = 0, len(keys)
         parent: _Node | None = None
@@ -189,7 +190,7 @@ class PrefixTrie:
         return parent
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """The part in front becomes a node of its own; the records that end in the node go on to do so."""
+        """Splits the front off into a node of its own; the records that end in the node still do."""
         front = _Node(node.keys[:length], node.parent, node.counts.copy(), node.targets)
         node.keys, node.parent = node.keys[length:], front
         self._starts[front.keys[:KEY_BYTES]] = front
@@ -197,7 +198,7 @@ class PrefixTrie:
         return front
 
     def _forget(self) -> None:
-        """The oldest record."""
+        """Forgets the oldest record."""
         (last, place), _ = self._records.popitem(last=False)
         self._held[place] -= 1
         node: _Node | None = last
@@ -246,9 +247,8 @@ class PrefixTrie:
 
 
 def _shared(mine: bytes, keys: bytes, at: int) -> int:
-    """Bytes of ``mine`` that ``keys`` has from ``at`` on, a whole number of keys and not all of them; the first key is
-    the same in both."""
-    low, high = 1, min(len(mine), len(keys) - at) // KEY_BYTES  # the first ``low`` are equal
+    """Returns how many bytes (whole keys) ``mine``, equal at first but not throughout, shares with ``keys[at:]``."""
+    low, high = 1, min(len(mine), len(keys) - at) // KEY_BYTES  # the first ``low`` keys are equal
     while low < high:
         middle = (low + high + 1) // 2
         where = (middle - 1) * KEY_BYTES

@@ -1,9 +1,8 @@
-"""The text that a request's routing keys are made of, where there is no tokenizer: what a server will begin its prompt
-with, in a form in which equal beginnings are equal bytes.
+"""The text that routing keys are made of where there is no tokenizer: equal beginnings are equal bytes.
 
-It is not the prompt: that is made by a chat template which only the server has. It needs to say the same for the same
-conversation, however its JSON is spaced and its members are ordered, and the text of a conversation that goes on must
-begin with that of what it was before. What is before the messages in all templates, tools and instructions, is so here.
+The text stands for the beginning of the prompt, which a chat template makes that only the server has. The same
+conversation must give the same text, however its JSON is spaced and its members are ordered. A conversation that goes
+on must begin with the text it had before. Tools and instructions come before the messages, as in all templates.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from xxhash import xxh3_128_hexdigest
 from pinyon.routing.routing_keys import CHUNK_BYTES, KEYS_MAX
 
 TEXT_MAX: Final = KEYS_MAX * CHUNK_BYTES
-"""Bytes; what comes after them has no keys."""
+"""Bytes of text; the rest has no keys."""
 TOKEN_MAX: Final = 1 << 32
 _MESSAGE: Final = "\x1e"
 _PART: Final = "\x1f"
@@ -25,7 +24,7 @@ _SPOKEN: Final = ("role", "content")
 
 
 class _Text:
-    """Grows up to its bound."""
+    """A text that grows up to its bound, :data:`TEXT_MAX`."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -46,10 +45,10 @@ class _Text:
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
-    """Of a request's members as JSON has them: of OpenAI's completions, chats and responses, and Anthropic's messages.
+    """Returns the text of a JSON body for OpenAI's completions, chats and responses, or Anthropic's messages.
 
-    What has another form than these adds nothing, or its JSON: a server that knows better gets it as it is. Of several
-    prompts it is the first one's.
+    A member of another form adds nothing, or its JSON; the server gets it unchanged and may know better. Of several
+    prompts, only the first counts.
     """
     if "prompt" in body:
         return _of_prompt(body["prompt"])
@@ -81,7 +80,7 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
 def _of_prompt(prompt: Any) -> bytes:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, bytes, list)):
         prompt = prompt[0]
-    if isinstance(prompt, bytes):  # tokens, packed by who has read them
+    if isinstance(prompt, bytes):  # tokens that the parser has packed
         return prompt[:TEXT_MAX]
     if isinstance(prompt, str):
         return prompt[:TEXT_MAX].encode("utf-8", "surrogatepass")[:TEXT_MAX]
@@ -103,14 +102,14 @@ def _add_message(text: _Text, message: Any) -> None:
         text.add(_PART)
         _add_content(text, message.get("content"))
         others = {name: value for name, value in message.items() if name not in _SPOKEN and value is not None}
-        if others:  # calls of tools, what they answered to, names
+        if others:  # tool calls, references to them, names
             text.add(_PART)
             text.add(_canonical(others))
     text.add(_MESSAGE)
 
 
 def _add_content(text: _Text, content: Any) -> None:
-    """Of one message: a string, or parts of which some are texts. Pictures and the like are there by their hash."""
+    """Adds a message's content, a string or a list of parts. A part without text, such as a picture, adds its hash."""
     if isinstance(content, str):
         text.add(content)
     elif isinstance(content, list):
@@ -126,5 +125,5 @@ def _add_content(text: _Text, content: Any) -> None:
 
 
 def _canonical(value: Any) -> str:
-    """The same for what differs in space and in the order of members only."""
+    """Returns the same JSON for values that differ only in spacing and in the order of members."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))

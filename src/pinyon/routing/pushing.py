@@ -1,14 +1,13 @@
-"""When a load balancer may push a request on: always, up to a number, or while nobody waits there (SkyWalker §3.3).
+"""Rules for when a load balancer may push a request: always, up to a number, or while none waits (SkyWalker §3.3).
 
 *Selective pushing by pending requests* keeps a request at the load balancer until some target has room in its batch.
-How many may be pushed then, until the next probe says more? The paper's answer is: any number. With one probe per 100
-ms, a burst that comes between two of them all goes to targets that looked free, and every region sends its own to the
-same one. So here a target's report is worth *credits*: as many requests as it has room for, ``burst`` where it cannot
-say, and those that are not in the report are taken off.
+The paper lets any number be pushed until the next probe. With one probe per 100 ms, a burst between two of them all
+goes to targets that looked free, and every region sends its own to the same one. So here a target's report is worth
+*credits*: as many requests as it has room for, or ``burst`` where it cannot say, less those not yet in the report.
 
-Who is next in the queue when a target has room is sent there, and computes again what another target holds that is full
-at this moment: where many share prefixes, that fills the memory of all with the same. So a few may wait at the *door*
-of a full target, if a policy wants them there for what it holds.
+When a target has room, the next request in the queue goes there, and computes again what a target holds that is full at
+this moment. Where many share prefixes, that fills the memory of all targets with the same. So a few requests may wait
+at the *door* of a full target, if a policy wants them there for what it holds.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from pinyon.routing.target import UNKNOWN, Target
 
 UNLIMITED: Final = 1 << 30
 PROBE_S: Final = 0.1
-"""Between two probes (§4.1)."""
+"""Seconds between two probes (§4.1)."""
 
 
 class Blind:
-    """Whoever lives gets whatever comes: what round robin and least load do elsewhere."""
+    """A rule that pushes everything to any live target, as round robin and least load do elsewhere."""
 
     name: ClassVar[str] = "blind"
 
@@ -39,7 +38,7 @@ class Blind:
 
 @dataclass(frozen=True, slots=True)
 class OutstandingSettings:
-    """``limit``: requests of ours at one target."""
+    """The ``limit`` on our requests at one target."""
 
     limit: int = 32
 
@@ -48,7 +47,7 @@ class OutstandingSettings:
 
 
 class Outstanding:
-    """At most so many of ours at once (SP-O in Fig. 9)."""
+    """A rule that allows a fixed number of our requests at once (SP-O in Fig. 9)."""
 
     name: ClassVar[str] = "outstanding"
 
@@ -66,10 +65,13 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class PendingSettings:
-    """``credits``: no more between two reports than there is room for; without, as in the paper. ``burst``: that many
-    for a target that does not say how much room it has. ``stale_s``: a report older than this speaks for nobody.
+    """Options of :class:`Pending`.
+
+    ``credits``: push no more between two reports than there is room for; without, as in the paper. ``burst``: requests
+    for a target that does not say how much room it has. ``stale_s``: seconds after which a report no longer counts.
     ``queue``: requests that may wait at another region's load balancer (τ of Listing 1). ``door``: requests that may
-    wait at a full instance that has their prompt; 0: they go to whoever has room. Only with credits."""
+    wait at a full instance that has their prompt; 0: they go where there is room. Only with credits.
+    """
 
     credits: bool = True
     burst: int = 4
@@ -82,7 +84,7 @@ class PendingSettings:
 
 
 class Pending:
-    """While nobody waits for room there (SP-P, Listing 1 lines 3 to 15)."""
+    """A rule that pushes while no request waits for room at the target (SP-P, Listing 1 lines 3 to 15)."""
 
     name: ClassVar[str] = "pending"
 
@@ -101,10 +103,10 @@ class Pending:
             return 0
         if not settings.credits:
             return UNLIMITED
-        # It tells nothing: what its batch holds is all we know.
+        # The target reports nothing, so all we know is the size of its batch.
         if pending == UNKNOWN and report.available == UNKNOWN and target.capacity:
             return max(0, target.capacity - target.outstanding)
-        # One at the door: until the next report says that a place has become free, it would stay empty.
+        # One request waits at the door: without it, a place that becomes free stays empty until the next report.
         room = settings.burst if report.room == UNKNOWN else max(1, report.room)
         unseen, outstanding = target.sent - target.sent_before, target.outstanding
         if unseen > outstanding:
@@ -115,9 +117,9 @@ class Pending:
         settings, report = self._settings, target.report
         if not settings.credits or not target.live or target.draining or now_s - target.reported_s > settings.stale_s:
             return False
-        if report.available != UNKNOWN or report.pending == UNKNOWN:  # another region, or nobody knows who waits there
+        if report.available != UNKNOWN or report.pending == UNKNOWN:  # another region, or its queue is unknown
             return False
-        if report.room == UNKNOWN and not report.pending:  # it may be full, or not: the next report says
+        if report.room == UNKNOWN and not report.pending:  # perhaps it is not full: the next report says
             return False
         return report.pending + max(0, target.unseen - max(0, report.room)) < settings.door
 
@@ -134,6 +136,6 @@ PUSHING_RULES: Registry[PushingRule] = Registry(
 
 
 def remote_pushing(choice: str) -> Pending:
-    """Other regions are asked for what they have room for, whatever the rule is at home; only its settings count."""
+    """Returns the rule for other regions, always :class:`Pending`, with the settings of ``choice`` if it is that."""
     rule = PUSHING_RULES.make(choice)
     return rule if isinstance(rule, Pending) else Pending()

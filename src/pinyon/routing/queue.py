@@ -1,18 +1,17 @@
 """The queue in front of everything: fair between tenants, first come, first served within one, with a bound.
 
-Requests are numbers, so what it was told can be written down and told again. Rules keep requests from being in the way
-of others:
+Requests are numbers, so calls can be recorded and replayed. These rules keep requests out of each other's way:
 
-- **Who goes next**: start-time fair queueing (Goyal et al., SIGCOMM '96), which is the virtual token counter of
-  "Fairness in serving large language models" (OSDI '24) charged when a request gets its slot. A tenant that begins to
+- **Next request**: start-time fair queueing (Goyal et al., SIGCOMM '96). That is the virtual token counter of
+  "Fairness in serving large language models" (OSDI '24), charged when a request gets its slot. A tenant that begins to
   wait starts where the others are, so nothing can be saved up; while nobody waits, nothing is counted.
-- **Who is refused**: when all places are taken, a tenant that holds at least two fewer than the longest one takes over
-  that one's newest place. One tenant alone may fill the queue; it does not keep others out.
-- **What there is room for** (selective pushing, SkyWalker §3.3 and §4.1): a request waits for a slot, and for room at
-  one of the targets that it may go to. Its *demand* says which: who has the same one waits for the same. Whoever asks
-  says which demands have no room now; they hold up no others, of the same tenant or of another.
-- **Who is urgent**: of one tenant, a request of priority ``p`` goes as if it had come ``p * ageing_s`` seconds later:
-  the urgent go first, and nobody waits forever.
+- **Refusal**: when all places are taken, a tenant that holds at least two fewer than the longest one takes over
+  that one's newest place. One tenant alone may fill the queue, but does not keep others out.
+- **Room** (selective pushing, SkyWalker §3.3 and §4.1): a request waits for a slot, and for room at one of the targets
+  that it may go to. Its *demand* says which: equal demands wait for the same targets. The caller says which demands
+  have no room now; they hold up no others, of the same tenant or of another.
+- **Urgency**: a request of priority ``p`` goes as if it had come ``p * ageing_s`` seconds later, within its tenant. The
+  urgent go first, and nobody waits forever.
 """
 
 from __future__ import annotations
@@ -26,25 +25,27 @@ from pinyon.routing.fair_turns import FairTurns
 from pinyon.routing.waiting import Tenant, TenantLengths, Waiting
 
 AGEING_S = 0.1
-"""One level of priority is worth so much: the most urgent go before what came in the last 100 s."""
+"""Seconds that one level of priority is worth. The most urgent go before what came in the last 100 s."""
 RETRY_AFTER_MIN_S = 1.0
 RETRY_AFTER_MAX_S = 30.0
 _SMOOTHING = 0.1
-"""Of the last one, in the mean time between two that go on."""
+"""Weight of the last gap in the mean time between two requests that go on."""
 _PUT_BACK = -(1 << 62)
-"""Added to the ranks of those who are put back: they are before all that came."""
+"""An offset on the ranks of requests that are put back, so that they precede all that came."""
 
 
 class Pace:
-    """How long it takes until the next of those who wait goes on: the mean time between two that do, while others wait.
-    Some that go at the same moment share the time since the moment before: room is found at once for many."""
+    """The mean time between two requests that go on, while others wait: how long the next takes.
+
+    Requests that go at the same moment share the time since the moment before, as room is found for many at once.
+    """
 
     def __init__(self) -> None:
         self._gap_s = 0.0
-        """0: not known."""
+        """The mean; 0 means unknown."""
         self._last_s = 0.0
         self._together = 0
-        """How many went on at ``_last_s``; 0: nobody has since there is a queue."""
+        """Requests that went on at ``_last_s``; 0 if none has since the queue began."""
 
     def went_on(self, now_s: float) -> None:
         if self._together and now_s > self._last_s:
@@ -55,16 +56,16 @@ class Pace:
         self._together += 1
 
     def came_back(self) -> None:
-        """Of those who went on, one did not get far."""
+        """Takes back a request that went on and did not get far."""
         if self._together > 1:
             self._together -= 1
 
     def stopped(self) -> None:
-        """Nobody waits."""
+        """Notes that nobody waits."""
         self._together = 0
 
     def gap_s(self, now_s: float | None = None) -> float:
-        """Seconds. With ``now_s``: nobody may have gone for a while, so it is at least what it were if one went now."""
+        """Returns the mean gap in seconds; with ``now_s``, no less than it would be if a request went on now."""
         if now_s is None or not self._together:
             return self._gap_s
         return max(self._gap_s, self._with(now_s))
@@ -76,18 +77,19 @@ class Pace:
 
 
 class RequestQueue:
-    """``slots`` requests are in flight at once, ``limit`` more have a place: they wait, or are being prepared. What is
-    free of the slots are places of those who wait for room.
+    """A queue of ``slots`` requests in flight and ``limit`` more places, for requests that wait or are being prepared.
 
-    ``reserve`` → ``enter`` → (wait for ``leave`` of another, or ``next``) → ``leave``; ``cancel`` gives a place back
+    Free slots are further places for requests that wait for room.
+
+    ``reserve`` → ``enter`` → (wait for another's ``leave``, or ``next``) → ``leave``; ``cancel`` gives a place back
     before that, and ``put_back`` a slot for a place.
 
-    A slot may stay free while nobody who waits has room. Whenever there may be room for more, and after a ``leave``,
-    ``next`` is to be asked until it names nobody.
+    A slot may stay free while no waiting request has room. Whenever there may be room for more, and after a ``leave``,
+    call ``next`` until it returns None.
     """
 
     def __init__(self, slots: int, limit: int, ageing_s: float = AGEING_S) -> None:
-        """``ageing_s``: seconds that one level of priority is worth; 0: none. Raises :class:`ValueError`."""
+        """Sets the seconds ``ageing_s`` that one level of priority is worth (0: none). Raises :class:`ValueError`."""
         if not 0.0 <= ageing_s < math.inf:
             raise ValueError(f"ageing_s must be a non-negative number, got {ageing_s}")
         self._slots = slots
@@ -101,15 +103,15 @@ class RequestQueue:
         self._pace = Pace()
         self._last_rank = 0
         self._now_s = -math.inf
-        """The latest time that was told."""
+        """The latest time that a caller passed."""
         self.in_flight = 0
         self.queued = 0
         """Requests that wait for a slot."""
 
     def reserve(self, number: int, tenant: str, now_s: float) -> int | None:
-        """Take a place. Returns the number of the request that lost its place for it, if one did.
+        """Takes a place. Returns the number of the request that lost its place for it, if one did.
 
-        Raises :class:`ResourceExhausted` when the queue is full. No two that have a place have the same number.
+        Raises :class:`ResourceExhausted` when the queue is full. No two requests with a place have the same number.
         """
         if number in self._places:
             raise ValueError(f"request {number} has a place already")
@@ -136,22 +138,22 @@ class RequestQueue:
 
     @property
     def has_spare(self) -> bool:
-        """A slot is free, and a place that nobody would have to give up for it."""
+        """True if a slot is free, and a place that no request would have to give up for it."""
         return self.in_flight < self._slots and self.in_flight + len(self._places) < self._room
 
     @property
     def can_go_on(self) -> bool:
-        """A slot is free, and somebody waits: for room, if that was asked for last."""
+        """True if a slot is free while requests wait: for room, if :meth:`next` was asked last."""
         return self.queued > 0 and self.in_flight < self._slots
 
     @property
     def waiting_demands(self) -> KeysView[int]:
-        """Of those who wait: whoever asks for the next needs to know of no others whether there is room."""
+        """Demands of waiting requests, the only ones whose room matters to :meth:`next`."""
         return self._turns.demands
 
     def full(self) -> ResourceExhausted:
-        """What those are told who get no place, or lose theirs."""
-        # Slots are free: who waits does for room, and how long there has been none says more than how it was before.
+        """Returns the error for requests that get no place, or lose theirs."""
+        # With free slots, requests wait for room: the time since there was some says more than the mean of the past.
         gap_s = self._pace.gap_s(self._now_s if self.in_flight < self._slots else None)
         wait_s = min(RETRY_AFTER_MAX_S, max(RETRY_AFTER_MIN_S, len(self._places) * gap_s))
         return ResourceExhausted(
@@ -161,11 +163,10 @@ class RequestQueue:
     def enter(
         self, number: int, tokens: int, now_s: float, *, priority: int = 0, demand: int = 0, open: bool = True
     ) -> bool:
-        """The request of this place is ready: whether it has a slot now; otherwise it waits.
+        """Returns whether the request, which is ready and has a place, gets a slot now; otherwise it waits.
 
-        ``tokens`` is what it may take, prompt and generation: its share is measured by that. ``open``: its demand has
-        room now; it has none for who comes as long as somebody waits for the same. Raises :class:`InvalidArgument` for
-        a priority that there is not.
+        ``tokens``, prompt and generation, measure its tenant's share. ``open``: its demand has room now, but not for a
+        newcomer while another waits with the same demand. Raises :class:`InvalidArgument` for an unknown priority.
         """
         tenant = self._places.get(number)
         if tenant is None or number not in tenant.reserved:
@@ -185,13 +186,12 @@ class RequestQueue:
         return False
 
     def next_demand(self, closed: Collection[int] = ()) -> int | None:
-        """The demand of whoever :meth:`next` would name; None if it would name nobody. Changes nothing."""
+        """Returns the demand of the request that :meth:`next` would return, or None. Changes nothing."""
         waiting = self._turns.next(closed) if self.can_go_on else None
         return None if waiting is None else waiting.demand
 
     def next(self, now_s: float, closed: Collection[int] = ()) -> int | None:
-        """Who has a free slot now; None if nobody has one, as all are taken or nobody waits whose demand is not one of
-        the ``closed``, that have no room now."""
+        """Gives a slot to the next request whose demand is not ``closed`` (no room); returns its number or None."""
         self._now_s = max(self._now_s, now_s)
         if not self.can_go_on:
             return None
@@ -205,7 +205,7 @@ class RequestQueue:
         return waiting.number
 
     def leave(self, now_s: float, closed: Collection[int] = ()) -> int | None:
-        """A request gives its slot back: the number of the one that has it now, as :meth:`next` says."""
+        """Takes a request's slot back. Returns the number of the request that has it now, as :meth:`next` does."""
         if not self.in_flight:
             raise ValueError("nobody has a slot")
         self.in_flight -= 1
@@ -218,10 +218,10 @@ class RequestQueue:
     def put_back(
         self, number: int, tenant: str, tokens: int, entered_s: float, *, priority: int = 0, demand: int = 0
     ) -> None:
-        """A request that has a slot gives it back and waits where it did before: where it was to go, it was refused.
+        """Takes back the slot of a request that its target refused, and lets it wait where it did before.
 
-        All is as it was told to :meth:`enter`, at ``entered_s``. It goes before those who came at the same moment, and
-        its tenant is not charged twice. There is always a place for it: it takes none that was not counted before.
+        The arguments are those of :meth:`enter`, called at ``entered_s``. The request goes before those that came at
+        the same moment, and its tenant is not charged twice. It always has a place, as its slot was counted before.
         """
         self._check_new(number)
         check_priority(priority, "priority")
@@ -237,17 +237,17 @@ class RequestQueue:
         self._last_rank = rank = self._last_rank + 1
         due_s = entered_s + priority * self._ageing_s
         self._wait(Waiting(number, held, tokens, due_s, _PUT_BACK + rank, demand))
-        held.waiting.move_to_end(number, last=False)  # it is not the newest one
+        held.waiting.move_to_end(number, last=False)  # the newest would lose its place first
         self._placed(number, held)
 
     def cancel(self, number: int, now_s: float) -> bool:
-        """Whether the request still had a place without a slot, and is gone; with a slot, it must :meth:`leave`."""
+        """Removes a request with a place and no slot; returns False otherwise. With a slot, it must :meth:`leave`."""
         if number not in self._places:
             return False
         self._remove(number)
         return True
 
-    # -- the parts
+    # -- helpers
 
     def _check_new(self, number: int) -> None:
         if number in self._places:
@@ -282,8 +282,7 @@ class RequestQueue:
             self._pace.stopped()
 
     def check_integrity(self, closed: Collection[int] = ()) -> None:
-        """Raises :class:`AssertionError` if a bound is broken or somebody waits beside a free slot whose demand is not
-        one of the ``closed``: those that had no room when it was asked last."""
+        """Raises :class:`AssertionError` on a broken bound or a needless wait. ``closed``: demands without room."""
         assert 0 <= self.in_flight <= self._slots, f"{self.in_flight} of {self._slots} slots are taken"
         held = self.in_flight + len(self._places)
         assert held <= self._slots + self._limit, f"{held} have a place, at most {self._slots + self._limit} may"

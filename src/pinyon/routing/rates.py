@@ -1,7 +1,7 @@
-"""How much a tenant may ask for in a minute: requests and tokens, each from a bucket that fills evenly.
+"""Limits on a tenant's requests and tokens per minute, each a bucket that fills evenly.
 
 A bucket holds a minute's worth, so what was not used in the last minute may come at once. A request takes its tokens
-(prompt and all it may generate) before it waits for its turn and gives back what it did not use.
+(prompt and all it may generate) before it waits for its turn, and gives back what it did not use.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from pinyon.core.errors import ResourceExhausted
 
 MINUTE_S = 60.0
 TENANTS_MAX = 65_536
-"""Tenants whose buckets are kept; the one unseen for longest has full ones again."""
+"""Tenants whose buckets are kept; the tenant unseen for longest has full buckets again."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Requests and tokens per minute; 0 is no limit."""
+    """Requests and tokens per minute; 0 means no limit."""
 
     rpm: int = 0
     tpm: int = 0
 
 
 class Level(NamedTuple):
-    """What is left of a limit."""
+    """The remainder of one limit."""
 
     limit: int
-    """Per minute."""
+    """Requests or tokens per minute."""
     remaining: int
-    """Of it now."""
+    """Requests or tokens that are left now."""
     full_s: float
-    """Until all of it is there, if nothing more is taken."""
+    """Seconds until the bucket is full, if nothing more is taken."""
 
 
 class _Bucket:
-    """What is missing from a full one: so it is the same one when the limit changes."""
+    """The amount missing from a full bucket, which stays the same when the limit changes."""
 
     __slots__ = ("_missing", "_since_s")
 
@@ -55,7 +55,7 @@ class _Bucket:
 
 
 class TenantRates:
-    """The buckets of all tenants. ``rates`` come with each call: they may change at any time."""
+    """The buckets of all tenants. ``rates`` come with each call, as they may change at any time."""
 
     def __init__(self, tenants_max: int = TENANTS_MAX) -> None:
         self._tenants_max = tenants_max
@@ -65,7 +65,7 @@ class TenantRates:
         return len(self._buckets)
 
     def request(self, tenant: str, rates: Rates, now_s: float) -> None:
-        """A request came. Raises :class:`ResourceExhausted` that says when it may come again."""
+        """Takes one request. Raises a :class:`ResourceExhausted` that says when to retry."""
         _take(self._of(tenant, now_s)[0], rates.rpm, 1, "requests", now_s)
 
     def check(self, tenant: str, rates: Rates, now_s: float) -> None:
@@ -75,18 +75,18 @@ class TenantRates:
             _missing_with(known[0], rates.rpm, 1, "requests", now_s)
 
     def take(self, tenant: str, rates: Rates, tokens: int, now_s: float) -> None:
-        """It may need so many tokens. Raises :class:`ResourceExhausted`, without a time if it never may."""
+        """Takes tokens that a request may need. Raises :class:`ResourceExhausted`, without a time if it never can."""
         _take(self._of(tenant, now_s)[1], rates.tpm, tokens, "tokens", now_s)
 
     def give_back(self, tenant: str, rates: Rates, tokens: int, now_s: float) -> None:
-        """So many tokens it did not need after all."""
+        """Gives back tokens that the request did not need after all."""
         known = self._buckets.get(tenant)
         if known is not None and rates.tpm:
             bucket = known[1]
             bucket.set_missing(max(0.0, bucket.missing(rates.tpm, now_s) - tokens), now_s)
 
     def levels(self, tenant: str, rates: Rates, now_s: float) -> tuple[Level | None, Level | None]:
-        """Of requests and of tokens; None where there is no limit. Changes nothing."""
+        """Returns the levels of requests and of tokens; None where there is no limit. Changes nothing."""
         requests, tokens = self._buckets.get(tenant, (None, None))
         return _level(requests, rates.rpm, now_s), _level(tokens, rates.tpm, now_s)
 
@@ -107,7 +107,7 @@ def _take(bucket: _Bucket, per_minute: int, amount: int, what: str, now_s: float
 
 
 def _missing_with(bucket: _Bucket, per_minute: int, amount: int, what: str, now_s: float) -> float:
-    """What is missing with ``amount`` taken. Raises :class:`ResourceExhausted` if that is more than there is."""
+    """Returns what is missing with ``amount`` taken. Raises :class:`ResourceExhausted` if that exceeds the limit."""
     limit = f"Rate limit reached: {per_minute} {what} per minute"
     if amount > per_minute:
         raise ResourceExhausted(f"{limit}, and the request alone may need {amount}.")

@@ -1,7 +1,7 @@
-"""How busy an inference server is, by the metrics that it shows to Prometheus.
+"""The load of an inference server, by the metrics that it shows to Prometheus.
 
 Each kind of server has two gauges that matter: how many requests it runs, and how many it has accepted and has no room
-in its batch for (SkyWalker §3.3). Of the page, only their lines are read.
+in its batch for (SkyWalker §3.3). Only the lines of these gauges are read.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 from pinyon.routing.target import UNKNOWN, Report
 
 SERIES_MAX: Final = 256
-"""Of one gauge: one for each model and engine."""
+"""Series that are read of one gauge, which has one for each model and engine."""
 REQUESTS_MAX: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """``pending`` and ``running`` are the names of its gauges."""
+    """A kind of server, with the names of its gauges ``pending`` and ``running``."""
 
     name: str
     pending: bytes
@@ -33,11 +33,11 @@ SERVER_KINDS: Final = (
     ServerKind("llamacpp", b"llamacpp:requests_deferred", b"llamacpp:requests_processing"),
     ServerKind("pinyon", b"pinyon_lb_queue_requests", b"pinyon_lb_in_flight_requests"),
 )
-"""The names are those of vLLM 0.6 and later, SGLang 0.4, text-generation-inference 2, llama.cpp of 2024, and ours."""
+"""Gauges of vLLM 0.6 and later, SGLang 0.4, text-generation-inference 2, llama.cpp of 2024, and pinyon."""
 
 
 def kind_of_page(page: bytes) -> ServerKind | None:
-    """Who shows these metrics; None if nobody whose gauges we know, or they are not there."""
+    """Returns the kind of server that shows these metrics; None if no known kind has its gauges there."""
     for kind in SERVER_KINDS:
         if read_load(kind, page) is not None:
             return kind
@@ -45,7 +45,7 @@ def kind_of_page(page: bytes) -> ServerKind | None:
 
 
 def read_load(kind: ServerKind, page: bytes) -> Report | None:
-    """What the page says of the server's requests. None where a gauge is missing, or is no number of requests."""
+    """Returns the load of the server; None where a gauge is missing, or is no number of requests."""
     pending, running = _gauge(page, kind.pending), _gauge(page, kind.running)
     if pending == UNKNOWN or running == UNKNOWN:
         return None
@@ -53,21 +53,21 @@ def read_load(kind: ServerKind, page: bytes) -> Report | None:
 
 
 def _gauge(page: bytes, name: bytes) -> int:
-    """The sum of its series."""
+    """Returns the sum of the gauge's series, or :data:`UNKNOWN`."""
     total, found, at = 0, 0, 0
     while found < SERIES_MAX:
         at = page.find(name, at)
         if at < 0:
             break
         start, at = at, at + len(name)
-        if start and page[start - 1] != 10:  # not at the beginning of a line: a comment, or a longer name's end
+        if start and page[start - 1] != 10:  # not at a line's beginning: a comment, or the end of a longer name
             continue
         after = page[at : at + 1]
         end = page.find(b"\n", at)
         if end < 0:
             end = len(page)
         if after == b"{":
-            # The value follows the last brace: those in labels are before it.
+            # The value follows the last brace: braces in labels come before it.
             at = page.rfind(b"}", at, end) + 1
             if not at:
                 return UNKNOWN
@@ -83,7 +83,7 @@ def _gauge(page: bytes, name: bytes) -> int:
 
 
 def _number(text: bytes) -> int:
-    """The first word of it; a time may follow."""
+    """Returns the number in the first word; a timestamp may follow."""
     words = text.split(None, 1)
     if not words or len(words[0]) > 32:
         return UNKNOWN

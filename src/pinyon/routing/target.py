@@ -1,5 +1,4 @@
-"""What a load balancer knows of one place that it may push requests to: an instance of its region, or another
-region."""
+"""The state that a load balancer keeps of one target: an instance of its region, or another region."""
 
 from __future__ import annotations
 
@@ -10,30 +9,28 @@ from typing import Final
 UNKNOWN: Final = -1
 
 
-@dataclass(slots=True)  # what is frozen takes five times as long to make
+@dataclass(slots=True)  # a frozen dataclass takes five times as long to create
 class Report:
-    """What a target says of itself, or a probe found out; all in requests, :data:`UNKNOWN` where it did not say. Nobody
-    changes one.
+    """The load of a target in requests, reported or probed; :data:`UNKNOWN` where it did not say. Never changed.
 
-    Of an instance, ``pending`` are those it has accepted and has no room in its batch for: not those whose prompt it
-    computes (SkyWalker §3.3). Of a region, ``pending`` is the queue of its load balancer and ``room`` what that grants
-    us.
+    For an instance, ``pending`` counts accepted requests for which its batch has no room, without those in prefill
+    (SkyWalker §3.3). For a region, ``pending`` is its load balancer's queue, and ``room`` is what that one grants us.
     """
 
     pending: int = UNKNOWN
     running: int = UNKNOWN
     room: int = UNKNOWN
-    """Further ones that it would not have to let wait."""
+    """Further requests that the target could take without letting them wait."""
     received: int = UNKNOWN
-    """Of ours, in all, since it began to count; those that are under way are not in the other numbers."""
+    """Our requests received since the target began to count; those still under way are in no other number."""
     available: int = UNKNOWN
-    """Of a region: instances with room."""
+    """Instances with room, for a region only."""
     instances: int = UNKNOWN
-    """Of a region: what its load is for."""
+    """Instances that share the load, for a region only."""
 
 
 class Target:
-    """Changed by its :class:`pinyon.routing.layer.Layer` alone."""
+    """A place that requests are pushed to. Only its :class:`pinyon.routing.layer.Layer` changes it."""
 
     __slots__ = (
         "batches",
@@ -54,35 +51,35 @@ class Target:
     def __init__(self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "") -> None:
         self.name = name
         self.region = region
-        """Where it is, if that is another one: regions may have several load balancers."""
+        """The region of the target if it is another one. A region may have several load balancers."""
         self.capacity = capacity
-        """Requests its batch holds, or instances of a region: loads are compared for that. 0: it did not say."""
+        """Requests in its batch, or instances of a region, to which the load is compared. 0: the target did not say."""
         self.distance_s = distance_s
-        """There and back, as measured; 0 for who is here."""
+        """Measured round-trip time in seconds; 0 within the region."""
         self.batches = True
-        """It generates: there may be room in its batch, or not. One that only computes prompts has none."""
+        """True if the target generates and so has a batch; an instance that only computes prompts has none."""
         self.live = True
         self.draining = False
-        """It takes nothing new."""
+        """True while the target takes nothing new."""
         self.outstanding = 0
-        """Of ours, sent and not ended."""
+        """Our requests that were sent to the target and have not ended."""
         self.sent = 0
-        """Of ours, in all."""
+        """All our requests that were sent to the target and that it counts."""
         self.sent_before = 0
-        """Of these, when the last report was made as far as we know."""
+        """The value of ``sent`` when the last report was made, as far as we know."""
         self.ended = 0
-        """Of ours, since the last report."""
+        """Our requests that ended since the last report."""
         self.report = Report()
         self.reported_s = -math.inf
 
     @property
     def unseen(self) -> int:
-        """Of ours, sent and not in the last report. A target cannot know of more than are outstanding."""
+        """Our requests that the last report does not contain, at most those outstanding."""
         return min(self.outstanding, self.sent - self.sent_before)
 
     @property
     def load(self) -> int:
-        """Requests it has as far as we know, ours and others'."""
+        """All requests at the target as far as we know, ours and others'."""
         report, outstanding = self.report, self.outstanding
         if report.running == UNKNOWN:
             return outstanding
@@ -94,5 +91,5 @@ class Target:
 
     @property
     def fullness(self) -> float:
-        """Its load for its size; of those that say no size, the load."""
+        """The load relative to the capacity; the load itself where the capacity is unknown."""
         return self.load / self.capacity if self.capacity else float(self.load)

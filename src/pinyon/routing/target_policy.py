@@ -1,4 +1,4 @@
-"""Which of the available targets gets a request: the seam between the two layers of routing and the policies."""
+"""The seam between the two layers of routing and the policies that choose among available targets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pinyon.routing.target import Target
 
 
 class Routed(NamedTuple):
-    """What of a request its way depends on."""
+    """The parts of a request that its route depends on."""
 
     keys: bytes = b""
-    """Routing keys of its prompt, packed."""
+    """Packed routing keys of the prompt."""
     hash_key: str = ""
-    """Whose it is: session, user or tenant, the same in every region."""
+    """The session, user or tenant of the request, named the same in every region."""
 
     @property
     def chunks(self) -> int:
@@ -23,7 +23,7 @@ class Routed(NamedTuple):
 
 
 def least_full(targets: Sequence[Target]) -> Target:
-    """The one that is least full; of those, the nearest, then the smaller name."""
+    """Returns the least full target; among equals the nearest, then the one with the smaller name."""
     best = targets[0]
     best_rank = (best.fullness, best.distance_s, best.name)
     for target in targets[1:]:
@@ -34,12 +34,11 @@ def least_full(targets: Sequence[Target]) -> Target:
 
 
 NEAR = 1.1
-"""So many times as full as the least full one is as good, if it is nearer."""
+"""Targets up to this many times as full as the least full target are as good if they are nearer."""
 
 
 def near_least_full(targets: Sequence[Target]) -> Target:
-    """The nearest, by measured round trips, of those that are hardly fuller than the least full one; of several that
-    are equally near, the least full."""
+    """Returns the nearest target within :data:`NEAR` of the least full; among equally near ones, the least full."""
     best = targets[0]
     if len(targets) == 1:
         return best

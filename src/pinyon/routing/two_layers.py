@@ -1,8 +1,7 @@
-"""Where a request goes: to an instance of its region, else to another region, else it waits (SkyWalker §3.1, Listing
-1).
+"""The way of a request: an instance of its region, else another region, else the queue (SkyWalker §3.1, Listing 1).
 
-A request that came from another region is placed here or refused; it never goes on to a third (its ``sender``), so that
-there are no loops, whatever load balancers believe of each other.
+A request from another region (its ``sender``) is placed here or refused, and never goes on to a third. So there are no
+loops, whatever load balancers believe of each other.
 """
 
 from __future__ import annotations
@@ -21,24 +20,25 @@ from pinyon.routing.target_policy import Routed
 class Where(StrEnum):
     LOCAL = "local"
     ADOPTED = "adopted"
-    """To instances of a region whose load balancers have failed."""
+    """Instances of a region whose load balancers have failed."""
     REMOTE = "remote"
     WAIT = "wait"
     NOWHERE = "nowhere"
-    """Nobody may serve it who is known: waiting does not help."""
+    """Waiting does not help: no known target may serve the request."""
 
 
 class Choice(NamedTuple):
-    """``target`` is an instance, an adopted cluster, or another load balancer; empty when it waits, and where a
-    conductor places ``LOCAL`` ones."""
+    """A decision. Its ``target`` is an instance, an adopted cluster, or another load balancer.
+
+    The target is empty when the request waits, and for ``LOCAL`` where a conductor places requests.
+    """
 
     where: Where
     target: str = ""
 
 
 class Possible(NamedTuple):
-    """Of one load balancer, for a dry run: whether a request could go there now, and why (not). The own one has no
-    ``target``."""
+    """A line of a dry run: whether a request could go to a load balancer now (ours: no ``target``), and why."""
 
     region: str
     target: str
@@ -48,20 +48,23 @@ class Possible(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A request on its way, beside what its target is chosen by."""
+    """A request to be routed, with the limits on where it may go."""
 
     routed: Routed
     geographies: Collection[str] = ()
     tenant: str = ""
     sender: str = ""
-    """The region that it has come from, if that is another one: what law says of that one's requests counts."""
+    """A region other than this one, if the request came from there: the law for that region's requests applies."""
     exclude: Collection[str] = ()
-    """Instances and load balancers that have failed it, or refused it."""
+    """Instances and load balancers that have failed or refused the request."""
 
 
 class Room(NamedTuple):
-    """What another region is told of a model: targets, those with room, requests that run there, and how many further
-    ones each of the load balancers may send that share what there is (None: nobody counts)."""
+    """The room for a model that another region is told of.
+
+    There are ``targets``, of which ``available`` have room, and ``running`` requests. Each load balancer with a share
+    may send ``share`` further requests (None: nothing is counted).
+    """
 
     targets: int
     available: int
@@ -70,18 +73,20 @@ class Room(NamedTuple):
 
 
 class TwoLayers:
-    """Of one model in one region."""
+    """The local and the remote layer of one model in one region."""
 
     def __init__(self, region: str, local: Layer, remote: Layer, geography: Geography = ANYWHERE) -> None:
         self.region = region
         self.local, self.remote = local, remote
         self.adopted: dict[str, tuple[str, Layer]] = {}
-        """Instances of other regions that are served from here for as long as nobody there does (§4.2), by the
-        cluster's name: the region they are in, which law goes by, and they."""
+        """Instances of other regions that are served from here while no load balancer there works (§4.2).
+
+        By the cluster's name: the region they are in, by which law goes, and their layer.
+        """
         self.geography = geography
 
     def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
-        """``conducted``: a conductor chooses the instance, and the local layer tells whether there is room."""
+        """Returns where the request goes. ``conducted``: a conductor chooses; the local layer only tells of room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if not self.adopted and not conducted:
             target = self.local.choose(route.routed, now_s, exclude=route.exclude) if here else None
@@ -93,7 +98,7 @@ class TwoLayers:
         return self._elsewhere(route, here or bool(adopted), now_s)
 
     def _elsewhere(self, route: Route, here: bool, now_s: float) -> Choice:
-        """By another region, or nobody now. ``here``: it may be served here, and there is no room."""
+        """Returns another region with room, or else whether to wait. ``here``: this region may serve, but is full."""
         if route.sender:
             return Choice(Where.WAIT if here else Where.NOWHERE)
         allowed = self.others_for(route)
@@ -106,8 +111,10 @@ class TwoLayers:
     def _served_here(
         self, route: Route, here: bool, adopted: Collection[str], now_s: float, conducted: bool
     ) -> Choice | None:
-        """By an instance of the region, or one that was adopted, which counts as local (§4.2): the one that has the
-        prompt, else the least busy."""
+        """Chooses an instance of the region or an adopted one, which counts as local (§4.2); None if none has room.
+
+        The instance that has the prompt is preferred, then the least busy.
+        """
         found: Choice | None = None
         best = (-1, 0.0)
         for name in ([""] if here else []) + list(adopted):
@@ -131,7 +138,7 @@ class TwoLayers:
         return found
 
     def with_room(self, route: Route, now_s: float) -> Layer | None:
-        """The layer that it goes to now; None: no target that may serve it has room."""
+        """Returns the layer that the request would go to now, or None if no target that may serve it has room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if here and self.local.has_room(now_s, exclude=route.exclude):
             return self.local
@@ -141,7 +148,7 @@ class TwoLayers:
         return self.remote if others and self.remote.has_room(now_s, others, route.exclude) else None
 
     def anybody(self, route: Route) -> bool:
-        """Somebody who may serve it is there, and may have room soon."""
+        """Returns whether any target may serve the request, and may have room soon."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         layers = [layer for _, layer in self.adopted.values()]
         if here:
@@ -155,8 +162,10 @@ class TwoLayers:
         return frozenset() if route.sender or not len(self.remote) else self.others_for(route)
 
     def room_for(self, region: str, sharing: int, now_s: float) -> Room | None:
-        """What requests of another region find here, as far as law goes that speaks of all of them; None: nobody serves
-        here. ``sharing`` load balancers may send."""
+        """Returns the room for requests of another region by the law for all of them, or None if nobody serves here.
+
+        ``sharing``: the number of load balancers that may send.
+        """
         may = self.geography.may
         layers = [self.local, *(layer for of, layer in self.adopted.values() if may(region, of, (), "").allowed)]
         if not any(map(len, layers)):
@@ -168,7 +177,7 @@ class TwoLayers:
         return Room(len(there), sum(layer.with_room(now_s) for layer in layers), running, share)
 
     def adopted_for(self, route: Route, now_s: float) -> str:
-        """The adopted cluster with the most room for it; empty if none has any."""
+        """Returns the adopted cluster with the most room for the request; empty if none has any."""
         best, most = "", 0
         for name in self.adopted_by_law(route):
             spare = self.adopted[name][1].spare(now_s, exclude=route.exclude)
@@ -177,8 +186,7 @@ class TwoLayers:
         return best
 
     def adopted_by_law(self, route: Route) -> list[str]:
-        """Those that may serve it. What came from another region may go to an adopted one: that is no second hop, it is
-        served from here."""
+        """Returns the adopted clusters that may serve the request, also one of another region: it is no second hop."""
         if not self.adopted:
             return []
         geography, sender = self.geography, route.sender or self.region
@@ -189,7 +197,7 @@ class TwoLayers:
         ]
 
     def others_for(self, route: Route) -> set[str]:
-        """Load balancers of other regions that may serve it, as far as law and contracts go."""
+        """Returns the load balancers of other regions that law and contracts let serve the request."""
         geography = self.geography
         return {
             target.name
@@ -198,7 +206,7 @@ class TwoLayers:
         }
 
     def dry_run(self, route: Route, now_s: float) -> list[Possible]:
-        """Where it could go and why not, its own region first. Changes nothing."""
+        """Returns where the request could go and why not, its own region first. Changes nothing."""
         verdict = self.geography.serves(self.region, route.geographies, route.tenant)
         room = self.local.with_room(now_s)
         found = [Possible(self.region, "", verdict.allowed, room > 0, _why(verdict.reason, room > 0, "instance"))]

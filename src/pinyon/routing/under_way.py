@@ -1,4 +1,4 @@
-"""Requests that were sent to another load balancer and had not arrived when it told last."""
+"""Requests that were sent to another load balancer and had not arrived at its last report."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections import Counter, deque
 from collections.abc import Mapping
 
 KEPT_MAX = 1 << 16
-"""To one of them, that it has not counted; older ones count as arrived."""
+"""Requests per load balancer that it has not counted yet; older ones are taken as arrived."""
 
 
 class UnderWay:
-    """It says how many have arrived of all models together; what its credits are worth is of each. Requests of one
-    session arrive in the order they were sent in."""
+    """The requests under way to each load balancer.
+
+    It reports arrivals of all models together, but credits for each model. Requests of one session arrive in order.
+    """
 
     def __init__(self) -> None:
         self._models: dict[str, deque[str]] = {}
         self._arrived: dict[str, int] = {}
 
     def sent(self, name: str, model: str) -> None:
-        """To that load balancer."""
+        """Records a request for a model that was sent to that load balancer."""
         models = self._models.get(name)
         if models is None:
             models = self._models[name] = deque()
@@ -27,7 +29,7 @@ class UnderWay:
             self._next_arrives(name, models)
 
     def told(self, name: str, received: int) -> Mapping[str, int]:
-        """It has received so many of ours in this session: how many are under way, by model (0: not in it)."""
+        """Returns how many are under way by model, if any, once ``received`` of ours arrived in this session."""
         models = self._models.get(name)
         if models is None:
             return Counter[str]()
@@ -36,7 +38,7 @@ class UnderWay:
         return Counter(models)
 
     def forget(self, name: str) -> None:
-        """Its session has ended: the next one begins to count anew."""
+        """Forgets a session that has ended; the next one counts from 0."""
         self._models.pop(name, None)
         self._arrived.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""Who waits for a slot: requests, in lanes of those of one tenant that need the same."""
+"""Requests that wait for a slot, in lanes of one tenant and one demand."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import heapq
 from collections import OrderedDict
 
 STALE_MAX = 64
-"""Entries of those who have gone, besides one for each that waits: more are thrown away."""
+"""Entries of requests that have gone, besides one for each that waits; more are thrown away."""
 
 
 class Waiting:
-    """One request that waits. ``tokens``: what it may take; ``due_s``: who is due first in its lane goes first;
-    ``rank``: another one for each, the lower goes first of those that are due at once; ``waits``: until it goes."""
+    """A request that waits, with the ``tokens`` it may take.
+
+    In its lane, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique. ``waits``: not gone yet.
+    """
 
     __slots__ = ("demand", "due_s", "number", "rank", "tenant", "tokens", "waits")
 
@@ -22,10 +24,10 @@ class Waiting:
 
 
 class Lane:
-    """Those of one tenant that need the same, by when they are due. When its last one goes it has ended for good. Who
-    waits no longer is left there until it is in front, or most of them are such.
+    """The requests of one tenant with the same demand, by due time. An empty lane has ended for good.
 
-    ``listed``: which entry of its demand's heap is its present one; see :class:`pinyon.routing.fair_turns.FairTurns`.
+    A request that waits no longer stays until it is in front, or until most have gone. The ``listed`` entry of its
+    demand's heap is its present one; see :class:`pinyon.routing.fair_turns.FairTurns`.
     """
 
     __slots__ = ("_entries", "count", "demand", "listed", "tenant")
@@ -33,7 +35,7 @@ class Lane:
     def __init__(self, tenant: Tenant, demand: int) -> None:
         self._entries: list[tuple[float, int, Waiting]] = []
         self.count = 0
-        """Of those that wait."""
+        """Requests that still wait."""
         self.tenant = tenant
         self.demand = demand
         self.listed = 0
@@ -43,21 +45,21 @@ class Lane:
         self.count += 1
 
     def first(self) -> Waiting | None:
-        """The earliest; None if nobody waits."""
+        """Returns the earliest request, or None if none waits."""
         entries = self._entries
         while entries and not entries[0][2].waits:
             heapq.heappop(entries)
         return entries[0][2] if entries else None
 
     def one_went(self) -> None:
-        """One of them waits no longer."""
+        """Counts a request out that waits no longer."""
         self.count -= 1
         if len(self._entries) > 2 * self.count + STALE_MAX:
             self._entries = [entry for entry in self._entries if entry[2].waits]
             heapq.heapify(self._entries)
 
     def check_integrity(self) -> None:
-        """Raises :class:`AssertionError` if one is miscounted or too many have gone."""
+        """Raises :class:`AssertionError` if a request is miscounted or too many have gone."""
         assert self.count == sum(1 for entry in self._entries if entry[2].waits), "those who wait are miscounted"
         assert len(self._entries) <= 2 * self.count + STALE_MAX, "most of a heap have gone"
 
@@ -71,30 +73,30 @@ class Tenant:
         self.name = name
         self.reserved: dict[int, None] = {}
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()
-        """As they came; who was put back is in front."""
+        """Requests in the order they came; a request that was put back is in front."""
         self.lanes: dict[int, Lane] = {}
-        """By demand; none is empty."""
+        """Lanes by demand; none is empty."""
         self.start = 0
         self.turn = 0
-        """Of tenants that start at the same time, the lower goes first; it has a new one after each."""
+        """A tie-breaker among tenants that start at the same time: the lower goes first. It is new after each turn."""
 
     def __len__(self) -> int:
         return len(self.reserved) + len(self.waiting)
 
 
 class TenantLengths:
-    """Tenants by the number of their places. The tenant with most places is found without looking at all."""
+    """Tenants by their number of places. The tenant with most places is found without looking at all."""
 
     def __init__(self) -> None:
         self._tenants: dict[int, dict[Tenant, None]] = {}
         self.longest = 0
 
     def one(self) -> Tenant:
-        """Of the longest ones, the one that has been that for longest."""
+        """Returns the tenant that has been one of the longest for longest."""
         return next(iter(self._tenants[self.longest]))
 
     def moved(self, tenant: Tenant, before: int, after: int) -> None:
-        """By one place."""
+        """Moves a tenant from ``before`` to ``after`` places, which differ by one."""
         if before:
             left = self._tenants[before]
             del left[tenant]
