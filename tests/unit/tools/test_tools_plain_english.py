@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.plain_english import READY, files, findings, fragment, main, third_person
+from tools.plain_english import CHECKED, files, findings, fragment, main, third_person
 
 FRAGMENTS = (
     *("What is gone.", "Of a plain one.", "The same, which are not none.", "One that waits.", "It has left.", "All."),
@@ -71,7 +71,7 @@ def test_sentences_of_a_page(tmp_path: Path) -> None:
     assert found(path) == [(7, "31 words: It is word word word word ...")]
 
 
-def test_what_is_ready_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert all([*files([name])] for name in READY)
+def test_all_that_is_checked_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all([*files([name])] for name in CHECKED)
     assert main([]) == 0
     assert capsys.readouterr().out == "0 places where the prose is not plain\n"
