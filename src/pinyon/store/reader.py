@@ -23,7 +23,7 @@ from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
 MAX_KEYS = 4096
-"""The number of keys in one Acquire or PutStart."""
+"""The largest number of keys in one Acquire or PutStart."""
 RELEASE_S = 2.0
 """The seconds after which a Release is given up: the lease ends by itself."""
 LEASE_SLACK_S = 0.25
