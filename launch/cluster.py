@@ -149,7 +149,7 @@ class ClusterSpec:
 
     @property
     def ports(self) -> list[Port]:
-        """All ports on which the suite listens; those that were not chosen are 0."""
+        """The ports that options can choose, 0 if none was chosen. Others, such as the workers', are always free."""
         return [
             Port("OpenAI-compatible HTTP", "--http-port", self.host, self.http_port),
             Port("the load balancer's gRPC", "--lb-port", self.host, self.lb_port),

@@ -33,6 +33,10 @@ REQUEST_S = 60.0
 BATCH_CONCURRENCY = 2
 DOCUMENT_BYTES = 2600
 MAX_LOG_LINES = 100_000
+ANSWER_COLUMNS = 100
+"""The width of a terminal that has room for the beginnings of answers beside the numbers."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell gives it."""
 OTHER_WAYS_SHARE = 0.01
 """The share of bytes that may take another way without a remark: the transfer engine now and then tries one."""
 TURNS = (
@@ -127,28 +131,31 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
 
 
 class _Board:
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, width: int) -> None:
         self.outcomes: list[DemoAnswer] = []
+        self.answers = width >= ANSWER_COLUMNS
         self.table = Table(title=title, title_justify="left", expand=False)
         self.table.add_column("request", no_wrap=True)
         for column in ("prompt", "reused", "local/peer/store", "TTFT ms", "tokens/s"):
             self.table.add_column(column, justify="right", no_wrap=True)
-        self.table.add_column("answer", no_wrap=True)
+        if self.answers:
+            self.table.add_column("answer", no_wrap=True)
 
     def add(self, outcome: DemoAnswer) -> None:
         self.outcomes.append(outcome)
         report = outcome.report
         sources = "/".join(str(report.get(f"{source}_tokens", 0)) for source in ("local", "peer", "store"))
-        answer = outcome.text.replace("\n", " ")
-        self.table.add_row(
+        answer = outcome.text.replace("\n", " ") or "(it ended at once)"
+        cells = (
             outcome.name,
             str(outcome.prompt_tokens),
             str(outcome.cached_tokens),
             sources,
             f"{outcome.ttft_s * 1000:.0f}",
-            f"{outcome.tokens_per_s:.0f}",
+            f"{outcome.tokens_per_s:.0f}" if outcome.completion_tokens > 1 else "–",
             escape(answer[:20] + ("…" if len(answer) > 20 else "")),
         )
+        self.table.add_row(*(cells if self.answers else cells[:-1]))
 
 
 def _conversation(address: str, name: str, document: str, seed: int | None, no_reuse: bool) -> Iterator[DemoAnswer]:
@@ -190,7 +197,7 @@ def demo_requests(address: str, documents: tuple[str, str], *, no_reuse: bool) -
 
 
 def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[DemoAnswer]:
-    board = _Board(title)
+    board = _Board(title, console.width)
     with Live(board.table, console=console, refresh_per_second=8, vertical_overflow="visible"):
         for outcome in demo_requests(address, demo_documents(), no_reuse=no_reuse):
             board.add(outcome)
@@ -307,6 +314,9 @@ def run_demo(log_dir: Path | None = None) -> int:
     except (PinyonError, OSError) as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False)
         return 1
+    except KeyboardInterrupt:
+        console.print("stopping …")
+        return INTERRUPTED
     finally:
         cluster.stop()
     return 0 if good else 1

@@ -12,7 +12,10 @@ from pinyon.runtime.identity import CONTROLLER
 
 
 class LocalController:
-    """The controller, a cluster of one service for supervisors: ``start`` → ``stop``. Its state is in ``folder``."""
+    """The controller: ``start`` → ``stop``. For a supervisor it looks like a cluster of one service.
+
+    Its gRPC listens at ``address``. Its state is in ``folder``, so that it outlives restarts.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class LocalController:
         self.services = {CONTROLLER: self._service}
 
     def start(self, tls_dir: Path | None, progress: Progress = lambda _: None) -> None:
-        """Starts it, with TLS if ``tls_dir`` has its certificate. Raises :class:`PinyonError` if it does not serve."""
+        """Starts it, with TLS if its ``tls_dir`` is given. Raises :class:`PinyonError` if it does not serve."""
         if tls_dir is not None:
             self._service.arguments += ["--tls-dir", str(tls_dir)]
         self._service.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ class Interpreter:
     """A :class:`Launch` by ``python -m MODULE``."""
 
     inside: tuple[str, ...] = ()
-    """A command that runs the command after it, such as ``ip netns exec NAME``."""
+    """A command that replaces itself by the command after it (exec), such as ``ip netns exec NAME``."""
 
     def __call__(
         self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()

@@ -139,7 +139,7 @@ class LocalRegions:
 
     @property
     def ports(self) -> list[Port]:
-        """All ports on which the suites listen; those that were not chosen are 0."""
+        """The ports of the suites and the controller that options can choose, see :attr:`ClusterSpec.ports`."""
         host, controller = self.spec.cluster.host, []
         if self.controller is not None:
             controller = [

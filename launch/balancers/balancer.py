@@ -42,7 +42,7 @@ class Balancer(ServiceProcess):
 
     @property
     def answers(self) -> bool:
-        """True if the process serves and its heartbeat was seen at the last look."""
+        """True if the process serves and the last look, if any, did not miss its heartbeat."""
         return self.serving and not self.missed
 
     def _started(self, log: BinaryIO | None, ready_fd: int) -> Child:

@@ -44,7 +44,7 @@ PERIOD = 1048573
 MBIT = 240
 """The rate of a slow rail in each direction, at which a transfer lasts long enough for a fault to fall into it."""
 LIMITS = {"stall_s": 1.0, "connect_s": 1.0, "base_deadline_s": 60.0}
-PATIENT = LIMITS | {"stall_s": 10.0}
+PATIENT = LIMITS | {"stall_s": 10.0, "connect_s": 10.0}
 """Limits for tests without faults: a machine that is busy elsewhere for a second is no fault."""
 PART, GAP = 3 * MIB, 64
 """A request's range and the bytes around it that must stay untouched."""
@@ -301,13 +301,17 @@ def test_a_slow_nic_gets_less(make_hosts) -> None:
 def test_secondary_nics_carry_only_while_preferred_ones_are_down(make_hosts) -> None:
     hosts = make_hosts(bridged=True, mbit=MBIT, topology={"cpu:0": [["eth0", "eth1"], ["eth2", "eth3"]]})
 
-    def carry(*expected: str) -> None:
+    def carriers() -> set[str]:
         transfer = hosts.begin(12)
         transfer.completes()
         shares = transfer.shares()
-        print(expected, shares)
+        print(shares)
         few = MIB / 4  # probes and the like
-        assert {nic for nic, nbytes in shares.items() if nbytes > few} == set(expected)
+        return {nic for nic, nbytes in shares.items() if nbytes > few}
+
+    def carry(*expected: str) -> None:
+        # A NIC that stalled for a second on a busy machine is avoided for a while, and then carries again.
+        eventually(lambda: carriers() == set(expected), f"{' and '.join(expected)} carry")
 
     carry("eth0", "eth1")
     hosts.rails.breaks([0], "near")
@@ -319,7 +323,6 @@ def test_secondary_nics_carry_only_while_preferred_ones_are_down(make_hosts) -> 
     carry("eth2", "eth3")
     hosts.rails.mends([0], "near")
     hosts.rails.mends([1], "far")
-    hosts.all_carry(["eth0", "eth1"])
     carry("eth0", "eth1")
 
 

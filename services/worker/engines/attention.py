@@ -149,7 +149,7 @@ class PagedAttention:
         return each.reshape(-1)
 
     def _gather(self, layer: int, pieces: _I64, ends: Sequence[int] | None) -> tuple[_F32, _F32]:
-        """Returns K and V of pieces ``(n, pieces)`` as ``(n, tokens, kv_heads, head_dim)``; zeros after each end."""
+        """Returns K and V of pieces ``(n, pieces)`` as ``(n, tokens, kv_heads, head_dim)``; zeros from each end on."""
         layout, per_block = self._layout, self._pieces_of_block
         n, count = pieces.shape
         tokens, width = count * self._piece, layout.kv_heads * layout.head_dim

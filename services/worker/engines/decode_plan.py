@@ -18,7 +18,10 @@ from services.worker.engines.segments import SEGMENT_TOKENS, last_length
 _I64 = npt.NDArray[np.int64]
 
 KERNELS = ("plain", "whole", "grouped")
-"""``plain`` reads KV per request, ``whole`` once what the batch shares, ``grouped`` once what two or more share."""
+"""The ways to read KV. With ``plain`` each request reads its own.
+
+With ``whole`` KV that all requests of the batch share is read once; with ``grouped`` also KV that two or more share.
+"""
 
 KERNEL_DEFAULT = "grouped"
 

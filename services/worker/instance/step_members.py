@@ -47,8 +47,8 @@ class PrefillMember:
     advanced: Callable[[int, int, int | None, float], None]
     """The callback ``(start, end, token, seconds)``; the token comes with the last chunk.
 
-    The seconds are the prompt's share of the step, all of whose time is charged to its prompts: beside a batch a prompt
-    takes longer, and others wait so long.
+    The seconds are the prompt's share of the step's whole time, which is divided among its prompts only. So they
+    include the batch's part: beside a batch a prompt takes longer, and others wait for as long.
     """
     failed: Callable[[Exception], None]
     hooks: ChunkHooks | None = None

@@ -37,7 +37,7 @@ class LayerArrivals:
         self._layout = layout
         self._handles: list[TransferHandle] = []
         self.first_layer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The number of blocks under way, when their first layer has ended; never done if the read stays whole."""
+        """The blocks under way, when their first layer has ended (well or not); never done if the read stays whole."""
         self.stalled_s = 0.0
         """The time the engine's thread has waited."""
 

@@ -29,7 +29,10 @@ def _nobody(seconds: float, passed_over_s: float) -> None:
 
 
 class KvCache:
-    """The KV blocks, owned by the event loop. Peers read them by ``keys``; ``swaps`` is for a second tier, if any."""
+    """The KV blocks, owned by the event loop's thread.
+
+    Peers read leased blocks by ``keys`` of the transfer engine; ``swaps`` is for a second tier, if any.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,10 @@ class KvCache:
         self.on_published: Callable[[Sequence[int]], None] | None = None
         """The callback for blocks that have new content."""
         self.on_admitted: Callable[[float, float], None] = _nobody
-        """The callback for the seconds that a request waited for its blocks, and that later ones were ahead of it."""
+        """The callback for an admitted request: the seconds that it waited for its blocks.
+
+        The second argument is how many of these seconds requests that came later were served before it.
+        """
 
     # -- figures
 

@@ -96,7 +96,7 @@ class Push:
         self.bytes += sum(request.length for request in requests)
 
     async def finish(self) -> None:
-        """Waits until all of it has arrived. Raises :class:`TransferError` if a part did not."""
+        """Waits until all has arrived. Raises :attr:`error` if set, or :class:`TransferError` if a part is missing."""
         results = await self._group.wait_async()
         if self._error is not None:
             raise self._error

@@ -53,7 +53,10 @@ class Swapping:
 
 
 class Swaps:
-    """The copier, for the event loop, where ``over`` is called with the number of copies out of blocks that ended."""
+    """The copier: ``start``, ``submit`` and ``close`` it on the event loop.
+
+    There ``over`` gets the number of copies out of blocks that have ended.
+    """
 
     def __init__(self, pool: npt.NDArray[np.float32], slots: int, over: Callable[[int], None]) -> None:
         try:
@@ -73,7 +76,7 @@ class Swaps:
         self._submitted = 0
         """The number of batches; they are numbered from 1."""
         self._last: dict[int, int] = {}
-        """The last batch of each block that touches it and has not ended."""
+        """The last unfinished batch that touches a block, by block."""
         self._waiters: list[tuple[int, asyncio.Future[None], asyncio.TimerHandle]] = []
         self._moved = threading.Condition()
         self._copied = 0

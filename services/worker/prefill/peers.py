@@ -48,9 +48,9 @@ class RemotePrefill:
         self.stream_id = stream_id
         self.grant = grant
         self.ending = False
-        """True once its result has come."""
+        """True once its result has come, or its session has ended."""
         self.result: asyncio.Future[worker_pb2.PrefillResult] = loop.create_future()
-        """The result or the error: the peer's own, or UNAVAILABLE with the field ``prefill_instance`` if it is gone."""
+        """The result or the error: the peer's own, or the session's, as :meth:`_PeerSession._named` gives it."""
         self.settled: asyncio.Future[None] = loop.create_future()
         """Done when no peer writes to the target any more. An error means that this could not be ensured."""
 
@@ -273,7 +273,10 @@ class _PeerSession:
             self._pass_on(remote, result)
 
     def _named(self, error: PinyonError) -> PinyonError:
-        """Returns the error that ended the session, with the instance's name for the request's owner."""
+        """Returns an error of the session or of a revocation for the request's owner, with the instance's name.
+
+        It has the field ``prefill_instance``, and is UNAVAILABLE unless the peer found fault with the hello.
+        """
         code = error.grpc_code if error.grpc_code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT") else "UNAVAILABLE"
         return error_from_code(code, f"prefill instance {self.instance_id}: {error.message}", field="prefill_instance")
 

@@ -13,7 +13,7 @@ _FAIR_SHARE = 0.25
 class Avoidance:
     """A pause per peer that doubles with every failure and is forgotten at the first success or other good news.
 
-    Failures that lie further apart than the longest pause are unrelated.
+    A failure that comes more than the longest pause after the end of the last pause is unrelated to those before.
     """
 
     def __init__(self, *, first_s: float = 0.5, max_s: float = 30.0, max_peers: int = 1024) -> None:
@@ -55,7 +55,7 @@ class Avoidance:
         return 0.0 if known is None else max(0.0, known[0] - now_s)
 
     def avoided(self, now_s: float) -> list[str]:
-        """Returns all peers that :meth:`avoids` is true for, by the time of the last failure."""
+        """Returns all peers that :meth:`avoids` is true for, those that failed last at the end."""
         return [peer for peer, (until, *_) in self._until.items() if until > now_s]
 
     def __contains__(self, peer: object) -> bool:

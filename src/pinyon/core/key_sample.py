@@ -24,7 +24,7 @@ _PLACE: Final = 15
 
 
 def sample_every(stride_tokens: int, block_tokens: int) -> int:
-    """Returns the sampling distance, a power of two, at which samples are at most ``stride_tokens`` tokens apart."""
+    """Returns the largest sampling distance whose samples are at most ``stride_tokens`` tokens apart, at least 1."""
     return min(EVERY_MAX, 1 << max(0, (stride_tokens // block_tokens).bit_length() - 1))
 
 

@@ -235,8 +235,8 @@ class RequestClass:
     geographies: tuple[str, ...] = ()
     """The places where the request may be served; empty for anywhere."""
     cache_salt: str = field(default="", repr=False)
-    """The salt that limits sharing of KV within the tenant; unless it is known, timing does not reveal what was
-    asked."""
+    """The salt: a request shares KV only with requests of its tenant that have the same one. So timing reveals what was
+    asked only to those who know it."""
     no_store: bool = False
     """True if no KV computed for the request is kept for others or put into the KV store."""
 
@@ -273,8 +273,8 @@ UNKNOWN_CLASS = RequestClass()
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Token counts of one finished request; treated as immutable. The KV of ``cached_tokens`` was reused, not
-    computed."""
+    """Token counts of one finished request; treated as immutable. ``cached_tokens`` are prompt tokens whose KV was
+    reused."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,4 +1,4 @@
-"""The facts that an instance serves by: the model, the shape of its KV, and its limits."""
+"""The description of what an instance serves: the model, the shape of its KV, and its limits."""
 
 from __future__ import annotations
 

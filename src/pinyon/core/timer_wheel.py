@@ -26,7 +26,7 @@ class TimerWheel(Generic[Entry]):
 
     @property
     def first(self) -> int:
-        """The slot whose turn is next, when so many ticks have passed. The wheel must not be empty."""
+        """The number of the next slot, whose turn comes when the clock is at that tick. The wheel must not be empty."""
         return min(self._slots)
 
     def add(self, entry: Entry, due_s: float) -> int:

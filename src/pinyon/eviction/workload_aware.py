@@ -33,7 +33,7 @@ from pinyon.eviction.ranked import Ranked
 CATEGORIES_MAX = 256
 """The limit of categories, as clients name them; further ones count as unknown until some are forgotten."""
 TURNS_MAX = 32
-"""The last turn with its own category; later turns share one per kind, lest one long conversation fills them all."""
+"""The last turn with its own category; later turns share one per kind, lest one long conversation fill them all."""
 FORGOTTEN = 0.5
 """A category without held blocks is forgotten when its samples have faded to less than this."""
 

@@ -17,7 +17,7 @@ class Coalesced:
     def __init__(
         self, function: Callable[[], None], seconds: float, wanted: Callable[[], object] = lambda: True
     ) -> None:
-        """Sets when calls are ``wanted``; other calls wait until :meth:`wanted_now`."""
+        """Takes ``wanted``, which says whether a call matters now; if not, the call waits for :meth:`wanted_now`."""
         self._function = function
         self._wanted = wanted
         self._seconds = self._pause_s = seconds

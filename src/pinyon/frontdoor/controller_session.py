@@ -143,7 +143,7 @@ class ControllerSession:
             _log.warning("cannot take what the controller says: %s", error.message)
             return
         if not federation.follows(self.federation):
-            return  # an older message of the same epoch
+            return  # no newer version of the same epoch
         self.federation = federation
         try:
             self._on_federation(federation)

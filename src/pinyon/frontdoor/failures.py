@@ -24,7 +24,7 @@ SHOWN_MAX = 8
 
 
 class Absent(Unavailable):
-    """A connection that could not be made. ``silent``: nor was it refused in time."""
+    """The error when no connection could be made. ``silent``: it was not even refused in time."""
 
     http_status: ClassVar[int] = 502
 
@@ -34,8 +34,8 @@ class Absent(Unavailable):
 
 
 class Broke(Unavailable):
-    """A connection that was lost, carried no HTTP, or brought nothing in time. It had ``begun`` if a byte of the answer
-    had come, and was ``silent`` if a question got no answer at all. The request was sent ``sends`` times."""
+    """The error when a connection was lost, carried no HTTP, or brought nothing in time. ``begun``: a byte of the
+    answer had come. ``silent``: a question got no answer at all. ``sends`` is how often the request was sent."""
 
     http_status: ClassVar[int] = 502
 
@@ -51,7 +51,7 @@ class ConnectionsFull(Unavailable):
 
 
 class NoRoom(Unavailable):
-    """Another region that did not take a request despite its report. ``lasting``: it never will, as it must not."""
+    """The error when another region refused a request despite its report. ``lasting``: it never may take this one."""
 
     def __init__(self, message: str, *, lasting: bool) -> None:
         super().__init__(message, retry_after_s=1.0)
@@ -59,7 +59,7 @@ class NoRoom(Unavailable):
 
 
 class Refused(Unavailable):
-    """A server without room. If no other server has any, its own answer is what the client gets."""
+    """The error when a server has no room. If no other server has any, its answer is what the client gets."""
 
     def __init__(self, message: str, status: int, body: bytes, kind: bytes, fields: bytes) -> None:
         super().__init__(message)

@@ -171,7 +171,7 @@ def _ttft_slo(head: Head, value: str) -> None:
 
 
 def _label(value: str, name: str) -> str:
-    """Returns a label decoded as UTF-8, or else as Latin-1, which is HTTP's own."""
+    """Returns a label decoded as UTF-8, or else as Latin-1, the traditional encoding of header fields."""
     with suppress(UnicodeDecodeError):
         value = value.encode("latin-1").decode("utf-8")
     return check_label(value.strip(), name)

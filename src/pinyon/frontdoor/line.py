@@ -155,8 +155,9 @@ class Line:
     """The queue of requests, all on one event loop.
 
     The callback ``is_open`` returns whether there is room for a demand now. The callback ``on_grant`` gets the demand
-    of each request that gets a slot, so that ``is_open`` counts it from then on. It may return what is kept for that
-    request until it leaves or calls :meth:`Place.release`. Neither may raise.
+    of each request that gets a slot after waiting, or a spare one, so that ``is_open`` counts it from then on. (One
+    that gets a slot in :meth:`Place.enter` must choose its target at once.) It may return what is kept for the request
+    until that leaves or calls :meth:`Place.release`. Neither may raise.
 
     Whenever there may be room for more, :meth:`availability_changed` must be called; otherwise only requests that come
     or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object that writes its calls

@@ -15,7 +15,7 @@ NO_LEVELS: Final[Levels] = (None, None)
 
 
 class RateLimited(ResourceExhausted):
-    """A tenant that exceeded its limit per minute. Without ``retry_after_s``, a retry never helps."""
+    """The error when a tenant exceeds its limit per minute. Without ``retry_after_s``, a retry never helps."""
 
     def __init__(self, error: ResourceExhausted, levels: Levels) -> None:
         super().__init__(error.message, retry_after_s=error.retry_after_s)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Budget:
-    """A budget that all connections of one event loop share; ``used`` never exceeds ``total``.
+    """A budget for one event loop; ``used`` never exceeds ``total``.
 
-    A named holder never holds more than it leaves free: a single holder has at most half of the budget, each of two at
-    most a third. So there is always room for the next one.
+    A named holder gets no more than it leaves free: alone it gets at most half of the budget, and two that grow alike
+    get a third each. So there is always room for the next one.
     """
 
     def __init__(self, total: int) -> None:

@@ -35,7 +35,7 @@ class ChunkReader:
         """Reads ``data[start:end]`` as far as possible and returns the position at which to continue.
 
         Appends the content to ``body``, or drops it if ``body`` is None. Raises :class:`HttpError`: 400 for invalid
-        input, 413 as soon as a declared chunk exceeds the limit, 431 for too many bytes of trailers.
+        input, 413 as soon as the declared chunks exceed the limit together, 431 for too many bytes of trailers.
         """
         while start < end:
             if self._left:

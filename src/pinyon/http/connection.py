@@ -141,7 +141,11 @@ class Connection(asyncio.Protocol):
         self._cancel()
 
     def eof_received(self) -> bool:
-        """Keeps the transport open if the client, which has ended its sending side, still waits for an answer."""
+        """Keeps the transport open if the client, which has ended its sending side, still waits for an answer.
+
+        Aborts it where the client's leaving could not be noticed: with TLS, without TCP, or with HTTP/1.0 before the
+        answer.
+        """
         writer = self._writer
         waits = self._state is State.ANSWER and not writer.done
         if waits and not (self._visitor.end(self._loop) and (writer.begun or writer.interim())):
@@ -149,7 +153,10 @@ class Connection(asyncio.Protocol):
         return waits and not self._transport.is_closing()
 
     def shutdown(self) -> None:
-        """Closes the connection after the next answer, or now if it is idle and has answered a request before."""
+        """Closes the connection after the next answer, or now if it is idle and has answered a request before.
+
+        A connection without any request yet gets :data:`FIRST_S`.
+        """
         self._writer.close = True
         if self._state is not State.HEAD or self._reader.unread:
             return

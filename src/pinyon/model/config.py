@@ -196,7 +196,8 @@ def _refuse_unsupported(config: Mapping[str, Any], architecture: Architecture) -
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Returns ``(theta, scaling)`` from ``rope_theta``, ``rope_scaling`` or ``rope_parameters`` (transformers ≥ 5)."""
+    """Returns ``(theta, scaling)`` from ``rope_theta`` and ``rope_scaling``; ``rope_parameters`` (transformers ≥ 5)
+    overrules both."""
     parameters = config.get("rope_parameters")
     scaling = config.get("rope_scaling")
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):

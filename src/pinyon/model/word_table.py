@@ -73,7 +73,7 @@ class WordTable:
                 one, other = table[place + 2], table[place + 3]
                 _write(out, one)
                 _write(out, other)
-                if place > last - _SET:  # move one place to the front, where entries are not evicted
+                if place > last - _SET:  # one place forward: only the last entry of a set is evicted
                     number: i64 = 0
                     while number < _NUMBERS:
                         table[place + number] = table[place + number - _NUMBERS]

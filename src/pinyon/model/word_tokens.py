@@ -229,7 +229,7 @@ class WordTokens:
 
 
 def _cut(text: str, at: i64, size: i64) -> i64:
-    """Returns the first place from ``at`` on between a letter and a space or newline, else ``size``."""
+    """Returns the first place after ``at`` that is between a letter and a space or newline, else ``size``."""
     before: i64 = 0
     while at < size:
         char: i64 = ord(text[at])

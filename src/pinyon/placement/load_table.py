@@ -41,7 +41,9 @@ def size_class(prefill_us: i64, near: i64 = 0) -> i64:
 
 
 def whole_us(seconds: float) -> i64:
-    """Returns ``seconds`` as whole microseconds, 0 to twelve days. Rounds like ``round``, which is slow if compiled."""
+    """Returns ``seconds``, not negative, as whole microseconds, twelve days at most.
+
+    Rounds like ``round``, which compiled code calls as slowly as Python does."""
     wanted = min(seconds * 1e6, float(PREFILL_US_MAX))
     whole = i64(wanted)
     rest = wanted - float(whole)

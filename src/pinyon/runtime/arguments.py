@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         return words
 
     def _refuse(self, given: Sequence[str]) -> None:
-        """Ends the program at the first long option that is unknown and does not begin a known one."""
+        """Ends the program at the first long option that is neither known nor the beginning of a known one."""
         known = list(self._option_string_actions)
         for each in given:
             option = each.partition("=")[0]

@@ -1,4 +1,4 @@
-"""Bytes on a pipe, by which a parent sees that a process's event loop runs, and the process that its parent lives.
+"""Bytes on a pipe. A parent sees by them that a process's event loop runs, and the process that its parent lives on.
 
 A port would not do: strangers who fill a process's ports would make it look hung.
 """

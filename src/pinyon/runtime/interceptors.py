@@ -17,7 +17,7 @@ from pinyon.messages.error import ERROR_METADATA_KEY, error_from_status, error_t
 from pinyon.runtime.logging import get_logger
 
 ERROR_TEXT = 2000
-"""The number of letters of an error's message on the wire; peers take 8 KiB of headers."""
+"""The largest number of characters of an error's message on the wire; peers take 8 KiB of headers."""
 
 _log = get_logger("rpc")
 

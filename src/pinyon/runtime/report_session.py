@@ -22,7 +22,7 @@ from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
 KEYS_PER_MESSAGE = 65536
-"""The number of keys that make 1 MiB; a message may have 4 MiB."""
+"""The largest number of keys in one message: 1 MiB of them, where a message may have 4 MiB."""
 REQUESTS_PER_MESSAGE = 4096
 WRITE_S = 5.0
 """Seconds after which a stream that takes no message counts as broken."""

@@ -26,7 +26,7 @@ from pinyon.store.writer import BlockWriter, PutOutcome
 from pinyon.transfer import Region, TransferEngine
 
 PUT_ATTEMPTS = 2
-"""The number of nodes that are tried for one object."""
+"""The largest number of nodes that are tried for one object."""
 LOOK_KEYS = 512
 """The number of keys that are looked up at once where mostly only some of the first ones are there."""
 
@@ -60,7 +60,7 @@ class StoreClient:
 
     @property
     def losses(self) -> int:
-        """The number of times that nodes were found to be gone, with all that they held, by ``nodes`` or ``put``."""
+        """The number of times that a call found nodes to be gone, with all that they held."""
         return self._directory.losses
 
     async def close(self) -> None:

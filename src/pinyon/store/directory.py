@@ -23,7 +23,7 @@ MAX_PAUSE_S = 2.0
 DOUBT_S = 0.5
 """The seconds after which an unanswered question puts Redis in doubt: then no other question waits for it as long.
 
-They are well above the delay of a busy machine's event loop."""
+It is well above the delay of a busy machine's event loop."""
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 
 MAX_KEYS = 4096
-"""The number of keys in one Acquire or PutStart."""
+"""The largest number of keys in one Acquire or PutStart."""
 RELEASE_S = 2.0
 """The seconds after which a Release is given up: the lease ends by itself."""
 LEASE_SLACK_S = 0.25
@@ -111,8 +111,8 @@ class BlockReader:
 
         If given, ``arrivals`` moves the bytes instead of the engine, for a caller that uses parts of a read before its
         end. Where a block did not arrive, the target may hold anything. When this returns or raises (cancelled, too),
-        nothing writes to the region any more. Raises Unavailable, DeadlineExceeded, … if the holder cannot be asked;
-        nothing arrived then."""
+        nothing writes to the region any more. Raises Unavailable, DeadlineExceeded, … if the holder cannot be asked.
+        Then no block counts as arrived, even if earlier ones of more than ``MAX_KEYS`` did."""
         if len(keys) != len(offsets):
             raise InvalidArgument("one offset per key is needed", field="offsets")
         deadline = self._clock() + timeout_s

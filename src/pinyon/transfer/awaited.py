@@ -17,7 +17,7 @@ from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
 
 _GRACE_S = 1.0
-"""Time within which an event loop that is only busy notices that a deadline has passed."""
+"""An event loop that is busy but not stuck notices within this time that a deadline has passed."""
 
 
 def _nobody() -> None:

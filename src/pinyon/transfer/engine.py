@@ -65,9 +65,10 @@ class TransferEngine:
         """Creates an engine that will listen on ``host`` and ``port``; port 0 picks a free one.
 
         If ``secret``, the cluster's, is given, both sides of every link must prove that they know it. With ``tls``, tcp
-        links use mutually authenticated TLS; all of the cluster or none of it does, and its owner renews it. In
-        ``network`` are NICs besides ``host``, their topology, and what peers connect to. For ``transports`` the names
-        alone, best first, are enough. Deadlines, pauses and measured rates go by ``clock``, in monotonic seconds.
+        links use mutually authenticated TLS. Either the whole cluster does so or no process; the owner of ``tls``
+        renews it. In ``network`` are NICs besides ``host``, their topology, and what peers connect to. For
+        ``transports`` the names alone, best first, are enough. Deadlines, pauses and measured rates go by ``clock``,
+        in monotonic seconds.
 
         Raises InvalidTransfer for a value that makes no sense, or a named transport that does not work here."""
         network = network or Network()

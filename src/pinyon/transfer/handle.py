@@ -119,7 +119,8 @@ class TransferHandle:
     def wait(self, timeout_s: float | None = None) -> list[TransferResult]:
         """Waits until all requests are final, and returns their results.
 
-        The wait ends at the deadline, or ``timeout_s`` from now if that is sooner; the rest ends as TIMEOUT."""
+        At the deadline, or ``timeout_s`` from now if that is sooner, the rest is stopped, to end as TIMEOUT. What
+        runs then is waited for until it has let go of local memory."""
         with self._lock:
             if self._finished:
                 return self._state.results()

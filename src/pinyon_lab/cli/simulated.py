@@ -114,7 +114,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
 def add_policy(parser: argparse.ArgumentParser) -> None:
     """Adds the option of the placement policy."""
     described = f"{PLACEMENT_POLICIES.described} (default {PLACEMENT_DEFAULT}, as a conductor's)"
-    parser.add_argument("--policy", default=PLACEMENT_DEFAULT, help=described)
+    parser.add_argument("--policy", "--placement", default=PLACEMENT_DEFAULT, help=described)
 
 
 def add_output(parser: argparse.ArgumentParser, *, per_request: bool = False, picture: bool = False) -> None:

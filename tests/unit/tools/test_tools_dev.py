@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,13 @@ QUICK = """#!/bin/sh
 """An interpreter whose environments have a pip that installs nothing: unpacking pip takes four seconds of CPU time."""
 
 
+RUNS = """import os, sys, time
+print('ran', sys.prefix, flush=True)
+time.sleep(float(os.environ.get('RUNS_S', '0')))
+"""
+"""The stand-in for the suite: it says that it runs, and ends at once or when it is told to."""
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout with the ``.venv`` of its first run: a new one takes five seconds of processor time."""
@@ -33,7 +41,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "requirements" / f"{name}.lock").write_text("# nothing\n")
     (folder / "launch").mkdir()
     (folder / "launch" / "__init__.py").touch()
-    (folder / "launch" / "__main__.py").write_text("import sys\nprint('ran', sys.prefix)\n")
+    (folder / "launch" / "__main__.py").write_text(RUNS)
     first = demo(folder, HERE)
     assert first.returncode == 0, first.stderr
     assert f"ran {folder / '.venv'}" in first.stdout
@@ -84,6 +92,25 @@ def test_a_wrong_interpreter_is_refused_even_beside_a_venv(checkout):
 def said(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Returns the answer of this checkout's ``./dev``, for questions before anything is set up."""
     return subprocess.run(["sh", "./dev", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_ctrl_c_is_told_in_the_last_line(checkout: Path) -> None:
+    environment = {**os.environ, "PINYON_PYTHON": HERE, "RUNS_S": "300"}
+    run = subprocess.Popen(
+        ["sh", "./dev", "demo"],
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("ran ")
+    os.killpg(run.pid, signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert re.fullmatch(r"STOPPED ./dev demo: interrupted after \d+ s \(exit code 130\)", said.splitlines()[-1])
+    assert run.returncode == 130
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Clusters(Adopted[Cluster]):
         self.models.tell()
 
     def watch(self) -> None:
-        """Asks all instances for their load, where requests wait for room."""
+        """Has all instances report their load, if requests may have to wait for room, or if the region has a name."""
         if self.models.selective or self.models.region:
             watched: dict[str, str] = {}
             for each in self:

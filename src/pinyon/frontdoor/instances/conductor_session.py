@@ -142,7 +142,7 @@ class ConductorSession:
                 answer.set_result(None)
 
     def release(self, request_id: str) -> None:
-        """Gives back a placement that is not used (any more), if a conductor is there."""
+        """Gives back a placement that is not used (any more), if a conductor is there and keeps up."""
         if self.connected and self._outgoing.has_room:
             self._outgoing.message(FRAME_BYTES + len(request_id.encode())).released_request_ids.append(request_id)
 

@@ -254,8 +254,9 @@ class InstanceKind:
         await self.clusters.home.view.wait_change(timeout_s)
 
     def forgive(self, request: Request) -> None:
-        """Drops exclusions of instances, as they may have restarted under their old names. An instance that failed
-        lately stays excluded without news of it: its address may still be dead, and attempts are few."""
+        """Drops exclusions, as instances may have restarted under their old names. An instance that failed lately stays
+        excluded without news of it: its address may still be dead, and attempts are few. So does a load balancer that
+        is still away."""
         failed = request.exclude
         if failed:
             bad = self.models.still_away(failed)

@@ -41,9 +41,10 @@ in the load."""
 class WorkerSessions:
     """The sessions to instances. ``unread_tokens`` limits the mailbox of one request.
 
-    With ``on_load``, instances are asked to report their load, at most every ``load_interval_s`` seconds. Those to
-    :meth:`watch` report even if nothing was sent to them. The callback ``on_load_lost`` gets an instance that has
-    reported when its session has ended, or is to a process that has gone. No more reports come until it is back.
+    With ``on_load``, instances are asked to report their load, at most every ``load_interval_s`` seconds. Watched ones
+    (:meth:`watch`) report even if nothing was sent to them. The callback ``on_load_lost`` is called when the session to
+    an instance that has reported ends, or turns out to lead to a process that has gone. No reports of that instance
+    follow until it is back.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class WorkerSessions:
         """Keeps a session to each of these instances (ids by address) from now on, and drops unneeded ones to instances
         watched before. A session that ends is reopened after a pause, which grows while the instance does not answer.
 
-        Instances beyond :data:`SESSIONS_MAX` are left out, as are those that :meth:`keep_only` drops.
+        Instances beyond :data:`SESSIONS_MAX` are left out. A watch ends when :meth:`keep_only` drops the instance.
         """
         before, self._watched = self._watched, dict(islice(instances.items(), SESSIONS_MAX))
         for address in before.keys() - self._watched.keys():

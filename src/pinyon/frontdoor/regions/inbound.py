@@ -137,7 +137,7 @@ class Serving:
         return sum(session.running for session in self.sessions)
 
     def end(self) -> None:
-        """Takes no new requests. Present ones may finish, and sessions end when they have none."""
+        """Ends each session as soon as it has no requests; called when the load balancer takes no new ones."""
         self.ending = True
         for session in list(self.sessions):
             session.end_if_idle()

@@ -11,7 +11,7 @@ from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConn
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
 
 STALE_S = 1.0
-"""The time after a request within which a kept connection that breaks without a byte counts as closed before."""
+"""The time after a request within which a kept connection that breaks without a byte was closed before the request."""
 
 
 class Pool:

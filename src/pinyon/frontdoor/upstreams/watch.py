@@ -33,10 +33,11 @@ FAILURES = 2
 MISSES = 4
 """The misses in a row after which a server counts as one that never reports its load."""
 REST = 5
-"""A server rests for at least this many times the duration of its last answer, unless its report would be outdated
-before the next one (:class:`pinyon.routing.pushing.PendingSettings`)."""
+"""A server is not asked for its load again for this many times the duration of its last answer, unless its report would
+be outdated before the next one (:class:`pinyon.routing.pushing.PendingSettings`)."""
 FRESH_S = 0.8
-"""The time between two answers that take at most half of it. Longer answers say nothing about the present."""
+"""The longest time between two answers that take at most half of it. An answer that itself takes longer says nothing
+about the present."""
 MODELS_S = 10.0
 """The time between two questions for a server's models."""
 METRICS_S = 60.0

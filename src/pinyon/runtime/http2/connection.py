@@ -65,7 +65,7 @@ FRAME_BYTES: Final = 64 << 10
 HEADER_BLOCK_BYTES: Final = 16 << 10
 HEADER_TABLE_BYTES: Final = 4096
 FAREWELL_CHARS: Final = 200
-"""The letters that are kept of a peer's reason to leave."""
+"""The largest number of characters that are kept of a peer's reason to leave."""
 WORK_UNITS: Final = 6000
 """The units that a peer may cost between two ticks; more is an attack. 64 common calls begun at once take 4,000."""
 FRAME_UNITS: Final = 1
@@ -77,7 +77,7 @@ PAYLOAD_BYTES: Final = 64
 BLOCK_BYTES: Final = 16
 """The number of bytes of a header block that cost one more unit."""
 STREAMS_A_UNIT: Final = 8
-"""The number of streams that are checked for one unit whether they can go on."""
+"""One unit pays for the check of this many streams whether they can go on."""
 CALL_UNITS: Final = 32
 """The cost of opening a stream, since it has to be served."""
 ANSWER_UNITS: Final = 32
@@ -204,7 +204,7 @@ class Connection(Link):
     # -- receiving
 
     def receive(self, data: bytes) -> None:
-        """Handles bytes from the peer. After :class:`ConnectionFailed`, :meth:`leave` with its code, and close."""
+        """Handles bytes from the peer. Raises :class:`ConnectionFailed`: :meth:`leave` with its code, then close."""
         if self._rest:
             self._rest.append(data)
             self._rest_bytes += len(data)

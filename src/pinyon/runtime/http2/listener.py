@@ -22,7 +22,7 @@ PAUSE_S = 0.5
 """Seconds of pause after a failure to accept, such as a lack of descriptors, which would only fail again."""
 
 SHARES = 4
-"""The number of shares of all connections; one address may have one share for peers that are not known yet."""
+"""The number of shares of all connections. Unknown peers of one address, or of its IPv6 /64, may have one share."""
 
 MakeProtocol = Callable[[Callable[[], None], Callable[[], None]], Http2Protocol]
 """A function that makes the protocol of a new connection.
@@ -35,7 +35,7 @@ _log = logging.getLogger("pinyon.http2")
 
 
 class Listener:
-    """A listener: ``bind`` → ``start`` → ``stop``, which accepts no more → ``close``, which waits for handshakes."""
+    """A listener: ``bind`` → ``start`` → ``stop``, which ends handshakes too → ``close``, which awaits those."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Connections of still unknown peers: each address has a share of them, and the oldest make room. No I/O."""
+"""Connections of still unknown peers: each address has a share of them, and the oldest make room. No I/O.
+
+An address is what the caller counts as one peer, such as an IPv6 /64.
+"""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ PING_TICKS = 1
 DEAD_TICKS = 5
 """The ticks of silence after which the peer is gone: 1.25 to 1.5 s, as in gRPC's connections between services."""
 EXCUSED = 2
-"""The late looks in a row that do not count as silence: this process may have stalled, with the peer's data unread."""
+"""Late ticks in a row that do not count as silence: this process may have stalled, with the peer's data unread."""
 PIECE_BYTES = 64 << 10
 """The bytes that are handled in one turn of the loop, as they may be thousands of messages."""
 UNREAD_BYTES = 8 << 20
-"""The unread bytes with which a peer counts as gone: messages have at most 4 MiB, and all but one wait their turn."""
+"""Bytes that a peer may leave unread before it counts as gone: a message has 4 MiB at most, and all but one wait."""
 
 _log = logging.getLogger("pinyon.http2")
 

@@ -114,7 +114,9 @@ NOBODY: Final[Receiver] = Nobody()
 
 
 class Stream:
-    """A stream, made by its connection; it keeps messages without room, at most one if senders check ``blocked``."""
+    """A stream, made by its connection.
+
+    It keeps messages for which the peer has no room: at most one, if senders check ``blocked``."""
 
     __slots__ = (
         "_connection",

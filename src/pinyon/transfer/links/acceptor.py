@@ -292,7 +292,7 @@ class Acceptor:
         return next(each for each, network in self._strangers.items() if network == most)
 
     def _make_room(self) -> bool:
-        """Makes room for a link, within a moment in which one may rest; False if all stay in use. Lock held."""
+        """Makes room for a link, waiting ``_ROOM_S`` at most for one to rest; False if all stay in use. Lock held."""
         end = self._clock() + _ROOM_S
         self._waiting += 1  # before ``_resting`` is read: a link that comes to rest is seen here, or sees the waiter
         try:

@@ -159,8 +159,8 @@ class Endpoints(ABC, Generic[E]):
     def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | Outcome:
         """Returns an endpoint that nobody else uses, a new one if it is to replace another; or why there is none.
 
-        If all are in use, the chain waits until it is handed one, it ends, or its deadline passes; less long if it
-        may go elsewhere. Lack of room is not the path's fault."""
+        If all are in use, the chain waits for one until the chain ends or its deadline passes, or only ``_PATIENCE_S``
+        if it may go elsewhere. Lack of room is not the path's fault."""
         key = (chain.remote.peer, path)
         fresh = replaces != 0
         endpoint = None if fresh or self._waiters else self._handy.pop(key, None)

@@ -18,9 +18,9 @@ from pinyon.core.clock import Clock
 from pinyon.transfer.links.spinner import Spinner
 
 _TICKS_PER_STALL: Final = 4
-"""The kernel's timeout is this fraction of the stall limit. A stall is found 1 to 1.25 limits after the last byte.
+"""Timeouts of the kernel in one stall limit. A stall is found 1 to 1.25 limits after the last byte.
 
-The call during which the peer froze returns first with what it had moved."""
+It may be more than one limit because the call during which the peer froze returns first with what it had moved."""
 _IOV_MAX: Final = 1024
 _LITTLE_BYTES: Final = 256 << 10
 _MIN_TIMEOUT_S: Final = 0.001
@@ -54,7 +54,7 @@ class Stream:
         self._armed_s = 0.0
         self._quiet = 0
         self.poll = Spinner(sock, spin_s, clock).poll
-        """A function: ``poll(buffer)`` returns the bytes that came within the polling time, like ``Spinner.poll``."""
+        """A function, ``Spinner.poll``: how many bytes came within the polling time; 0: the peer closed; None: none."""
         sock.settimeout(None)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

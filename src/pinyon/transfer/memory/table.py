@@ -53,7 +53,7 @@ class MemoryTable:
         self._grants_of: dict[Region, set[Grant]] = {}
         self._grants = 0
         self._ranges = 0
-        """Number of ranges, and above of grants, that are open; without the regions' own."""
+        """Number of open ranges, as ``_grants`` is that of open grants; neither counts the regions' own."""
         self._deadlines: list[tuple[float, int, Grant]] = []
         self._numbers = itertools.count()
         pools = (StagingPool(staging_bytes, self._take_back, clock) for _ in range(2))
@@ -161,9 +161,9 @@ class MemoryTable:
     def revoke(self, grant: Grant, grace_s: float) -> None:
         """Refuses the key from now on. On return no peer touches anything by it any more. Idempotent.
 
-        Operations in flight may finish within ``grace_s`` seconds. Then their links are cut, which takes as long again
-        at most, or 5 s. Raises TransferError if an operation could not be stopped (a defect): the memory must not be
-        reused."""
+        Operations in flight may finish within ``grace_s`` seconds. Then their links are cut, which takes at most
+        ``grace_s`` or 5 s, whichever is longer. Raises TransferError if an operation could not be stopped (a defect):
+        the memory must not be reused."""
         with self._lock:
             self._shut(grant)
         self._take_back_grant(grant)
@@ -198,9 +198,9 @@ class MemoryTable:
     def unregister(self, region: Region, grace_s: float) -> None:
         """Forgets the region. On return nothing of this engine touches its memory any more. Idempotent.
 
-        Operations in flight may finish within ``grace_s`` seconds. Then they are aborted, which takes as long again at
-        most, or 5 s. Raises TransferError if an operation could not be stopped (a defect): the memory must not be
-        reused."""
+        Operations in flight may finish within ``grace_s`` seconds. Then they are aborted, which takes at most
+        ``grace_s`` or 5 s, whichever is longer. Raises TransferError if an operation could not be stopped (a defect):
+        the memory must not be reused."""
         with self._lock:
             region.alive = False
             known = self._regions.pop(region.key, None) is not None

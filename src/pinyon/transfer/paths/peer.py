@@ -99,7 +99,7 @@ class Peer:
         return self._short.get((local_location, remote_location, by_nixl))
 
     def adopt(self, chain: Chain, way: ShortWay, outcome: Outcome, started: float) -> bool:
-        """Adopts a chain for a request that ended so on the short way, as if the chain had run there.
+        """Adopts a chain for a request that ended with ``outcome`` on the short way, as if the chain had run there.
 
         Returns False if this peer is closed and nothing was done."""
         with self.lock:
@@ -345,9 +345,9 @@ class Peer:
         self._end(hopeless)
 
     def _no_progress(self, chain: Chain, outcome: Outcome, elapsed_s: float) -> bool:
-        """Returns whether the deadline passed before the stall limit, but late enough for a path that works.
+        """Returns whether the deadline passed before the stall limit, but after a working path would have been done.
 
-        Else a caller with short deadlines would lose a share of its requests to a dead path for ever."""
+        Such a path has failed: otherwise a caller with short deadlines would lose requests to a dead path for ever."""
         if outcome is NO_ROOM:
             return False
         late = outcome.reason is Reason.DEADLINE or chain.expired
@@ -471,7 +471,9 @@ class Peer:
     # --- the end ---
 
     def retire(self, unused_since: float) -> bool:
-        """Closes the peer if nothing runs or waits and no chain came since; then ``submit`` raises Retired."""
+        """Closes the peer if nothing runs or waits and no chain came after ``unused_since``; returns whether it did.
+
+        From then on ``submit`` raises Retired."""
         with self.lock:
             if self.running or self._waiting or self.last_used > unused_since:
                 return False

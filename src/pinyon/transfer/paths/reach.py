@@ -15,7 +15,7 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
 
 MAX_TIER_PATHS = 64
-"""The first pairs of NICs that a tier keeps. Every NIC is in one of them as long as no end has more NICs than this."""
+"""Pairs of NICs that a tier keeps: the first ones. Each NIC is in one, if no end has more NICs than this."""
 
 
 class End(NamedTuple):
@@ -165,7 +165,8 @@ class Reach:
     def room(self, path: Path, alike: int, remote: SegmentDescriptor) -> int:
         """Returns how many chains may run at a time on a path that has ``alike`` paths (itself included) in its tier.
 
-        With a peer on this host each connection wants two of its cores: more than half as many only take turns."""
+        With a peer on this host each connection keeps two cores busy, so more connections than half of the cores only
+        take turns."""
         if path.transport == "tcp":
             most = self.limits.connections_per_peer
             if remote.host_id == self.host_id:
@@ -193,7 +194,7 @@ class PeerPaths:
         self.has_nixl = reach.nixl != "off"
         """True if some of the paths may be by NIXL."""
         self._known: dict[tuple[str, str], tuple[Tiers, int]] = {}
-        """The paths but for NIXL, and the bytes of the largest READ by NIXL, by memory locations."""
+        """The paths without NIXL's, and the bytes of the largest READ by NIXL, by memory locations."""
 
     def is_news(self, remote: SegmentDescriptor) -> bool:
         """Returns whether ``remote`` says anything about the peer's addresses that is new."""

@@ -9,7 +9,7 @@ from pinyon.transfer.types.errors import InvalidTransfer
 _MIB = 1 << 20
 MAX_FRAME_BYTES = 64 * _MIB
 MAX_FRAME_REQUESTS = 1024
-"""Largest number of requests, and above it of payload bytes, that the protocols between peers allow in one frame."""
+"""Bound of the protocols between peers on the requests in one frame; ``MAX_FRAME_BYTES`` is that on its payload."""
 MAX_SUBMISSIONS = 4096
 """Submissions in flight at a time, whatever their size: each has a handle and chains of its own."""
 MAX_BATCH_REQUESTS = 65536

@@ -414,8 +414,8 @@ class NixlAgent:
     def stray(self, name: str, request: int, buffers: Sequence[Buffer]) -> None:
         """Keeps an abandoned request that still runs, with its buffers, until :meth:`tend` finds that it has ended.
 
-        NIXL would let us release the request, and still write into its buffer when bytes come. The call of
-        :meth:`leave` for its endpoint is made here, too."""
+        NIXL would let us release the request, and still write into its buffer when bytes come. The endpoint does not
+        call :meth:`leave`: :meth:`tend` does so then."""
         with self._lock:
             self._strays.append(_Stray(name, request, buffers))
 

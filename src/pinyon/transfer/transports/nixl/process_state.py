@@ -39,10 +39,10 @@ def ucx_environment(*, loopback: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closed_on_exec(*, only_tcp: bool = False) -> Iterator[None]:
-    """Keeps descriptors that appear meanwhile from being inherited by started programs, which UCX omits.
+    """Keeps descriptors that appear meanwhile from being inherited by programs that this process starts.
 
-    It cannot be told who opened them. Python's own are not inherited anyway. With ``only_tcp``, only TCP sockets
-    count."""
+    UCX does not see to that for its own descriptors. It cannot be told which are UCX's, so all are kept back that
+    appear meanwhile; Python's are not inherited anyway. With ``only_tcp``, only TCP sockets count."""
     before = _inheritable()
     try:
         yield
