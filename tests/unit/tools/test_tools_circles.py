@@ -53,10 +53,6 @@ def test_a_part_that_names_its_own_package_is_in_a_circle(tmp_path: Path) -> Non
     assert main([str(root)]) == 1
 
 
-def test_this_tree_has_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0, capsys.readouterr().out
-
-
 @given(st.dictionaries(st.sampled_from("abcdef"), st.sets(st.sampled_from("abcdef")), min_size=6, max_size=6))
 def test_against_reachability(edges: dict[str, set[str]]) -> None:
     graph = {name: dict.fromkeys(sorted(targets - {name}), 1) for name, targets in edges.items()}
