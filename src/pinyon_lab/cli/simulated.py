@@ -141,6 +141,7 @@ def check(arguments: argparse.Namespace) -> None:
     for name in ("per_request", "picture"):
         path: Path | None = getattr(arguments, name, None)
         # checked now, as a search for a rate may take long
+        # Looked at before the run: a search for a rate may take long.
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
 

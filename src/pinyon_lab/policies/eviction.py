@@ -24,10 +24,10 @@ class RankedPolicy(Generic[Key]):
             self._ranked.put(key, rank)
 
     def _gone(self, key: Key) -> None:
-        """Is called when a key is not held any more."""
+        """Hears that a key is not held any more."""
 
     def _evicted(self, rank: Rank) -> None:
-        """Is called when a key of this rank was evicted."""
+        """Hears that a key of this rank was evicted."""
 
     def _worth(self, rank: Rank, now_s: float) -> float:
         """Returns the worth of a key for :meth:`peek`."""
