@@ -69,10 +69,12 @@ def test_requests_through_the_published_port(client):
             stream_options={"include_usage": True},
         )
     )
-    assert len(parts) > 2
+    # Tokens that are there together come in one event, so how many events there are is up to the machine.
     assert "".join(part.choices[0].text for part in parts if part.choices) == text
-    # The second request found the KV of the first, whether it was moved between containers or stayed.
-    assert parts[-1].usage.prompt_tokens_details.cached_tokens > 0
+    assert (parts[-1].choices, parts[-1].usage.completion_tokens) == ([], 16)
+    # Either prefill worker may compute the prompt once, where that is sooner than to fetch it. Then both have its KV.
+    _, usage = complete(client, prompt)
+    assert usage.prompt_tokens_details.cached_tokens > 0
 
 
 def test_the_conductor_lists_every_instance(suite):
