@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import parse_sizes
-from pinyon.profiles.engine_profile import built_in_profiles
 from pinyon.runtime.settings import ServiceSettings, checked, service_config
 
 
@@ -17,10 +16,20 @@ class ConductorSettings(ServiceSettings):
     """The control plane: knows the instances and what they hold, and places requests."""
 
     model_config = service_config("conductor")
+    everyday: ClassVar[dict[str, str]] = {
+        "placement": "placement ttft_slo_ms tbt_slo_ms profile sizes",
+        "instances": "lease_ms instances_max",
+        "memory": "index_keys_max explain_max",
+    }
+    further: ClassVar[dict[str, str]] = {
+        "placement": "inflight_max inflight_unclaimed_s inflight_prefill_s inflight_decode_s",
+        "instances": "settle_ms lb_sessions_max",
+        "memory": "index_stride_tokens explain_mib",
+    }
 
     placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = Field(
         PLACEMENT_DEFAULT,
-        description=f"placement policy: {PLACEMENT_POLICIES.described}; further ones as ;MODEL=POLICY",
+        description=f"placement policy: {PLACEMENT_POLICIES.choices}; for one model: ;MODEL=POLICY",
     )
     ttft_slo_ms: int = Field(
         30_000,
@@ -35,8 +44,8 @@ class ConductorSettings(ServiceSettings):
     )
     profile: Annotated[str, checked(parse_priors)] = Field(
         "",
-        description=f"what costs are taken to be before they are measured: {', '.join(built_in_profiles())}, or a "
-        "machine's or an engine's profile as a JSON file; further ones as ;MODEL=PROFILE",
+        description="what costs are taken to be before they are measured: a name of docs/design/worker.md or a JSON "
+        "file; further ones: ;MODEL=PROFILE",
     )
     tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
     lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")
@@ -51,8 +60,8 @@ class ConductorSettings(ServiceSettings):
         64,
         ge=1,
         le=4096,
-        description="the index is told of a block every so many tokens of a prompt (1: of all blocks); what is held of "
-        "a prefix behind the last of them it does not see",
+        description="the index is told of a block every so many tokens of a prompt, and of none behind the last; 1: of "
+        "all blocks",
     )
     inflight_max: int = Field(100_000, ge=1, description="placements in flight")
     inflight_unclaimed_s: float = Field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,14 @@ class ControllerSettings(ServiceSettings):
     """The regional controller: knows the load balancers of all regions, and who stands in for one that failed."""
 
     model_config = service_config("controller")
+    everyday: ClassVar[dict[str, str]] = {
+        "regions": "http_listen state_file geography distances",
+        "failures": "silence_s probe_timeout_s probes settle_s restart_hook",
+    }
+    further: ClassVar[dict[str, str]] = {
+        "regions": "lbs_max",
+        "failures": "grace_s lease_s restart_timeout_s restart_attempts",
+    }
 
     http_listen: Address = Field(
         "127.0.0.1:0",
@@ -44,15 +52,15 @@ class ControllerSettings(ServiceSettings):
         ge=0,
         le=3600,
         description="time that a load balancer serves again before it gets its clusters back; doubles with each "
-        "failure in a row, up to twelve times as much",
+        "failure in a row",
     )
     lease_s: float = Field(
         5.0, ge=1, le=3600, description="time that an adopter which does not hear the controller goes on in any case"
     )
     restart_hook: Annotated[str, checked(shlex.split)] = Field(
         "",
-        description="command that starts a failed load balancer again; PINYON_FAILED_LB_ID, PINYON_FAILED_REGION, "
-        "PINYON_FAILED_GRPC_ADDRESS and PINYON_FAILED_HTTP_URL in its environment say which; no shell",
+        description="command, without a shell, that starts a failed load balancer again; PINYON_FAILED_* say which "
+        "(docs/design/controller.md)",
     )
     restart_timeout_s: float = Field(60.0, gt=0, le=3600, description="time after which that command is killed")
     restart_attempts: int = Field(10, ge=1, le=1000, description="times that it is run for one failure, at most")

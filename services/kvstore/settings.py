@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
@@ -16,12 +16,21 @@ class KvStoreSettings(TransferSettings):
     """A node of the KV store: a pool of memory, and its entries in Redis."""
 
     model_config = service_config("kvstore")
+    everyday: ClassVar[dict[str, str]] = {
+        "the suite": "redis_url conductor",
+        "pool": "pool_mib eviction",
+        "puts and reads": "open_puts_max leases_max",
+    }
+    further: ClassVar[dict[str, str]] = {
+        "the suite": "node_lease_s redis_timeout_s",
+        "puts and reads": "put_timeout_s put_timeout_max_s lease_s lease_max_s",
+    }
 
     redis_url: str = Field("", description="Redis with the block metadata; required")
     conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
     pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
     eviction: Annotated[str, AfterValidator(checked_eviction)] = Field(
-        "lru", description=f"which objects go when room is needed: {EVICTION_POLICIES.described}"
+        "lru", description=f"which objects go when room is needed: {EVICTION_POLICIES.choices}"
     )
     put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")
     put_timeout_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a put may take at most")

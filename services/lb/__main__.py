@@ -12,7 +12,7 @@ from pinyon.runtime.process import spare_collector
 def main(argv: Sequence[str] | None = None) -> None:
     spare_collector()
     from pinyon.runtime.service import run_service
-    from pinyon.runtime.settings import load_settings
+    from pinyon.runtime.setting_sources import load_settings
     from services.lb.settings import LbSettings
 
     settings = load_settings(LbSettings, argv)

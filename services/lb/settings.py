@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -44,6 +44,28 @@ class LbSettings(JournalSettings):
     """The front door: OpenAI-compatible HTTP and gRPC, queue, placement, streams to the workers."""
 
     model_config = service_config("lb")
+    everyday: ClassVar[dict[str, str]] = {
+        "the suite": "http_listen conductor upstream region controller",
+        "models": "model served_model_name",
+        "clients": "api_keys_file tenant_rpm tenant_tpm cors_origins",
+        "requests": "queue_limit request_timeout_s routing",
+    }
+    further: ClassVar[dict[str, str]] = {
+        "the suite": "processes admin_listen peers http_url position geography_file",
+        "models": "more_models chat_max_tokens chars_per_token_max",
+        "clients": "trusted_proxies forwarded_field proxy_protocol connections_limit connections_per_peer "
+        "requests_per_peer access_log",
+        "requests": "in_flight_limit conductor_timeout_s place_by pushing placement_wait_s attempts instances_grace_s "
+        "unread_tokens",
+        "servers of others": "upstream_api_key_file upstream_ca_file upstream_capacity upstream_connections "
+        "upstream_connect_s upstream_keep_alive_s upstream_first_byte_s upstream_stall_s upstream_health_s "
+        "upstream_health_timeout_s upstream_probe_s",
+        "limits of HTTP": "body_limit_bytes bodies_limit_mib head_limit_bytes head_fields_limit line_limit_bytes "
+        "head_timeout_s body_timeout_s keep_alive_s write_stall_s",
+        "HTTPS": "http_tls_cert http_tls_key",
+        "start and end": "lame_duck_s",
+        "given by who starts several": "http_reuse_port heartbeat_fd upstream_sharers test_region_delays_ms",
+    }
 
     conductor: Address = Field("", description="host:port of the conductor")
     http_listen: Address = Field("127.0.0.1:0", description="host:port of the HTTP server; port 0 takes a free one")
@@ -51,8 +73,8 @@ class LbSettings(JournalSettings):
         1,
         ge=1,
         le=256,
-        description="load balancers on this host, each a process, that listen at the one --http-listen; --listen and "
-        "--admin-listen are the first of as many ports (docs/use/deploy.md)",
+        description="load balancers on this host, each a process, that listen at the one --http-listen "
+        "(docs/use/deploy.md)",
     )
     http_reuse_port: bool = Field(
         False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
@@ -92,19 +114,17 @@ class LbSettings(JournalSettings):
     )
     routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
         "skywalker",
-        description="the load balancer's own choice: of instances without a conductor, of other regions, and of "
-        "--upstream servers: "
-        f"{ROUTING_POLICIES.described}",
+        description=f"routing without a conductor: {ROUTING_POLICIES.choices}",
     )
     place_by: Literal["conductor", "routing"] = Field(
         "conductor",
-        description="who chooses instances: the conductor, or always the load balancer's own --routing; the conductor "
-        "says who is there in either case",
+        description="who chooses instances: the conductor, or always --routing; who is there, the conductor says in "
+        "either case",
     )
     pushing: Annotated[str, AfterValidator(_checked_pushing)] = Field(
         "auto",
-        description="when a request may leave the queue: auto (pending with --peers, --controller or --upstream, else "
-        f"blind), {PUSHING_RULES.described}",
+        description=f"when to leave the queue: {PUSHING_RULES.choices}; auto: pending with regions or "
+        "--upstream, else blind",
     )
     region: Annotated[str, checked(partial(check_geography, field="region"))] = Field(
         "", description="name of the region: needed where load balancers of others forward to this one, or it to them"
@@ -133,8 +153,8 @@ class LbSettings(JournalSettings):
     )
     upstream: Annotated[str, checked(parse_upstreams)] = Field(
         "",
-        description="in place of a conductor: servers that speak OpenAI's HTTP interface (vLLM, SGLang, TGI, "
-        "llama.cpp ...), http://HOST:PORT[/PREFIX] or https://, with commas",
+        description="in place of a conductor: OpenAI-compatible servers (vLLM, SGLang ...), http://HOST:PORT[/PREFIX] "
+        "or https://, with commas",
     )
     upstream_api_key_file: str = Field(
         "", description="file with the API key that these servers want: a line KEY for all, or lines URL KEY"
@@ -222,8 +242,8 @@ class LbSettings(JournalSettings):
         512,
         ge=1,
         le=1 << 20,
-        description="HTTP bodies of all requests that arrive, wait or run, half of it of a key's tenant; beyond: 503. "
-        "As much again for what other regions forward, half of it of one load balancer",
+        description="HTTP bodies of all requests, half of it of one tenant; more get 503. As much again for other "
+        "regions' requests",
     )
     head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")
     head_fields_limit: int = Field(100, ge=1, le=1000, description="header fields of a request; more get 431")

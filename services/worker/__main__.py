@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ[name] = "1"
     spare_collector()
     from pinyon.runtime.service import run_service
-    from pinyon.runtime.settings import load_settings
+    from pinyon.runtime.setting_sources import load_settings
     from services.worker.app import main as serve
     from services.worker.settings import WorkerSettings
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from pinyon.runtime.settings import ServiceSettings, service_config
@@ -11,6 +13,12 @@ class Limits(ServiceSettings):
     """The bounds on requests and prompts; a part of the worker's settings."""
 
     model_config = service_config("service")
+    everyday: ClassVar[dict[str, str]] = {"requests": "max_batch request_timeout_s"}
+    further: ClassVar[dict[str, str]] = {
+        "requests": "max_requests max_prefills room_timeout_s load_interval_s outbox_tokens write_timeout_s",
+        "KV that moves": "fetch_timeout_s push_timeout_s settle_s lease_s max_lease_s store_queue_blocks store_queue_s "
+        "store_timeout_s",
+    }
 
     max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
     max_requests: int = Field(4096, ge=1, le=65536, description="requests owned at once, waiting ones included")

@@ -70,6 +70,12 @@ class Registry(Generic[Policy]):
         return tuple(self._policies)
 
     @property
+    def choices(self) -> str:
+        """All names, in words; options and defaults are in :attr:`described`."""
+        *most, last = [*self._policies, *(["MODULE:CLASS"] if self._base is not None else [])]
+        return f"{', '.join(most)} or {last}"
+
+    @property
     def described(self) -> str:
         """All choices with their options and defaults, for a help text."""
         shown = []

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -39,6 +39,7 @@ class JournalSettings(ServiceSettings):
     """The settings of a service that writes its decisions down."""
 
     model_config = service_config("service")
+    further: ClassVar[dict[str, str]] = {"journal": "journal journal_mib"}
 
     journal: str = Field("", description="file for what is decided and from which inputs; empty: none is written")
     journal_mib: int = Field(256, ge=1, le=1 << 20, description="size at which the journal ends")

@@ -1,38 +1,25 @@
-"""One frozen, validated settings object per service; an unknown key is an error.
-
-A field ``pool_mib`` of the worker is ``--pool-mib`` on the command line and ``PINYON_WORKER_POOL_MIB`` in the
-environment; the command line wins.
-"""
+"""One frozen, validated settings object per service; :mod:`pinyon.runtime.setting_sources` loads it."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pinyon.core.address import is_loopback, parse_address
-from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument, PinyonError
-from pinyon.core.near import did_you_mean
-from pinyon.runtime.arguments import Parser, module_as_typed
 from pinyon.runtime.identity import ANY
 
-Settings = TypeVar("Settings", bound="ServiceSettings")
 
-
-def service_config(service: str) -> SettingsConfigDict:
-    """Returns the ``model_config`` of a service's settings: environment prefix, frozen, no unknown fields."""
-    return SettingsConfigDict(
-        env_prefix=f"PINYON_{service.upper()}_", frozen=True, extra="forbid", title=f"pinyon {service}"
-    )
+def service_config(service: str) -> ConfigDict:
+    """Returns the ``model_config`` of a service's settings: its title, frozen, no unknown fields."""
+    return ConfigDict(title=f"pinyon {service}", frozen=True, extra="forbid", validate_default=True)
 
 
 def checked(parse: Callable[[str], object], *, empty: bool = True) -> AfterValidator:
@@ -74,10 +61,26 @@ TLS_FILES = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt", "c
 """The name of each file in a folder of ``pinyon certs``, by the setting that names the file."""
 
 
-class ServiceSettings(BaseSettings):
-    """The settings of all services."""
+class ServiceSettings(BaseModel):
+    """The settings of all services.
+
+    ``everyday`` has the names of those that ``--help`` shows, by the titles of their groups, and ``further`` of those
+    that only ``--help-all`` shows. A class lists each
+    field that it adds in one of them.
+    """
 
     model_config = service_config("service")
+    everyday: ClassVar[dict[str, str]] = {
+        "addresses": "listen metrics_listen",
+        "security": "tls_dir allow_insecure",
+        "log": "log_level log_format",
+    }
+    further: ClassVar[dict[str, str]] = {
+        "addresses": "advertise_host",
+        "security": "tls_cert tls_key tls_ca cluster_secret_file",
+        "log": "otlp_endpoint",
+        "start and end": "instance_id ready_fd drain_s",
+    }
 
     instance_id: str = Field("", max_length=64, description="unique name; made up when empty")
     listen: Address = Field("127.0.0.1:0", description="host:port of the gRPC server; port 0 takes a free one")
@@ -93,7 +96,7 @@ class ServiceSettings(BaseSettings):
     ready_fd: WritableFd = Field(-1, description="file descriptor to announce the bound endpoints on, as one JSON line")
     drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get on shutdown")
 
-    tls_dir: str = Field("", description="folder made by `pinyon certs`, in place of the four files that follow")
+    tls_dir: str = Field("", description="folder made by `pinyon certs`: certificate, key, authority and secret")
     tls_cert: str = Field("", description="this process's certificate (PEM), which names its role and instance id")
     tls_key: str = Field("", description="private key of the certificate")
     tls_ca: str = Field("", description="authority that peers' certificates must be signed by")
@@ -103,6 +106,36 @@ class ServiceSettings(BaseSettings):
     allow_insecure: bool = Field(
         False, description="listen beyond loopback without TLS (the load balancer: or without API keys) all the same"
     )
+
+    @classmethod
+    def service(cls) -> str:
+        """Returns the name of the service."""
+        return str(cls.model_config.get("title", "pinyon")).removeprefix("pinyon ")
+
+    @classmethod
+    def env_prefix(cls) -> str:
+        """Returns what the names of this service's variables begin with."""
+        return f"PINYON_{cls.service().upper()}_"
+
+    @classmethod
+    def everyday_fields(cls) -> set[str]:
+        """Returns the names of the fields that ``--help`` shows."""
+        return {
+            name for each in cls.__mro__ for names in vars(each).get("everyday", {}).values() for name in names.split()
+        }
+
+    @classmethod
+    def grouped_fields(cls) -> dict[str, list[str]]:
+        """Returns the names of all fields by the titles of their groups: this class's first, then its bases'."""
+        groups: dict[str, list[str]] = {}
+        for table in ("everyday", "further"):
+            for each in cls.__mro__:
+                for title, names in vars(each).get(table, {}).items():
+                    groups.setdefault(title, []).extend(names.split())
+        grouped = {name for names in groups.values() for name in names}
+        if others := [name for name in cls.model_fields if name not in grouped]:
+            groups["others"] = others
+        return groups
 
     @model_validator(mode="before")
     @classmethod
@@ -169,61 +202,3 @@ def plain_redis(settings: ServiceSettings, url: str) -> list[str]:
     if not settings.has_tls or parts.scheme != "redis" or is_loopback(parts.hostname or "localhost"):
         return []
     return [f"--redis-url {parts.scheme}://{parts.hostname} is without TLS: rediss:// has it"]
-
-
-def load_settings(
-    cls: type[Settings], argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
-) -> Settings:
-    """Loads settings from command line and environment; ends with a message and exit status 2 on bad input."""
-    environ = os.environ if environ is None else environ
-    prefix = str(cls.model_config.get("env_prefix", ""))
-    title = str(cls.model_config.get("title", "pinyon"))
-    parser = Parser(
-        prog=module_as_typed(f"services.{title.removeprefix('pinyon ')}"),
-        description=(cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else None,
-        epilog=f"Every option can also be set as {prefix}NAME in the environment.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=version_line())
-    for name, field in cls.model_fields.items():
-        default = field.get_default(call_default_factory=False)
-        shown = "" if default in ("", None, False) else f" (default: {default})"
-        flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            default=None,
-            metavar="VALUE",
-            **flag,
-            help=((field.description or "") + shown).replace("%", "%%"),
-        )
-        if default is True:
-            parser.add_argument(f"--no-{name.replace('_', '-')}", dest=name, action="store_const", const="false")
-    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-
-    def refuse(message: str) -> NoReturn:
-        sys.stderr.write(f"{title}: {message}\n")
-        raise SystemExit(2)
-
-    values: dict[str, Any] = {}
-    known = {prefix + name.upper(): name for name in cls.model_fields}
-    for key, value in environ.items():
-        if not key.startswith(prefix):
-            continue
-        if key not in known:
-            refuse(
-                f"unknown setting {key} in the environment{did_you_mean(key, known)}; known: {', '.join(sorted(known))}"
-            )
-        values[known[key]] = value
-    values.update(given)
-    try:
-        return cls(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what, got = first["msg"].removeprefix("Value error, "), repr(first.get("input"))
-        if first["type"] == "literal_error":
-            got += did_you_mean(str(first["input"]), get_args(cls.model_fields[where].annotation))
-        if not where:
-            refuse(what)
-        refuse(f"--{where.replace('_', '-')}: {what}" + ("" if got in what else f", got {got}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Literal
+from typing import ClassVar, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -34,6 +34,12 @@ from pinyon.transfer.types.topology import build_topology
 class TransferSettings(ServiceSettings):
     """The settings of a service that moves KV blocks."""
 
+    everyday: ClassVar[dict[str, str]] = {"transfer of KV": "transfer_listen transfer_nics"}
+    further: ClassVar[dict[str, str]] = {
+        "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_nixl "
+        "transfer_nixl_without_authentication transfer_checksum transfer_spin_us"
+    }
+
     transfer_listen: Address = Field(
         "127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one"
     )
@@ -53,21 +59,20 @@ class TransferSettings(ServiceSettings):
     )
     transfer_nixl: Literal["off", "auto", "prefer"] = Field(
         "off",
-        description="READ by NIXL (an optional extra) what is measured to be faster so (auto), or all (prefer); "
-        "an authenticated peer can crash this process then",
+        description="READ by NIXL (an optional extra) what is measured to be faster so (auto), or all (prefer); a peer "
+        "can crash this process then",
     )
     transfer_nixl_without_authentication: bool = Field(
         False,
-        description="with TLS or a cluster secret, use NIXL too, whose connections know neither, and by which an "
-        "authenticated peer can crash this process: see docs/use/security.md",
+        description="with TLS or a cluster secret, use NIXL too, whose connections know neither (docs/use/security.md)",
     )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
     transfer_spin_us: int = Field(
         100,
         ge=0,
         le=10_000,
-        description="microseconds for which threads of links poll for what comes next before they sleep, unless the "
-        "link is idle or cores are short; 0: never, which saves CPU",
+        description="time for which threads of links poll before they sleep, unless a link is idle or cores are short; "
+        "0 saves CPU",
     )
 
     def listeners(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.runtime.settings import load_settings
+from pinyon.runtime.setting_sources import load_settings
 from services.conductor.settings import ConductorSettings
 
 

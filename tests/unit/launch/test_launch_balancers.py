@@ -19,7 +19,7 @@ from launch.balancers.merged import SUMMED, Merged
 from launch.balancers.shares import DIVIDED, check_processes, process_arguments
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.auth import load_api_keys
-from pinyon.runtime.settings import load_settings
+from pinyon.runtime.setting_sources import load_settings
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.balancer import Given

@@ -22,7 +22,7 @@ from pinyon.frontdoor.upstreams.passing import Passing, read_usage
 from pinyon.frontdoor.upstreams.pool import Pool
 from pinyon.frontdoor.upstreams.reading import read_asked
 from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams, read_upstream_keys
-from pinyon.runtime.settings import load_settings
+from pinyon.runtime.setting_sources import load_settings
 from services.lb.settings import LbSettings
 from tests.tcp_server import tcp_server
 from tests.tls_files import TestAuthority

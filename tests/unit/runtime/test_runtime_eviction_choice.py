@@ -15,7 +15,7 @@ from pinyon.eviction.day_fits import DayFits
 from pinyon.eviction.fit import Fit
 from pinyon.eviction.workload_aware import WorkloadAware
 from pinyon.runtime.eviction_choice import FILE_BYTES_MAX, checked_eviction, whole_choice
-from pinyon.runtime.settings import load_settings
+from pinyon.runtime.setting_sources import load_settings
 from services.kvstore.settings import KvStoreSettings
 from services.worker.settings import WorkerSettings
 

@@ -19,7 +19,7 @@ from services.conductor.settings import ConductorSettings
 from services.kvstore.settings import KvStoreSettings
 from services.lb.settings import LbSettings
 from services.worker.settings import WorkerSettings
-from pinyon.runtime.settings import load_settings
+from pinyon.runtime.setting_sources import load_settings
 
 service, option, *choices = sys.argv[1:]
 settings = {

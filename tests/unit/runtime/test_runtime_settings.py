@@ -11,7 +11,8 @@ from pydantic import Field
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.settings import ServiceSettings, load_settings, service_config
+from pinyon.runtime.setting_sources import SERVICES, load_settings, option
+from pinyon.runtime.settings import ServiceSettings, service_config
 from services.kvstore.settings import KvStoreSettings
 from services.lb.settings import LbSettings
 from services.worker.settings import WorkerSettings
@@ -32,6 +33,58 @@ def test_the_command_line_wins_over_the_environment():
     environment = {"PINYON_EXAMPLE_POOL_MIB": "32", "PINYON_EXAMPLE_LOG_LEVEL": "debug"}
     settings = load_settings(Example, ["--pool-mib", "64"], environment)
     assert (settings.pool_mib, settings.log_level) == (64, "debug")
+
+
+def test_the_environment_wins_over_the_file(tmp_path):
+    file = tmp_path / "suite.toml"
+    file.write_text('[example]\npool_mib = 8\nlog_level = "debug"\nallow_insecure = true\n[lb]\n')
+    settings = load_settings(Example, ["--config", str(file)], {"PINYON_EXAMPLE_POOL_MIB": "32"})
+    assert (settings.pool_mib, settings.log_level, settings.allow_insecure) == (32, "debug", True)
+    for name in ("PINYON_EXAMPLE_CONFIG", "PINYON_CONFIG"):
+        assert load_settings(Example, [], {name: str(file)}).pool_mib == 8
+
+
+def test_one_file_does_for_a_suite(tmp_path):
+    file = tmp_path / "suite.toml"
+    file.write_text("[lb]\nqueue_limit = 1\n[worker]\nmax_batch = 2\n")
+    assert load_settings(LbSettings, [], {"PINYON_CONFIG": str(file)}).queue_limit == 1
+    assert load_settings(WorkerSettings, [], {"PINYON_CONFIG": str(file)}).max_batch == 2
+    assert load_settings(KvStoreSettings, [], {"PINYON_CONFIG": str(file)}) == KvStoreSettings()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[example]\npool_mb = 1\n", "unknown setting 'pool_mb' in [example] (did you mean 'pool_mib'?)"),
+        ("[exampel]\npool_mib = 1\n", "'exampel' is no table of a service (did you mean 'example'?)"),
+        ("pool_mib = 1\n", "'pool_mib' is no table of a service"),
+        ("[example]\npool_mib = 0\n", "--pool-mib"),
+        ("[example]\npool_mib = [1]\n", "pool_mib in [example] must be a number, a text or a boolean, got [1]"),
+        ("[example]\nlisten = 1\n", "--listen"),
+        ("[example\n", "line 1"),
+        ("[example]\nlisten = '\xff'\n", "utf-8"),
+        ("#" * (1 << 20) + "\n", "at most 1048576 bytes"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_bad_file_ends_with_its_name(content, words, tmp_path, capsys):
+    file = tmp_path / "suite.toml"
+    if content is not None:
+        file.write_bytes(content.encode("latin-1"))
+    message = said(capsys, Example, "--config", str(file))
+    assert message.startswith("pinyon example: ")
+    assert str(file) in message
+    assert words in message
+
+
+def test_a_pipe_is_no_file_of_settings(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is no file" in said(capsys, Example, "--config", str(tmp_path / "pipe"))
+
+
+def test_a_bad_variable_is_named(capsys):
+    message = said(capsys, Example, environ={"PINYON_EXAMPLE_POOL_MIB": "0"})
+    assert "--pool-mib (PINYON_EXAMPLE_POOL_MIB): " in message
 
 
 @pytest.mark.parametrize(
@@ -57,17 +110,55 @@ def test_bad_input_ends_with_status_2_and_names_the_key(argv, environment, word,
     assert word in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("service", ["conductor", "controller", "kvstore", "lb", "worker"])
+def settings_of(service: str) -> type[ServiceSettings]:
+    module = importlib.import_module(f"services.{service}.settings")
+    return next(
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, ServiceSettings) and each.__module__ == module.__name__
+    )
+
+
+def said(capsys, cls: type[ServiceSettings], *argv: str, environ: dict[str, str] | None = None) -> str:
+    """Returns what a command printed before it ended."""
+    with pytest.raises(SystemExit):
+        load_settings(cls, argv, environ or {})
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def printed_by(service: str, option: str) -> list[str]:
+    """Returns the lines that a service prints in a process of its own, where no laboratory has added policies."""
+    command = [sys.executable, "-m", f"services.{service}", option]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True, env={**os.environ, "COLUMNS": "80"}
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_help_shows_25_options_and_help_all_the_rest(service):
+    cls = settings_of(service)
+    shown = [line.split()[0] for line in printed_by(service, "--help") if line.startswith("  -")]
+    assert len(shown) <= 25
+    lines = printed_by(service, "--help-all")
+    assert {line.split()[0] for line in lines if line.startswith("  -")} >= {*shown, *map(option, cls.model_fields)}
+    texts = "\n".join("." if line.startswith("      ") else "" for line in lines).split("\n\n")
+    assert max(text.count(".") for text in texts) <= 2, "help texts fit two lines"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_setting_is_in_one_group(service):
+    cls = settings_of(service)
+    groups = cls.grouped_fields()
+    assert "others" not in groups
+    assert sorted(name for names in groups.values() for name in names) == sorted(cls.model_fields)
+
+
+@pytest.mark.parametrize("service", SERVICES)
 def test_usage_shows_the_command_as_it_is_typed(service, monkeypatch, capsys):
     monkeypatch.setattr("sys.orig_argv", [".venv/bin/python", "-m", f"services.{service}", "--help"])
-    settings = importlib.import_module(f"services.{service}.settings")
-    cls = next(
-        each
-        for each in vars(settings).values()
-        if isinstance(each, type) and issubclass(each, ServiceSettings) and each.__module__ == settings.__name__
-    )
     with pytest.raises(SystemExit, match="0"):
-        load_settings(cls, ["--help"], {})
+        load_settings(settings_of(service), ["--help"], {})
     assert capsys.readouterr().out.startswith(f"usage: .venv/bin/python -m services.{service} ")
 
 

@@ -21,7 +21,8 @@ from launch.preflight import option_faults
 from launch.process import ROOT
 from pinyon.cli import main as pinyon
 from pinyon.cli.main import _parser
-from pinyon.runtime.settings import ServiceSettings, load_settings
+from pinyon.runtime.setting_sources import load_settings
+from pinyon.runtime.settings import ServiceSettings
 
 PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
@@ -29,7 +30,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ANY_FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
-FENCES = {"```", *(f"```{language}" for language in ("sh", "python", "json", "yaml"))}
+FENCES = {"```", *(f"```{language}" for language in ("sh", "python", "json", "toml", "yaml"))}
 SET = re.compile(r"[A-Z_]+=.*", re.DOTALL)
 """A variable that is set for a command."""
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -101,7 +102,8 @@ def settings_of(service: str) -> type[ServiceSettings]:
 @cache
 def settings(service: str) -> frozenset[str]:
     names = [name.replace("_", "-") for name in settings_of(service).model_fields]
-    return frozenset([f"--{name}" for name in names] + [f"--no-{name}" for name in names] + ["--help", "--version"])
+    commands = ["--help", "--help-all", "--version", "--config"]
+    return frozenset([f"--{name}" for name in names] + [f"--no-{name}" for name in names] + commands)
 
 
 def has(words: list[str]) -> frozenset[str] | None:
@@ -231,7 +233,7 @@ def lines_to_copy(page: Path) -> Iterator[list[str]]:
 
 def of_reader(words: list[str]) -> bool:
     """Returns whether the words name a module or a file that the reader made before."""
-    return any(name in word for word in words for name in ("my_lab.", "fits.json"))
+    return any(name in word for word in words for name in ("my_lab.", "fits.json", "pinyon.toml"))
 
 
 def is_command(line: str) -> bool:

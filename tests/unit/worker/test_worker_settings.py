@@ -10,7 +10,7 @@ import pytest
 from launch.cluster import ClusterSpec
 from pinyon.model import load_card
 from pinyon.profiles.engine_profile import built_in_profiles
-from pinyon.runtime.settings import load_settings
+from pinyon.runtime.setting_sources import load_settings
 from services.worker.engines import ENGINES, create_engine
 from services.worker.engines.decode_plan import KERNEL_DEFAULT, KERNELS
 from services.worker.settings import WorkerSettings
