@@ -3,4 +3,4 @@
 The library decides, the services (``services/``) do. See ARCHITECTURE.md for the rooms and their import rules.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
