@@ -3,9 +3,9 @@
     python -m tools.planted_bugs [NAME ..] [--suites unit property ..] [--fresh] [--table]
 
 ``tests/data/planted_bugs.toml`` has the bugs: what to replace in which file, and who would suffer from it. Each is put
-into a copy of this checkout, whose tests run until the first one fails: those first that import the file. Results are
-written to ``.cache/planted/results.jsonl`` as they come, and what is there is not run again. A change to a file with a
-planted bug must put the same bug into the new text.
+into a copy of this checkout, whose tests run until the first one fails: those first that are near the file by imports.
+Results are written to ``.cache/planted/results.jsonl`` as they come, and what is there is not run again. A change to a
+file with a planted bug must put the same bug into the new text.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ BUGS = ROOT / "tests" / "data" / "planted_bugs.toml"
 RESULTS = ROOT / ".cache" / "planted" / "results.jsonl"
 SUITES = ("unit", "property", "simulation", "reproduction", "integration", "cluster")
 RUN_S_MAX = 3600.0
+MODULE = re.compile(r"\b(?:pinyon|pinyon_lab|services|launch|tests)(?:\.\w+)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +77,33 @@ def copied(to: Path) -> None:
             shutil.copy2(ROOT / name, to / name)
 
 
-def importers(root: Path, suites: Sequence[str], file: str) -> list[str]:
-    """Returns the test files that name the module: most bugs are found there within seconds."""
-    module = re.sub(r"^src/|\.py$", "", file).replace("/", ".")
-    return [
-        str(path.relative_to(root))
-        for suite in suites
-        for path in sorted((root / "tests" / suite).rglob("test_*.py"))
-        if module in path.read_text(encoding="utf-8")
+def by_distance(root: Path, suites: Sequence[str], file: str) -> list[str]:
+    """Returns the test files of the suites, by how many imports lie between them and the file: most bugs are found by
+    those that import it, and by those that import these."""
+    paths = [
+        path for folder in ("src", "services", "launch", "tests") for path in sorted((root / folder).rglob("*.py"))
     ]
+    modules = {module_of(path.relative_to(root)): path.relative_to(root) for path in paths}
+    importers: dict[str, list[str]] = {}
+    for module, path in modules.items():
+        for name in sorted(set(MODULE.findall((root / path).read_text(encoding="utf-8")))):
+            importers.setdefault(name, []).append(module)
+    reached = [module_of(Path(file))]
+    for module in reached:  # it grows meanwhile
+        reached += [each for each in importers.get(module, ()) if each in modules and each not in reached]
+    every = [module for module in modules if module not in reached]
+    tests = [modules[module] for module in (*reached, *every) if module in modules]
+    folders = [Path("tests", suite) for suite in suites]
+    return [
+        path.as_posix()
+        for path in tests
+        if path.name.startswith("test_") and any(folder in path.parents for folder in folders)
+    ]
+
+
+def module_of(path: Path) -> str:
+    """Returns the dotted name of a file, relative to the checkout."""
+    return re.sub(r"^src/|(/__init__)?\.py$", "", path.as_posix()).replace("/", ".")
 
 
 def first_failure(root: Path, tests: Sequence[str]) -> str:
@@ -123,8 +142,7 @@ def try_one(bug: Bug, suites: Sequence[str]) -> Found:
         root = Path(folder)
         copied(root)
         bug.put_into(root)
-        near = importers(root, suites, bug.file)
-        caught = (near and first_failure(root, near)) or first_failure(root, [f"tests/{suite}" for suite in suites])
+        caught = first_failure(root, by_distance(root, suites, bug.file))
     took = (datetime.datetime.now(datetime.UTC) - begun).total_seconds()
     return Found(bug.name, caught, round(took, 1), begun.isoformat(timespec="seconds"), commit())
 
