@@ -16,7 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKED = ("src", "services", "launch", "tests", "tools", "bench", "docs/use")
+CHECKED = (
+    "src",
+    "services",
+    "launch",
+    "tests",
+    "tools",
+    "bench",
+    "docs/use",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
 """Files and folders that are looked at, without what is generated."""
 WORDS_MAX = 30
 TEST_NAME_MAX = 60
