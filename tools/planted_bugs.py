@@ -78,8 +78,9 @@ def copied(to: Path) -> None:
 
 
 def by_distance(root: Path, suites: Sequence[str], file: str) -> list[str]:
-    """Returns the test files of the suites, by how many imports lie between them and the file: most bugs are found by
-    those that import it, and by those that import these."""
+    """Returns the test files of the suites, those first that import the file, then those that import these, and so on.
+
+    Most bugs are found by the first ones."""
     paths = [
         path for folder in ("src", "services", "launch", "tests") for path in sorted((root / folder).rglob("*.py"))
     ]
