@@ -23,7 +23,7 @@ SLO_MS_MAX = 1 << 31
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
-_YES_NO = {b"": False, b"0": False, b"false": False, b"1": True, b"true": True}
+_YES_NO = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 _process = secrets.token_hex(6)
 _numbers = count(1)
@@ -110,17 +110,18 @@ def read_head(head: Head, fields: Iterable[tuple[bytes, bytes]]) -> None:
     """Reads header fields with names in lower case. Raises :class:`InvalidArgument`, naming the header, and
     :class:`HttpError`: 415."""
     for name, value in fields:
-        read = _READERS.get(name)
-        if read is not None:
-            read(head, value.decode("latin-1"))
-
-
-def _authorization(head: Head, value: str) -> None:
-    head.authorization = value
-
-
-def _request_id(head: Head, value: str) -> None:
-    head.request_id = sane_id(value) or head.request_id
+        if name.startswith(b"x-pinyon-"):
+            _read_own(head, name.decode("latin-1"), value.decode("latin-1"))
+        elif name == b"authorization":
+            head.authorization = value.decode("latin-1")
+        elif name == b"content-encoding":
+            _read_encoding(head, value.decode("latin-1"))
+        elif name == b"x-request-id":
+            head.request_id = sane_id(value.decode("latin-1")) or head.request_id
+        elif name == b"x-session-id":
+            _read_session_id(head, value.decode("latin-1"))
+        elif name == b"traceparent":
+            head.traceparent = traceparent(value.decode("latin-1"))
 
 
 def traceparent(value: str) -> str:
@@ -128,7 +129,7 @@ def traceparent(value: str) -> str:
     return value if _TRACEPARENT.fullmatch(value) else ""
 
 
-def _content_encoding(head: Head, value: str) -> None:
+def _read_encoding(head: Head, value: str) -> None:
     coding = value.strip().lower()
     if coding in ("gzip", "x-gzip") and not head.gzip:
         head.gzip = True
@@ -138,55 +139,7 @@ def _content_encoding(head: Head, value: str) -> None:
         )
 
 
-def _traceparent(head: Head, value: str) -> None:
-    head.traceparent = traceparent(value)
-
-
-def _flag(name: str, value: str) -> bool:
-    flag = _YES_NO.get(value.strip().lower().encode("latin-1"))
-    if flag is None:
-        raise InvalidArgument(f"{name} must be 1 or 0.", field=name)
-    return flag
-
-
-def _no_reuse(head: Head, value: str) -> None:
-    head.no_reuse = _flag("x-pinyon-no-reuse", value)
-
-
-def _no_store(head: Head, value: str) -> None:
-    head.labels.no_store = _flag("x-pinyon-no-store", value)
-
-
-def _report(head: Head, value: str) -> None:
-    head.report = _flag("x-pinyon-report", value)
-
-
-def _ttft_slo(head: Head, value: str) -> None:
-    text = value.strip()
-    if not text.isascii() or not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < SLO_MS_MAX:
-        raise InvalidArgument(
-            "x-pinyon-ttft-slo-ms must be a whole number of milliseconds, at least 1.", field="x-pinyon-ttft-slo-ms"
-        )
-    head.ttft_slo_ms = int(text)
-
-
-def _label(value: str, name: str) -> str:
-    """Returns a label decoded as UTF-8, or else as Latin-1, the traditional encoding of header fields."""
-    with suppress(UnicodeDecodeError):
-        value = value.encode("latin-1").decode("utf-8")
-    return check_label(value.strip(), name)
-
-
-def _kind(head: Head, value: str) -> None:
-    text = value.strip()
-    head.labels.kind = check_kind(text, "x-pinyon-type") if text else ""
-
-
-def _session(head: Head, value: str) -> None:
-    head.labels.session = _label(value, "x-pinyon-session") or head.labels.session
-
-
-def _session_id(head: Head, value: str) -> None:
+def _read_session_id(head: Head, value: str) -> None:
     """Takes the session id of other software, unless ours is given, in either order. Since it may be a credential, or
     not meant for us, only its hash is carried, and invalid ones are ignored."""
     with suppress(InvalidArgument):
@@ -194,35 +147,43 @@ def _session_id(head: Head, value: str) -> None:
         head.labels.session = head.labels.session or (text and xxh3_128_hexdigest(text.encode("utf-8")))
 
 
-def _user(head: Head, value: str) -> None:
-    head.labels.user = _label(value, "x-pinyon-user")
+def _read_own(head: Head, name: str, value: str) -> None:
+    """Reads a header field of our own; unknown ones are ignored."""
+    labels, text = head.labels, value.strip()
+    match name:
+        case "x-pinyon-geographies":
+            labels.geographies = check_geographies(tuple(map(str.strip, value.split(","))) if text else (), name)
+        case "x-pinyon-no-reuse":
+            head.no_reuse = _flag(name, text)
+        case "x-pinyon-no-store":
+            labels.no_store = _flag(name, text)
+        case "x-pinyon-priority":
+            if not _INTEGER.fullmatch(text):
+                raise InvalidArgument(f"{name} must be a whole number.", field=name)
+            labels.priority = check_priority(int(text), name)
+        case "x-pinyon-report":
+            head.report = _flag(name, text)
+        case "x-pinyon-session":
+            labels.session = _label(value, name) or labels.session
+        case "x-pinyon-ttft-slo-ms":
+            if not text.isascii() or not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < SLO_MS_MAX:
+                raise InvalidArgument(f"{name} must be a whole number of milliseconds, at least 1.", field=name)
+            head.ttft_slo_ms = int(text)
+        case "x-pinyon-type":
+            labels.kind = check_kind(text, name) if text else ""
+        case "x-pinyon-user":
+            labels.user = _label(value, name)
 
 
-def _priority(head: Head, value: str) -> None:
-    text = value.strip()
-    if not _INTEGER.fullmatch(text):
-        raise InvalidArgument("x-pinyon-priority must be a whole number.", field="x-pinyon-priority")
-    head.labels.priority = check_priority(int(text), "x-pinyon-priority")
+def _flag(name: str, text: str) -> bool:
+    flag = _YES_NO.get(text.lower())
+    if flag is None:
+        raise InvalidArgument(f"{name} must be 1 or 0.", field=name)
+    return flag
 
 
-def _geographies(head: Head, value: str) -> None:
-    names = tuple(name.strip() for name in value.split(",")) if value.strip() else ()
-    head.labels.geographies = check_geographies(names, "x-pinyon-geographies")
-
-
-_READERS = {
-    b"authorization": _authorization,
-    b"content-encoding": _content_encoding,
-    b"x-request-id": _request_id,
-    b"x-session-id": _session_id,
-    b"traceparent": _traceparent,
-    b"x-pinyon-geographies": _geographies,
-    b"x-pinyon-no-reuse": _no_reuse,
-    b"x-pinyon-no-store": _no_store,
-    b"x-pinyon-priority": _priority,
-    b"x-pinyon-report": _report,
-    b"x-pinyon-session": _session,
-    b"x-pinyon-ttft-slo-ms": _ttft_slo,
-    b"x-pinyon-type": _kind,
-    b"x-pinyon-user": _user,
-}
+def _label(value: str, name: str) -> str:
+    """Returns a label decoded as UTF-8, or else as Latin-1, the traditional encoding of header fields."""
+    with suppress(UnicodeDecodeError):
+        value = value.encode("latin-1").decode("utf-8")
+    return check_label(value.strip(), name)
