@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Self
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
@@ -123,7 +123,7 @@ class Place(Turn):
             number, self.number = self.number, 0
             self._line.left(number, self.has_slot)
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -197,12 +197,8 @@ class Line:
         demands: Collection[int] = self._queue.waiting_demands
         return demands
 
-    def reserve(self, tenant: str) -> Place:
-        """Takes a place before the request is prepared. Raises :class:`ResourceExhausted` when the queue is full."""
-        return Place(self, tenant)
-
     def taken(self, place: Place) -> int:
-        """Returns the number of a new place. Raises as :meth:`reserve`."""
+        """Returns the number of a new place. Raises :class:`ResourceExhausted` when the queue is full."""
         self._last = number = self._last + 1
         out = self._queue.reserve(number, place.tenant, self._clock())
         if out is not None:
@@ -214,13 +210,13 @@ class Line:
         """Returns a slot that no request waits for, with room kept for it; None if there is no slot or no room."""
         if not self._queue.has_spare or demand in self._queue.waiting_demands or not self.is_open(demand):
             return None
-        place = self.reserve(tenant)
+        place = Place(self, tenant)
         place.enter(1, demand=demand, room=True)
         place.granted(self.on_grant(demand))
         return place
 
     def check(self, tenant: str) -> None:
-        """Raises the error that :meth:`reserve` would raise now."""
+        """Raises the error that :meth:`taken` would raise now."""
         self._queue.check(tenant)
 
     def enter(self, place: Place, room: bool) -> bool:

@@ -14,7 +14,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.line import Turn
-from pinyon.frontdoor.metrics import RequestMetrics
+from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.telemetry import Telemetry
@@ -107,7 +107,7 @@ class RequestLoop(Generic[F]):
         self,
         models: ServedModels,
         kind: Kind[F],
-        counted: RequestMetrics[F],
+        counted: DoorMetrics[F],
         telemetry: Telemetry,
         limits: LoopLimits,
         clock: Clock,
