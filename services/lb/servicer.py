@@ -146,13 +146,10 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field=f"labels.{error.field}") from None
         try:
-            return await self.models.of(call.model).ask(
-                call,
-                log_id,
-                request_class,
-                holder=client.holder,
-                wishes=Wishes(request.no_reuse, request.ttft_slo_ms, parent),
-            )
+            wishes = Wishes(request.no_reuse, request.ttft_slo_ms, parent)
+            prompts = self.models.of(call.model)
+            (ask,) = await prompts.asks(call, log_id, request_class, holder=client.holder, wishes=wishes)
+            return ask
         except InvalidArgument as error:
             kind = request.WhichOneof("input")
             field = error.field or ""

@@ -58,13 +58,14 @@ class Completions:
                 request_class = classify(head.labels, call, head.client, now_s, "x-pinyon-geographies")
                 prompts, created_s = self.models.of(call.model), int(now_s)
                 wishes = Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
+                asks = await prompts.asks(
+                    call, head.log_id, request_class, holder=holder, wishes=wishes, numbered=not call.plain
+                )
                 if not call.plain:
-                    asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=wishes)
                     tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, created_s)
                     await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
                     return 200
-                ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=wishes)
-                request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
+                request = Request(asks[0], head.arrived_s, deadline_s, whole=not call.stream)
                 head.facts = partial(facts_of, (request,))
                 answer_format = make_format(head.unique, call.model, created_s, call.include_usage)
                 if call.stream:

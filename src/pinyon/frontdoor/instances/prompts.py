@@ -88,32 +88,6 @@ class Prompts:
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
-    async def ask(
-        self,
-        call: Call,
-        request_id: str,
-        request_class: RequestClass,
-        *,
-        holder: str = "",
-        wishes: Wishes = NONE,
-    ) -> Ask:
-        """Returns the request of a call with one choice. ``holder`` names the client that places are counted against
-        (empty: none). Raises :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`."""
-        self._check(call)
-        context = self.max_context()
-        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
-        tokens = await self._tokens(call.prompt, call.prompt_field, rendering, context, holder)
-        sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
-        return Ask(
-            request_id,
-            call.model,
-            request_class,
-            tokens,
-            await self._keys(call.model, request_class, tokens, holder),
-            sampling,
-            wishes,
-        )
-
     async def asks(
         self,
         call: Call,
@@ -122,16 +96,19 @@ class Prompts:
         *,
         holder: str = "",
         wishes: Wishes = NONE,
+        numbered: bool = False,
     ) -> list[Ask]:
         """Returns the requests of all choices: ``n`` for the first prompt, ``n`` for the second, and so on.
 
-        The choices of one prompt have consecutive seeds, starting with the call's. Otherwise, it is like :meth:`ask`.
+        The choices of one prompt have consecutive seeds, starting with the call's. If they are ``numbered``, their
+        numbers are part of their ids. ``holder`` names the client that places are counted against (empty: none). Raises
+        :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
         """
         self._check(call)
         context = self.max_context()
         prompts = (call.prompt, *call.others)
         # many short prompts of one call must not hold up the event loop either
-        inline = sum(map(_size, prompts)) <= self._inline_chars
+        inline = not call.others or sum(map(_size, prompts)) <= self._inline_chars
         rendering = self._owned(call.rendering, holder, request_class.cache_salt)
         all_tokens, total = [], 0
         for prompt in prompts:
@@ -152,19 +129,16 @@ class Prompts:
             )
         asks: list[Ask] = []
         for tokens in all_tokens:
-            seed = _seed(call)
-            keys = await self._keys(
-                call.model, request_class, tokens, holder, inline=total <= INLINE_TOKENS
-            )  # fmt: skip
-            for choice in range(call.n):
-                sampling = self._sampling(call, len(tokens) // 4, context, (seed + choice) % (1 << 64))
-                number = f"{request_id}-{len(asks)}"
-                ask = Ask(number, call.model, request_class, tokens, keys, sampling, wishes)
-                asks.append(ask)
+            count, seed = len(tokens) // 4, _seed(call)
+            settled = [self._sampling(call, count, context, (seed + each) % (1 << 64)) for each in range(call.n)]
+            keys = await self._keys(call.model, request_class, tokens, holder, inline=total <= INLINE_TOKENS)
+            for sampling in settled:
+                name = f"{request_id}-{len(asks)}" if numbered else request_id
+                asks.append(Ask(name, call.model, request_class, tokens, keys, sampling, wishes))
         return asks
 
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
-        """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`ask`."""
+        """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`asks`."""
         self._check_rendering(rendering)
         rendering = self._owned(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
