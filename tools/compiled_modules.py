@@ -39,7 +39,7 @@ COMPILED = (
     *(
         f"frontdoor/instances/{name}.py"
         for name in (
-            *("ask", "choices", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
+            *("ask", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
             *("key_chains", "kind", "messages", "metrics", "prompts", "request", "routes", "tokenize"),
             "worker_sessions",
         )
