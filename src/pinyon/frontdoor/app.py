@@ -201,7 +201,7 @@ class HttpApp:
     def _ready(self, head: Head) -> tuple[bytes, bytes]:
         if missing := self._readiness.lacks():
             raise Unavailable(missing, retry_after_s=None if self._readiness.draining else 1.0)
-        if some := self._readiness.unserved():
+        if some := self._readiness.watched.unserved():
             return json.dumps({"status": "ready", "lacks": some}).encode(), JSON
         return b'{"status":"ready"}', JSON
 

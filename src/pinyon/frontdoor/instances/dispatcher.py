@@ -64,7 +64,6 @@ class Dispatcher:
         return self._models.demand(request.served, request.route)
 
     def _depart(self, request: Request) -> None:
-        if not request.departed:
-            ask, whose = request.ask, request.ask.request_class
-            target = routed(ask, self._models, self._secret)
-            request.depart(self._models.of(ask.model), target, whose.geographies, whose.tenant)
+        ask, whose = request.ask, request.ask.request_class
+        target = routed(ask, self._models, self._secret)
+        request.depart(self._models.of(ask.model), target, whose.geographies, whose.tenant)

@@ -105,7 +105,7 @@ class InstanceKind:
         exclude = excluded | view.with_other_weights(model, request.fingerprint)
         if len(exclude) == len(excluded):
             return exclude
-        if request.can_start_over and not view.servable(model, self.clock(), request.tokens_wanted, exclude):
+        if request.whole and not view.servable(model, self.clock(), request.tokens_wanted, exclude):
             _log.warning(
                 "nobody else has the weights that generated: from the start",
                 extra={"request_id": request.name, "generated": len(request.tokens)},
@@ -193,7 +193,7 @@ class InstanceKind:
         """Receives the updates of an attempt, to its end. ``begun`` is called at the first token, or at the end."""
         clock, take, waits = self.clock, request.take, True
         assert take is not None
-        while not request.over:
+        while request.finish_reason is None and request.error is None:
             delta = _fold(request, await stream.take(), clock())
             if waits and (delta.tokens or request.finished):
                 waits = False
@@ -261,7 +261,7 @@ class InstanceKind:
         if failed:
             bad = self.models.still_away(failed)
             for cluster in self.clusters:
-                bad |= cluster.view.avoided(failed, self.clock())
+                bad.update(cluster.view.failures.avoided(self.clock()))
             failed &= bad
 
 

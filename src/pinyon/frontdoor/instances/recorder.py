@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 from pinyon.api.admin.v1 import admin_pb2
 from pinyon.core.clock import Clock
@@ -103,28 +103,21 @@ class _Recording:
         self._waiting_bytes -= size
         if not batch:
             return None
-        requests = await asyncio.to_thread(_hashed, self._salt, batch)
+        requests = await asyncio.to_thread(lambda: [_hashed(self._salt, *each) for each in batch])
         return admin_pb2.RecordResponse(requests=requests, dropped=self._dropped)
 
 
-def _hashed(salt: bytes, batch: Sequence[tuple[Ask, int]]) -> list[admin_pb2.RecordedRequest]:
-    """Hashes requests, in a thread: 16 tokens take a microsecond, and a prompt may have a million."""
-    return [
-        admin_pb2.RecordedRequest(
-            arrived_unix_s=ask.request_class.arrived_unix_s,
-            kind=ask.request_class.kind,
-            turn=ask.request_class.turn,
-            user=hashed_name(salt, ask.request_class.tenant, ask.request_class.user),
-            session=_session(salt, ask),
-            prompt_tokens=ask.prompt_tokens,
-            generated_tokens=generated,
-            blocks=hashed_blocks(salt, ask.model, ask.request_class, ask.tokens_le32),
-        )
-        for ask, generated in batch
-    ]
-
-
-def _session(salt: bytes, ask: Ask) -> bytes:
-    """Returns a hash of session, user and tenant, as two users or tenants may give their sessions the same name."""
-    asked = ask.request_class
-    return hashed_name(salt, asked.tenant, asked.user, asked.session) if asked.session else b""
+def _hashed(salt: bytes, ask: Ask, generated: int) -> admin_pb2.RecordedRequest:
+    """Hashes a request, in a thread: 16 tokens take a microsecond, and a prompt may have a million."""
+    whose = ask.request_class
+    return admin_pb2.RecordedRequest(
+        arrived_unix_s=whose.arrived_unix_s,
+        kind=whose.kind,
+        turn=whose.turn,
+        user=hashed_name(salt, whose.tenant, whose.user),
+        # Two users or tenants may give their sessions the same name.
+        session=hashed_name(salt, whose.tenant, whose.user, whose.session) if whose.session else b"",
+        prompt_tokens=ask.prompt_tokens,
+        generated_tokens=generated,
+        blocks=hashed_blocks(salt, ask.model, whose, ask.tokens_le32),
+    )

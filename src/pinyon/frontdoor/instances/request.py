@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-import numpy as np
-
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
+from pinyon.core.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
 from pinyon.core.request import FinishReason, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
@@ -154,11 +152,6 @@ class Request(Flight):
         """True if the request has its ``finish_reason``."""
         return self.finish_reason is not None
 
-    @property
-    def over(self) -> bool:
-        """True if the last attempt is over: there is a ``finish_reason``, or an ``error``."""
-        return self.finish_reason is not None or self.error is not None
-
     def traced(self, span: Span) -> None:
         span.classify(self.ask.request_class)
         super().traced(span)
@@ -267,14 +260,12 @@ class Request(Flight):
     def failed_instance(self) -> str | None:
         """The target that the last attempt's error speaks against; None when another one would answer the same."""
         error, placement = self.error, self.placement
-        if self.lb:
-            return self.lb if error is not None and self._region_failed(error) else None
+        if self.lb and error is not None:
+            is_its = error.grpc_code in RETRY_CODES or error.field in (REGION_FIELD, REJECTED_FIELD)
+            return self.lb if is_its else None
         if error is None or placement is None or not (self.found_full or error.grpc_code in RETRY_CODES):
             return None
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
-
-    def _region_failed(self, error: PinyonError) -> bool:
-        return error.grpc_code in RETRY_CODES or error.field in (REGION_FIELD, REJECTED_FIELD)
 
     @property
     def refused(self) -> bool:
@@ -320,10 +311,6 @@ class Request(Flight):
             self._failed_lbs.add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
-    def go_on_after(self, tokens_le32: bytes) -> None:
-        """Continues after tokens that were generated in another region, where their text is known."""
-        self.tokens = np.frombuffer(tokens_le32, "<u4").tolist()
-
     # -- held back from the client
 
     def hold(self, delta: Delta) -> None:
@@ -336,13 +323,8 @@ class Request(Flight):
         """Returns the kept deltas as one."""
         return Delta("".join(self._held), self.tokens, self._held_logprobs)
 
-    @property
-    def can_start_over(self) -> bool:
-        """True if there are tokens, and the client has seen none of them."""
-        return self.whole and bool(self.tokens)
-
     def start_over(self) -> None:
-        """Forgets the generated tokens, as no instance is left that could continue them."""
+        """Forgets the generated tokens, of which the client has seen none, as no instance could continue them."""
         self.tokens = []
         self.fingerprint = ""
         self.prefill, self.prompt_logprobs = None, NO_LOGPROBS
