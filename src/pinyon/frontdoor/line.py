@@ -183,13 +183,11 @@ class Line:
 
     @property
     def in_flight(self) -> int:
-        number: int = self._queue.in_flight
-        return number
+        return int(self._queue.in_flight)
 
     @property
     def queued(self) -> int:
-        number: int = self._queue.queued
-        return number
+        return int(self._queue.queued)
 
     @property
     def waiting_demands(self) -> Collection[int]:

@@ -72,12 +72,9 @@ class Kind(Protocol[F_contra]):
         """Returns what the client is told when no target could take the request; ``error`` was the last obstacle."""
         ...
 
-    async def wait_change(self, timeout_s: float) -> None:
-        """Waits until a target may take a request that none could take, at most ``timeout_s``."""
-        ...
-
-    def forgive(self, flight: F_contra) -> None:
-        """Drops exclusions after some time has passed, as targets that failed the request may have recovered."""
+    async def wait_change(self, flight: F_contra, timeout_s: float) -> None:
+        """Waits until a target may take a request that none could take, at most ``timeout_s``. Drops exclusions of
+        targets that may have recovered meanwhile."""
         ...
 
 
@@ -198,8 +195,7 @@ class RequestLoop(Generic[F]):
                 if not seeks:
                     self._seekers.begin(chosen=bool(route.geographies))
                     seeks = True
-                await kind.wait_change(min(left_s, NEWS_S))
-                kind.forgive(flight)
+                await kind.wait_change(flight, min(left_s, NEWS_S))
         finally:
             if seeks:
                 self._seekers.end(chosen=bool(route.geographies))

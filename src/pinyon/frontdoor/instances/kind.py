@@ -249,14 +249,13 @@ class InstanceKind:
         message = "No instance is available for this model." if isinstance(error, NotFound) else error.message
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
 
-    async def wait_change(self, timeout_s: float) -> None:
-        """Waits for the next list of the region's own cluster, at most ``timeout_s``."""
-        await self.clusters.home.view.wait_change(timeout_s)
+    async def wait_change(self, request: Request, timeout_s: float) -> None:
+        """Waits for the next list of the region's own cluster, at most ``timeout_s``.
 
-    def forgive(self, request: Request) -> None:
-        """Drops exclusions, as instances may have restarted under their old names. An instance that failed lately stays
+        Drops exclusions, as instances may have restarted under their old names. An instance that failed lately stays
         excluded without news of it: its address may still be dead, and attempts are few. So does a load balancer that
         is still away."""
+        await self.clusters.home.view.wait_change(timeout_s)
         failed = request.exclude
         if failed:
             bad = self.models.still_away(failed)

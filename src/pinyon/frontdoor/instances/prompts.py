@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from pinyon.core.block_keys import BlockKey, chain_block_keys
+from pinyon.core.block_keys import chain_block_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
@@ -219,7 +219,7 @@ class Prompts:
             return b""  # the layout is not known yet, so the worker computes them
         block_tokens = known.layout.block_tokens
         if not inline or len(tokens) > 4 * INLINE_TOKENS:
-            return await self._off_loop.run(holder, _packed_keys, start, tokens, block_tokens)
+            return await self._off_loop.run(holder, lambda: b"".join(chain_block_keys(start, tokens, block_tokens)))
         return self._chains.packed(start, tokens, block_tokens)
 
     async def _tokens(
@@ -287,10 +287,6 @@ def _seed(call: Call) -> int:
     if call.seeded:
         return call.sampling.seed
     return int.from_bytes(os.urandom(8), "little") if call.sampling.temperature else 0
-
-
-def _packed_keys(start: BlockKey, tokens: bytes, block_tokens: int) -> bytes:
-    return b"".join(chain_block_keys(start, tokens, block_tokens))
 
 
 def _size(prompt: PromptInput) -> int:
