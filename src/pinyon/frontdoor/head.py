@@ -72,17 +72,8 @@ class Head(Logged):
     """The head of a request to the HTTP front door, or of one that another region has sent."""
 
     __slots__ = (
-        "authorization",
-        "client",
-        "gzip",
-        "labels",
-        "no_reuse",
-        "path",
-        "raw",
-        "report",
-        "traceparent",
-        "ttft_slo_ms",
-    )
+        "authorization", "client", "gzip", "labels", "no_reuse", "path", "raw", "report", "traceparent", "ttft_slo_ms",
+    )  # fmt: skip
 
     def __init__(self, path: str, arrived_s: float = 0.0, raw: RequestHead | None = None) -> None:
         super().__init__(arrived_s)

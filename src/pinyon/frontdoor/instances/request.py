@@ -63,37 +63,11 @@ class Request(Flight):
     """The state of one request on instances of pinyon."""
 
     __slots__ = (
-        "_drop_chars",
-        "_drop_tokens",
-        "_failed_lbs",
-        "_failing_since_s",
-        "_held",
-        "_held_logprobs",
-        "_sent_chars",
-        "_submitted_s",
-        "_usage",
-        "ask",
-        "chosen",
-        "class_message",
-        "fingerprint",
-        "finish_reason",
-        "first_token_s",
-        "gap_s",
-        "lb",
-        "listener",
-        "lost",
-        "placed_by",
-        "placed_s",
-        "placement",
-        "prefill",
-        "prompt_logprobs",
-        "reached",
-        "region",
-        "resumed",
-        "take",
-        "tokens",
-        "whole",
-    )
+        "_drop_chars", "_drop_tokens", "_failed_lbs", "_failing_since_s", "_held", "_held_logprobs", "_sent_chars",
+        "_submitted_s", "_usage", "ask", "chosen", "class_message", "fingerprint", "finish_reason", "first_token_s",
+        "gap_s", "lb", "listener", "lost", "placed_by", "placed_s", "placement", "prefill", "prompt_logprobs",
+        "reached", "region", "resumed", "take", "tokens", "whole",
+    )  # fmt: skip
 
     def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, whole: bool = False) -> None:
         wanted = ask.prompt_tokens + ask.sampling.max_tokens
