@@ -39,7 +39,7 @@ COMPILED = (
     *(
         f"frontdoor/instances/{name}.py"
         for name in (
-            *("ask", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
+            *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
             *("key_chains", "kind", "messages", "metrics", "prompts", "request", "routes", "tokenize"),
             "worker_sessions",
         )

@@ -15,10 +15,9 @@ from pinyon.core.request import Usage
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.ask import Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models, Prompts
-from pinyon.frontdoor.instances.request import Delta, Request, facts_of
+from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.labels import classify
 from pinyon.frontdoor.line import Place, Turn
 from pinyon.frontdoor.off_loop import OffLoop
@@ -69,11 +68,11 @@ class Completions:
                 call = await self.off_loop.run(holder, parse, body) if is_large(body) else parse(body)
                 request_class = classify(head.labels, call, head.client, now_s, "x-pinyon-geographies")
                 prompts, created_s = self.models.of(call.model), int(now_s)
-                wishes = Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
-                asks = await prompts.asks(
-                    call, head.log_id, request_class, holder=holder, wishes=wishes, numbered=not call.plain
+                wishes = (head.no_reuse, head.ttft_slo_ms, head.traceparent)
+                terms = Terms(head.arrived_s, deadline_s, not call.stream, *wishes)
+                requests = await prompts.requests(
+                    call, head.log_id, request_class, terms, holder=holder, numbered=not call.plain
                 )
-                requests = [Request(ask, head.arrived_s, deadline_s, whole=not call.stream) for ask in asks]
                 head.facts = partial(facts_of, requests)
                 if not call.plain:
                     await _Choices(self, prompts, call, requests, head, reply, ticket, created_s).run()
@@ -173,7 +172,7 @@ class _Choices:
         self._writing = asyncio.Lock()
         make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
         self._format: Choices = make(head.unique, created_s, call, prompts.tokenizer, prompts.texts)
-        prompts_of = [memoryview(request.ask.tokens_le32).cast("I") for request in requests]
+        prompts_of = [memoryview(request.tokens_le32).cast("I") for request in requests]
         self._choices = [Choice(index, tokens) for index, tokens in enumerate(prompts_of)]
 
     async def run(self) -> None:

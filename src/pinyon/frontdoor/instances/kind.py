@@ -53,7 +53,7 @@ class InstanceKind:
         if choice.where is Where.WAIT and not self.models.serves_here(request.route):
             return Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
         cluster = self.clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-        held = self.models.hold_here(request.ask.model, cluster.name)
+        held = self.models.hold_here(request.model, cluster.name)
         try:
             request.chosen = await self._placement(request, cluster)
         except (Unavailable, NotFound, ResourceExhausted) as error:
@@ -70,12 +70,12 @@ class InstanceKind:
         if self.by_routing:
             return self._own_choice(request, exclude, cluster)
         try:
-            keys = None if self._keys_are(cluster, request.ask.model) else b""
+            keys = None if self._keys_are(cluster, request.model) else b""
             asked = schedule_request(request, exclude, keys)
             return await cluster.conductor.place(asked, schedule_bytes(request, exclude))
         except (Unavailable, NotFound) as refusal:  # ConductorAway among them
             # The model is ours, so the conductor knows no instance of it, or none yet.
-            if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.ask.model):
+            if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.model):
                 raise
         placement = self._own_choice(request, exclude, cluster)
         self.metrics.fallbacks.add()
@@ -83,7 +83,7 @@ class InstanceKind:
 
     def _own_choice(self, request: Request, exclude: Collection[str], cluster: Cluster) -> common_pb2.Placement:
         return cluster.view.choose(
-            request.ask.model,
+            request.model,
             request.tokens_wanted,
             exclude,
             self.clock(),
@@ -101,7 +101,7 @@ class InstanceKind:
         excluded = request.failed_instances | cluster.removed
         if not (request.tokens and request.fingerprint):
             return excluded
-        model, view = request.ask.model, cluster.view
+        model, view = request.model, cluster.view
         exclude = excluded | view.with_other_weights(model, request.fingerprint)
         if len(exclude) == len(excluded):
             return exclude
@@ -130,7 +130,7 @@ class InstanceKind:
         attempt_id, placed_s = request.attempt_id, self.clock()
         view = cluster.view
         request.begin_attempt(placement, placed_s)
-        counted = view.begin(request.ask.model, placement, request.route.routed)
+        counted = view.begin(request.model, placement, request.route.routed)
         try:
             await self._on_instance(request, placement, cluster, attempt_id)
         finally:
@@ -145,8 +145,8 @@ class InstanceKind:
     async def _on_instance(
         self, request: Request, placement: common_pb2.Placement, cluster: Cluster, attempt_id: str
     ) -> None:
-        view, model, decode, placed_s = cluster.view, request.ask.model, placement.decode_instance_id, self.clock()
-        size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
+        view, model, decode, placed_s = cluster.view, request.model, placement.decode_instance_id, self.clock()
+        size_bytes = request.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
         try:
             opened = await self.workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
         except Unavailable as error:
@@ -233,7 +233,7 @@ class InstanceKind:
         )  # fmt: skip
         request.full = error if request.found_full else None
         if request.refused:
-            self.models.refused(request.ask.model, request.lb)
+            self.models.refused(request.model, request.lb)
         return None
 
     def gives_up(self, request: Request) -> bool:
@@ -241,7 +241,7 @@ class InstanceKind:
 
     def nobody(self, request: Request, error: PinyonError) -> PinyonError:
         home = self.clusters.home.view
-        if request.tokens and home.with_other_weights(request.ask.model, request.fingerprint):
+        if request.tokens and home.with_other_weights(request.model, request.fingerprint):
             return Unavailable(
                 "The instance that generated went away, and no other one serves the weights it began with.",
                 retry_after_s=RETRY_AFTER_S,

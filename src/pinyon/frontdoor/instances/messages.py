@@ -7,8 +7,7 @@ from collections.abc import Collection
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
-from pinyon.frontdoor.instances.ask import FIXED_BYTES
-from pinyon.frontdoor.instances.request import Request
+from pinyon.frontdoor.instances.request import FIXED_BYTES, Request
 from pinyon.messages.sampling import put_sampling
 
 NO_SLO_MS = 1 << 31
@@ -25,19 +24,18 @@ def schedule_request(
 
     Each attempt has an id of its own, so that late reports about one do not end another.
     """
-    ask = request.ask
     return conductor_pb2.ScheduleRequest(
         request_id=request.attempt_id,
-        model=ask.model,
+        model=request.model,
         request_class=request.class_message,
-        prompt_tokens=ask.prompt_tokens,
-        block_keys=(ask.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
-        max_tokens=ask.sampling.max_tokens,
+        prompt_tokens=request.prompt_tokens,
+        block_keys=(request.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
+        max_tokens=request.sampling.max_tokens,
         # The client of a request that failed elsewhere has waited already: late is better than rejected.
-        ttft_slo_ms=NO_SLO_MS if request.tries else ask.wishes.ttft_slo_ms,
+        ttft_slo_ms=NO_SLO_MS if request.tries else request.terms.ttft_slo_ms,
         tbt_slo_ms=NO_SLO_MS if request.tries else 0,
         exclude_instance_ids=sorted(request.failed_instances.union(exclude)),
-        no_reuse=ask.wishes.no_reuse or (ask.sampling.prompt_logprobs and not request.tokens),
+        no_reuse=request.terms.no_reuse or (request.sampling.prompt_logprobs and not request.tokens),
         traceparent=request.traceparent,
     )
 
@@ -45,7 +43,7 @@ def schedule_request(
 def schedule_bytes(request: Request, exclude: Collection[str] = ()) -> int:
     """Returns the most that :func:`schedule_request` takes in a message; ``exclude`` includes the failed instances."""
     names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
-    return min(KEYS_BYTES_MAX, len(request.ask.block_keys)) + request.ask.texts_bytes + names + FIXED_BYTES
+    return min(KEYS_BYTES_MAX, len(request.block_keys)) + request.texts_bytes + names + FIXED_BYTES
 
 
 def fill_submission(
@@ -55,21 +53,21 @@ def fill_submission(
 
     ``fingerprint`` names the weights that the instance should have, unless earlier tokens of the request decide that.
     """
-    ask, resumed = request.ask, request.resumed
+    resumed = request.resumed
     if not request.tokens:
         request.fingerprint = fingerprint
     message.request_id = attempt_id
-    message.model = ask.model
+    message.model = request.model
     message.request_class.CopyFrom(request.class_message)
     if resumed:
-        message.prompt_tokens_le32 = ask.tokens_le32 + tokens_to_bytes(request.tokens[:resumed])
+        message.prompt_tokens_le32 = request.tokens_le32 + tokens_to_bytes(request.tokens[:resumed])
         message.generated_tokens = resumed
     else:
-        message.prompt_tokens_le32 = ask.tokens_le32
-        if send_keys and len(ask.block_keys) <= KEYS_BYTES_MAX:
-            message.block_keys = ask.block_keys
-    put_sampling(message.sampling, ask.sampling)
-    slo_ms, placement = ask.wishes.ttft_slo_ms, request.placement
+        message.prompt_tokens_le32 = request.tokens_le32
+        if send_keys and len(request.block_keys) <= KEYS_BYTES_MAX:
+            message.block_keys = request.block_keys
+    put_sampling(message.sampling, request.sampling)
+    slo_ms, placement = request.terms.ttft_slo_ms, request.placement
     if placement is not None:
         message.placement.CopyFrom(placement)
         slo_ms = placement.ttft_slo_ms
@@ -79,5 +77,5 @@ def fill_submission(
         message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - request.arrived_s) * 1e3))
     message.timeout_ms = max(1, round((request.deadline_s - now_s) * 1e3))
     message.traceparent = request.traceparent
-    message.no_reuse = ask.wishes.no_reuse
+    message.no_reuse = request.terms.no_reuse
     message.model_fingerprint = request.fingerprint

@@ -83,7 +83,7 @@ class LbMetrics(DoorMetrics[Request]):
         done, tokens, usage = request.finish_reason is not None, len(request.tokens), request.usage()
         used = Usage(usage.prompt_tokens, tokens, usage.cached_tokens) if done else Usage(0, tokens, 0)
         self.count(request, outcome, now_s, request.first_token_s, used, answered=done)
-        model = request.ask.model
+        model = request.model
         if not request.first_token_s:
             self._no_token.add((outcome, model))
         if done and tokens > 1:

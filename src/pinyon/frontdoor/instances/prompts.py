@@ -19,9 +19,9 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
 from pinyon.frontdoor.failures import unknown_model
-from pinyon.frontdoor.instances.ask import NONE, Ask, Wishes
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard
@@ -52,7 +52,7 @@ COMPLETION_MAX_TOKENS = 16
 
 
 class Prompts:
-    """The factory that makes an :class:`Ask` of a :class:`Call` for the card's model. ``close`` ends its process."""
+    """The factory that makes the requests of a :class:`Call` for the card's model. ``close`` ends its process."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class Prompts:
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
-    async def asks(
+    async def requests(
         self,
         call: Call,
         request_id: str,
         request_class: RequestClass,
+        terms: Terms,
         *,
         holder: str = "",
-        wishes: Wishes = NONE,
         numbered: bool = False,
-    ) -> list[Ask]:
+    ) -> list[Request]:
         """Returns the requests of all choices: ``n`` for the first prompt, ``n`` for the second, and so on.
 
         The choices of one prompt have consecutive seeds, starting with the call's. If they are ``numbered``, their
@@ -127,18 +127,18 @@ class Prompts:
                 f"have {entries} log-probabilities, at most {PROMPTS_LOGPROBS_MAX} are allowed in one call.",
                 field="logprobs",
             )
-        asks: list[Ask] = []
+        requests: list[Request] = []
         for tokens in all_tokens:
             count, seed = len(tokens) // 4, _seed(call)
             settled = [self._sampling(call, count, context, (seed + each) % (1 << 64)) for each in range(call.n)]
             keys = await self._keys(call.model, request_class, tokens, holder, inline=total <= INLINE_TOKENS)
             for sampling in settled:
-                name = f"{request_id}-{len(asks)}" if numbered else request_id
-                asks.append(Ask(name, call.model, request_class, tokens, keys, sampling, wishes))
-        return asks
+                name = f"{request_id}-{len(requests)}" if numbered else request_id
+                requests.append(Request(name, call.model, request_class, tokens, keys, sampling, terms))
+        return requests
 
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
-        """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`asks`."""
+        """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`requests`."""
         self._check_rendering(rendering)
         rendering = self._owned(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)

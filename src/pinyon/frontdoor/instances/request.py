@@ -8,15 +8,15 @@ the text from the first generated token on; text that the client has already got
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
-from pinyon.core.request import FinishReason, Usage
+from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.clusters import Cluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.error import error_from_proto
@@ -43,6 +43,27 @@ QUICK_S = 0.5
 """The time within which a refusal by an instance costs nothing, so it does not count as an attempt."""
 
 
+FIXED_BYTES = 1216
+"""The bytes that a submission takes for numbers, the kind, the fingerprint, tags and lengths, and for what a retry and
+a trace add to its id and traceparent."""
+_UTF8_MAX = 4
+
+
+class Terms(NamedTuple):
+    """The terms of one request beside its body: when it arrived and when it must have ended, and a client's wishes."""
+
+    arrived_s: float
+    deadline_s: float
+    whole: bool = False
+    """True if the client gets the answer in one piece."""
+    no_reuse: bool = False
+    """True if the prompt must be computed anew."""
+    ttft_slo_ms: int = 0
+    """The time within which the first token must come; 0: as soon as the conductor promises."""
+    traceparent: str = ""
+    """The trace that the request belongs to."""
+
+
 class Delta:
     """The news of a request for its client."""
 
@@ -64,20 +85,35 @@ class Request(Flight):
 
     __slots__ = (
         "_drop_chars", "_drop_tokens", "_failed_lbs", "_failing_since_s", "_held", "_held_logprobs", "_sent_chars",
-        "_submitted_s", "_usage", "ask", "chosen", "class_message", "fingerprint", "finish_reason", "first_token_s",
-        "gap_s", "lb", "listener", "lost", "placed_by", "placed_s", "placement", "prefill", "prompt_logprobs",
-        "reached", "region", "resumed", "take", "tokens", "whole",
+        "_submitted_s", "_usage", "block_keys", "chosen", "class_message", "fingerprint", "finish_reason",
+        "first_token_s", "gap_s", "lb", "listener", "lost", "model", "placed_by", "placed_s", "placement", "prefill",
+        "prompt_logprobs", "reached", "region", "request_class", "resumed", "sampling", "take", "terms", "texts_bytes",
+        "tokens", "tokens_le32", "whole",
     )  # fmt: skip
 
-    def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, whole: bool = False) -> None:
-        wanted = ask.prompt_tokens + ask.sampling.max_tokens
-        super().__init__(
-            ask.request_id, ask.wishes.traceparent, arrived_s, deadline_s, wanted, ask.request_class.priority
-        )
-        self.ask = ask
-        self.whole = whole
-        """True if the client gets the answer in one piece."""
-        self.gap_s = WHOLE_GAP_S if whole else STREAM_GAP_S
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        request_class: RequestClass,
+        tokens_le32: bytes,
+        block_keys: bytes,
+        sampling: SamplingParams,
+        terms: Terms,
+    ) -> None:
+        """Takes what a client asks for, checked, which nobody changes. ``block_keys`` are packed, and empty if the
+        layout is unknown."""
+        wanted = len(tokens_le32) // 4 + sampling.max_tokens
+        super().__init__(name, terms.traceparent, terms.arrived_s, terms.deadline_s, wanted, request_class.priority)
+        self.model, self.request_class, self.sampling, self.terms = model, request_class, sampling, terms
+        self.tokens_le32, self.block_keys = tokens_le32, block_keys
+        whose = request_class
+        texts = [name, model, terms.traceparent, whose.session, whose.user, whose.tenant, whose.cache_salt]
+        texts += whose.geographies
+        self.texts_bytes = _UTF8_MAX * len("".join(texts)) + 4 * len(texts)
+        """The maximum size of the texts in a message."""
+        self.whole = terms.whole
+        self.gap_s = WHOLE_GAP_S if terms.whole else STREAM_GAP_S
         self.listener: Callable[[str], bool] | None = None
         """Takes new text at once and returns True, or returns False. Set by the receiver of deltas once it needs only
         text."""
@@ -113,7 +149,7 @@ class Request(Flight):
         self._held_logprobs = common_pb2.Logprobs()
         self._failing_since_s: float | None = None
         self._submitted_s = 0.0
-        self.class_message = class_to_proto(ask.request_class)
+        self.class_message = class_to_proto(request_class)
         """The request's class as a message, for the conductor and for the worker."""
         self.resumed = 0
         """The number of ``tokens`` that are part of the present attempt's prompt."""
@@ -122,12 +158,22 @@ class Request(Flight):
         self._drop_tokens = 0
 
     @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens_le32) // 4
+
+    @property
+    def size_bytes(self) -> int:
+        """The maximum size in a message, without the placement and tokens that were generated already."""
+        prompt = len(self.tokens_le32) + len(self.block_keys)
+        return prompt + self.texts_bytes + self.sampling.list_bytes + FIXED_BYTES
+
+    @property
     def finished(self) -> bool:
         """True if the request has its ``finish_reason``."""
         return self.finish_reason is not None
 
     def traced(self, span: Span) -> None:
-        span.classify(self.ask.request_class)
+        span.classify(self.request_class)
         super().traced(span)
 
     @property
@@ -144,7 +190,7 @@ class Request(Flight):
         """Begins an attempt by a placement, or without one at the load balancer ``lb`` of another region."""
         # At least one token must be left to generate; if the last one is known already, it is simply generated again.
         # Another region sees to that by itself, and to which tokens are new.
-        self.resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if lb else 1))
+        self.resumed = min(len(self.tokens), self.sampling.max_tokens - (0 if lb else 1))
         self.lb, self.region = lb, region
         self._drop_chars = self._sent_chars
         self._drop_tokens = len(self.tokens) - self.resumed
@@ -161,7 +207,7 @@ class Request(Flight):
         Raises :class:`Internal` if it lacks the log-probabilities that were requested.
         """
         text, tokens = update.text, update.tokens[:]
-        logprobs = self._logprobs(update) if tokens and self.ask.sampling.logprobs >= 0 else NO_LOGPROBS
+        logprobs = self._logprobs(update) if tokens and self.sampling.logprobs >= 0 else NO_LOGPROBS
         if self._drop_chars and text:
             dropped = min(self._drop_chars, len(text))
             self._drop_chars -= dropped
@@ -195,7 +241,7 @@ class Request(Flight):
         text = updates[0].text if len(updates) == 1 else "".join([update.text for update in updates])
         if text and not listener(text):
             return False
-        if self.ask.sampling.logprobs >= 0 or self.prefill is None or not (self.first_token_s and self.fingerprint):
+        if self.sampling.logprobs >= 0 or self.prefill is None or not (self.first_token_s and self.fingerprint):
             for update in updates:
                 self.fold(update, clock())
             return True
@@ -207,11 +253,11 @@ class Request(Flight):
 
     def _logprobs(self, update: worker_pb2.StreamUpdate) -> common_pb2.Logprobs:
         """Returns the log-probabilities of an update's tokens; keeps those of the prompt."""
-        sampling = self.ask.sampling
+        sampling = self.sampling
         try:
             check_logprobs(update.logprobs, len(update.tokens))
             if sampling.prompt_logprobs and not self.tokens:
-                check_logprobs(update.prompt_logprobs, self.ask.prompt_tokens - 1)
+                check_logprobs(update.prompt_logprobs, self.prompt_tokens - 1)
                 # a copy, as a part of a message keeps the whole message alive
                 self.prompt_logprobs = common_pb2.Logprobs()
                 self.prompt_logprobs.CopyFrom(update.prompt_logprobs)
@@ -309,12 +355,12 @@ class Request(Flight):
     @property
     def used_tokens(self) -> int:
         """The tokens of prompt and generation that instances were asked for."""
-        return self.ask.prompt_tokens + len(self.tokens) if self.tries else 0
+        return self.prompt_tokens + len(self.tokens) if self.tries else 0
 
     def usage(self) -> Usage:
         """Returns the usage of the whole request, over all attempts."""
         said = self._usage
-        prompt = self.ask.prompt_tokens
+        prompt = self.prompt_tokens
         if said is None:
             return Usage(prompt, len(self.tokens), 0)
         completion = said.completion_tokens if self.tries == 1 else len(self.tokens)
@@ -336,7 +382,7 @@ class Request(Flight):
         placement = self.placement or common_pb2.Placement()
         prefill = self.prefill or worker_pb2.PrefillReport()
         return {
-            "request_id": self.ask.request_id,
+            "request_id": self.name,
             "policy": placement.policy,
             "prefill_instance": prefill.prefill_instance_id or placement.prefill_instance_id,
             "decode_instance": placement.decode_instance_id,
@@ -362,8 +408,8 @@ def facts_of(requests: Sequence[Request]) -> dict[str, object]:
     """Returns the facts for the access log about all requests of one call."""
     request = requests[0]
     facts: dict[str, object] = {
-        "model": request.ask.model,
-        "prompt_tokens": sum([each.ask.prompt_tokens for each in requests]),
+        "model": request.model,
+        "prompt_tokens": sum([each.prompt_tokens for each in requests]),
         "completion_tokens": sum([len(each.tokens) for each in requests]),
     }
     if len(requests) > 1:

@@ -16,10 +16,9 @@ from pinyon.core.request import RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
-from pinyon.frontdoor.instances.request import Delta, Request, facts_of
+from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.regions.inbound import Inbound, Serving
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.update_stream import failed_update
@@ -107,16 +106,8 @@ class _TokenInbound(Inbound[TokenServing]):
             raise InvalidArgument(f"{generated} tokens are generated, of at most {sampling.max_tokens}")
         keys = await prompts.keys_of(whose, prompt)
         slo_ms = max(1, submission.ttft_left_ms) if submission.HasField("ttft_left_ms") else 0
-        ask = Ask(
-            submission.request_id,
-            submission.model,
-            whose,
-            prompt,
-            keys,
-            sampling,
-            Wishes(submission.no_reuse, slo_ms, submission.traceparent),
-        )
-        request = Request(ask, now_s, now_s + timeout_s)
+        terms = Terms(now_s, now_s + timeout_s, False, submission.no_reuse, slo_ms, submission.traceparent)
+        request = Request(submission.request_id, submission.model, whose, prompt, keys, sampling, terms)
         request.sender = self.peer.region
         request.fingerprint = submission.model_fingerprint
         if generated:
