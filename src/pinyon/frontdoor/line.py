@@ -13,35 +13,7 @@ from pinyon.frontdoor.demands import Hold
 from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
 
 
-class Turn:
-    """The turn of one request, as the request loop takes and leaves it. In this base class the turn has always come."""
-
-    __slots__ = ()
-
-    @property
-    def levels(self) -> Levels:
-        """The tenant's limits and what is left of them."""
-        return NO_LEVELS
-
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        """Returns whether the turn has come; the target must be chosen at once then. Otherwise, call :meth:`wait`."""
-        return True
-
-    async def wait(self) -> None:
-        """Waits until the turn has come."""
-
-    def release(self) -> None:
-        """Releases the room that was kept for the request, since its target is known now."""
-
-    async def again(self, demand: int) -> bool:
-        """Waits at its old place after the target turned out to have no room. Returns whether it could."""
-        return False
-
-    def leave(self, used_tokens: int = 0) -> None:
-        """Ends the turn of a request that has used so many tokens."""
-
-
-class Place(Turn):
+class Place:
     """The place of one request, taken before the request is prepared and left at its end (``with``, or ``leave``)."""
 
     __slots__ = (
@@ -63,6 +35,11 @@ class Place(Turn):
         self.number = line.taken(self)
         """The number of the place; 0 after it has been left."""
 
+    @property
+    def levels(self) -> Levels:
+        """The tenant's limits and what is left of them."""
+        return NO_LEVELS
+
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Returns whether there is a slot, and room for the ``demand``, at once. No room is kept then, so the caller
         must choose the target before anything else happens. Otherwise, call :meth:`wait`. ``tokens`` is the most that
@@ -79,7 +56,7 @@ class Place(Turn):
             await self._turn
         self._check()
 
-    async def again(self, demand: int) -> bool:
+    async def again(self, demand: int) -> None:
         """Gives the slot back after the target refused the request, and waits for one at its old place in the line,
         with its present ``demand``. The event loop turns at least once.
 
@@ -95,7 +72,6 @@ class Place(Turn):
         await self._turn
         await asyncio.sleep(0)
         self._check()
-        return True
 
     def _check(self) -> None:
         if self._error is not None:
@@ -116,7 +92,8 @@ class Place(Turn):
         return self._line.spare(self.tenant, self.demand)
 
     def leave(self, used_tokens: int = 0) -> None:
-        """Gives the slot to the next request in line, or gives the place back; may be called twice."""
+        """Gives the slot to the next request in line, or gives the place back, of a request that has used so many
+        tokens; may be called twice."""
         if self._held is not None:
             self.release()
         if self._error is None and self.number:

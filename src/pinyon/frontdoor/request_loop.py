@@ -13,7 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.line import Turn
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.two_layers import Choice, Where
@@ -117,8 +117,10 @@ class RequestLoop(Generic[F]):
         self._clock = clock
         self._seekers = Seekers(limits.slots)
 
-    async def run(self, flight: F, ticket: Turn) -> None:
+    async def run(self, flight: F, ticket: Place | None) -> None:
         """Runs the request until it has its ``outcome``. Raises the :class:`PinyonError` that it failed with.
+
+        Without a ``ticket``, its turn has come: its slot is held for it.
 
         However it ends, even if cancelled, its ticket is left and nothing of the request remains on any hop.
         """
@@ -133,19 +135,22 @@ class RequestLoop(Generic[F]):
                 outcome = flight.failed_as(error)
                 raise
             finally:
-                ticket.leave(flight.used_tokens)
+                if ticket is not None:
+                    ticket.leave(flight.used_tokens)
                 now_s = self._clock()
                 if outcome == "cancelled" and now_s >= flight.deadline_s:
                     outcome = "deadline_exceeded"
                 span.set("outcome", outcome)
                 self._counted.ended(flight, outcome, now_s)
 
-    async def _run(self, flight: F, ticket: Turn) -> None:
+    async def _run(self, flight: F, ticket: Place | None) -> None:
         models, kind, served, route = self._models, self._kind, flight.served, flight.route
         models.check_law(served, route)
         now = models.at_once(served, route)
         demand = models.demand(served, route)
-        if not ticket.enter(flight.tokens_wanted, priority=flight.priority, demand=demand, room=now is not None):
+        if ticket is not None and not ticket.enter(
+            flight.tokens_wanted, priority=flight.priority, demand=demand, room=now is not None
+        ):
             now = None
             await served.patiently(ticket.wait())
         while True:
@@ -161,7 +166,7 @@ class RequestLoop(Generic[F]):
                 raise error
             self._counted.retried(flight)
 
-    async def _place(self, flight: F, ticket: Turn) -> None:
+    async def _place(self, flight: F, ticket: Place | None) -> None:
         """Sets where the next attempt runs. Waits in line where possible, and for a limited time if no target is
         there."""
         models, kind, served, route = self._models, self._kind, flight.served, flight.route
@@ -169,7 +174,8 @@ class RequestLoop(Generic[F]):
         seeks = False
         try:
             while True:
-                ticket.release()  # from here on the request is counted where it goes
+                if ticket is not None:
+                    ticket.release()  # from here on the request is counted where it goes
                 choice = models.choose(served, route)
                 if choice.where is Where.REMOTE:
                     flight.choice = choice
@@ -200,7 +206,10 @@ class RequestLoop(Generic[F]):
             if seeks:
                 self._seekers.end(chosen=bool(route.geographies))
 
-    async def _again(self, flight: F, ticket: Turn) -> bool:
+    async def _again(self, flight: F, ticket: Place | None) -> bool:
         """Puts the request back in line if a live target may have room soon. Returns whether it did."""
         models, served, route = self._models, flight.served, flight.route
-        return models.may_wait(served, route) and await served.patiently(ticket.again(models.demand(served, route)))
+        if ticket is None or not models.may_wait(served, route):
+            return False
+        await served.patiently(ticket.again(models.demand(served, route)))
+        return True

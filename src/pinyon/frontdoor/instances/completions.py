@@ -19,7 +19,7 @@ from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models, Prompts
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.labels import classify
-from pinyon.frontdoor.line import Place, Turn
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
@@ -33,8 +33,6 @@ from pinyon.runtime.deadlines import TimeLimit
 NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """The log-probabilities and token ids that are formatted at once on the event loop, in about 5 ms."""
-_GRANTED = Turn()
-"""The turn of a choice, whose slot is held for it."""
 
 Parse = Callable[[bytes | bytearray], Call]
 
@@ -245,7 +243,7 @@ class _Choices:
                 return self._send(choice)
             return None
 
-        await self._owner.dispatcher.run(request, _GRANTED, take)
+        await self._owner.dispatcher.run(request, None, take)
         assert request.finish_reason is not None
         choice.reason = "length" if call.unseen else request.finish_reason.value
         if not call.unseen:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.request import Request, Take
-from pinyon.frontdoor.line import Turn
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
@@ -41,7 +41,7 @@ class Dispatcher:
         self._models, self._secret = models, secret
         self._recorder = recorder
 
-    async def run(self, request: Request, ticket: Turn, take: Take) -> None:
+    async def run(self, request: Request, ticket: Place | None, take: Take) -> None:
         """Runs the request until it has its ``finish_reason``. ``take`` gets its news; for a whole answer, all at once.
 
         Raises the :class:`PinyonError` it failed with, and what ``take`` raises. However it ends, even if cancelled,
