@@ -40,7 +40,7 @@ COMPILED = (
         f"frontdoor/instances/{name}.py"
         for name in (
             *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("key_chains", "kind", "messages", "metrics", "prompts", "request", "routes", "tokenize"),
+            *("kind", "messages", "metrics", "prompts", "request", "routes", "tokenize"),
             "worker_sessions",
         )
     ),

@@ -19,11 +19,10 @@ from pinyon.frontdoor.access_log import grpc_call, metadata
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
-from pinyon.frontdoor.head import traceparent
+from pinyon.frontdoor.head import Labels, classify, traceparent
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
-from pinyon.frontdoor.labels import Labels, classify
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_from_proto

@@ -41,7 +41,6 @@ class Readiness:
         self.watched = watched
         self.draining = False
         """True once the process is about to end: it is not ready, but requests that run, or still come, are served."""
-        self._told: bool | None = None
         self._task: asyncio.Task[None] | None = None
 
     def lacks(self) -> str:
@@ -56,18 +55,16 @@ class Readiness:
         await ended(self._task)
 
     async def _watch(self, tell: Callable[[bool], Awaitable[None]]) -> None:
+        told: bool | None = None
         while True:
             try:
                 await self.watched.look()
-                await self._say(tell)
+                missing = self.lacks()
+                if told is not (not missing):
+                    await tell(not missing)
+                    told = not missing
+                    _log.info("ready" if told else f"not ready: {missing}")
             except Exception:
                 _log.exception("who is there cannot be found out")
                 await asyncio.sleep(LOOK_S)
             await self.watched.wait_change(LOOK_S)
-
-    async def _say(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        missing = self.lacks()
-        if self._told is not (not missing):
-            await tell(not missing)
-            self._told = not missing
-            _log.info("ready" if not missing else f"not ready: {missing}")

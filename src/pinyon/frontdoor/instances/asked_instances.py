@@ -75,18 +75,15 @@ class AskedInstances:
     async def _who_is_silent(self, asked: Collection[Candidate]) -> frozenset[str]:
         places = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def ask(candidate: Candidate) -> bool:
-            async with places:
-                return await self._serves(candidate)
+        async def serves(candidate: Candidate) -> bool:
+            connect = self.channels.to(peer_name(WORKER, candidate.instance_id))
+            async with places, connect(candidate.address) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                try:
+                    reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+                except grpc.aio.AioRpcError:
+                    return False
+                return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
-        answers = await asyncio.gather(*map(ask, asked))
-        return frozenset(each.instance_id for each, serves in zip(asked, answers, strict=True) if not serves)
-
-    async def _serves(self, candidate: Candidate) -> bool:
-        async with self.channels.to(peer_name(WORKER, candidate.instance_id))(candidate.address) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            try:
-                reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
-            except grpc.aio.AioRpcError:
-                return False
-            return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        answers = await asyncio.gather(*map(serves, asked))
+        return frozenset(each.instance_id for each, there in zip(asked, answers, strict=True) if not there)

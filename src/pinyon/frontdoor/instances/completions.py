@@ -14,11 +14,10 @@ from pinyon.core.errors import Internal
 from pinyon.core.request import Usage
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.failures import broken_by
-from pinyon.frontdoor.head import Head
+from pinyon.frontdoor.head import Head, classify
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models, Prompts
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
-from pinyon.frontdoor.labels import classify
 from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
