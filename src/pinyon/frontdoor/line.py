@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
-from pinyon.frontdoor.demands import Hold
 from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
+from pinyon.routing.layer import Layer
 
 
 class Place:
@@ -26,7 +26,7 @@ class Place:
         self._line = line
         self.has_slot = False
         """True once the turn has come, even if the request was cancelled before it learned of that."""
-        self._held: Hold | None = None
+        self._held: Layer | None = None
         self._error: ResourceExhausted | None = None
         self._turn: asyncio.Future[None] | None = None
         self.tenant = tenant
@@ -83,9 +83,9 @@ class Place:
 
     def release(self) -> None:
         """Releases the kept room; may be called twice."""
-        if self._held is not None:
-            self._held.release()
-            self._held = None
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
     def spare(self) -> Place | None:
         """Returns another slot for the same request if no request waits for one; see :meth:`Line.spare`."""
@@ -108,7 +108,7 @@ class Place:
 
     # -- called by the line
 
-    def granted(self, held: Hold | None) -> None:
+    def granted(self, held: Layer | None) -> None:
         """Records that the place has its slot, whether or not its task learns of it before it is cancelled."""
         self.has_slot, self._held = True, held
         if self._turn is not None:
@@ -133,8 +133,8 @@ class Line:
 
     The callback ``is_open`` returns whether there is room for a demand now. The callback ``on_grant`` gets the demand
     of each request that gets a slot after waiting, or a spare one, so that ``is_open`` counts it from then on. (One
-    that gets a slot in :meth:`Place.enter` must choose its target at once.) It may return what is kept for the request
-    until that leaves or calls :meth:`Place.release`. Neither may raise.
+    that gets a slot in :meth:`Place.enter` must choose its target at once.) It may return a layer at which a
+    place is held until the request leaves or calls :meth:`Place.release`. Neither may raise.
 
     Whenever there may be room for more, :meth:`availability_changed` must be called; otherwise only requests that come
     or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object that writes its calls
@@ -146,7 +146,7 @@ class Line:
         queue: Any,
         clock: Clock = time.monotonic,
         is_open: Callable[[int], bool] = lambda _: True,
-        on_grant: Callable[[int], Hold | None] = lambda _: None,
+        on_grant: Callable[[int], Layer | None] = lambda _: None,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
         self.on_put_back: Callable[[], None] = lambda: None

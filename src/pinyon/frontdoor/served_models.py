@@ -15,7 +15,7 @@ from typing import Final
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.frontdoor.demands import Demands, Hold
+from pinyon.frontdoor.demands import Demands
 from pinyon.frontdoor.failures import shown_names, unknown_model
 from pinyon.frontdoor.served import Served
 from pinyon.routing.geography import ANYWHERE, Geography
@@ -366,10 +366,12 @@ class ServedModels:
         there = {target.name for served in self.by_name.values() for target in served.layers.remote if target.live}
         return {name for name in names if name in self.others and name not in there}
 
-    def hold_here(self, model: str, cluster: str = "") -> Hold | None:
+    def hold_here(self, model: str, cluster: str = "") -> Layer | None:
         """Holds a place at a cluster's instances while its conductor chooses one; the caller releases it afterwards."""
         layer = self.layer(model, cluster) if self.selective else None
-        return None if layer is None else Hold(layer)
+        if layer is not None:
+            layer.hold()
+        return layer
 
     def dry_run(self, served: Served, geographies: Collection[str], tenant: str) -> list[Possible]:
         """Returns for each region whether such a request could go there now, and why not."""
@@ -405,11 +407,13 @@ class ServedModels:
             return True
         return not served.layers.anybody(route) and (self._fixed or served.live or bool(route.sender))
 
-    def granted(self, demand: int) -> Hold | None:
-        """Holds a place for a request whose turn has come, until its target is known."""
+    def granted(self, demand: int) -> Layer | None:
+        """Holds a place for a request whose turn has come, until its target is known and the caller releases it."""
         waiting = self._waiting_for(demand)
         layer = None if waiting is None else waiting[0].layers.with_room(waiting[1], self._clock())
-        return None if layer is None else Hold(layer)
+        if layer is not None:
+            layer.hold()
+        return layer
 
     def _waiting_for(self, demand: int) -> tuple[Served, Route] | None:
         """Returns the model and a route of requests with that demand; None if the demand limits nothing any more."""
