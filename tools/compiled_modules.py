@@ -40,7 +40,7 @@ COMPILED = (
         f"frontdoor/instances/{name}.py"
         for name in (
             *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("kind", "messages", "metrics", "prompts", "request", "routes", "tokenize"),
+            *("kind", "metrics", "prompts", "request", "routes", "tokenize"),
             "worker_sessions",
         )
     ),

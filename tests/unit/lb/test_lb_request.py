@@ -11,7 +11,6 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
-from pinyon.frontdoor.instances.messages import fill_submission, schedule_bytes, schedule_request
 from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Delta, Request, Terms
 from pinyon.messages.logprobs import logprobs_from_proto
 from tests.sent_logprobs import logprobs_to_proto
@@ -31,7 +30,7 @@ def make(max_tokens: int = 5, whole: bool = False, **sampling) -> Request:
 def begin(request: Request, now_s: float) -> worker_pb2.Submission:
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
     request.begin_attempt(PLACEMENT, now_s)
-    fill_submission(submission, request, attempt_id, True, "weights", now_s)
+    request.fill(submission, attempt_id, True, "weights", now_s)
     return submission
 
 
@@ -171,7 +170,7 @@ def test_what_was_generated_goes_on_with_its_weights_only():
     assert request.retry(3, 10.0, 3.0)
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
     request.begin_attempt(PLACEMENT, 4.0)
-    fill_submission(submission, request, attempt_id, True, "other weights", 4.0)
+    request.fill(submission, attempt_id, True, "other weights", 4.0)
     assert (submission.generated_tokens, submission.model_fingerprint) == (2, "weights")
 
 
@@ -183,7 +182,7 @@ def test_what_nobody_has_seen_may_begin_again():
     request.start_over()
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
     request.begin_attempt(PLACEMENT, 4.0)
-    fill_submission(submission, request, attempt_id, True, "other weights", 4.0)
+    request.fill(submission, attempt_id, True, "other weights", 4.0)
     assert (submission.generated_tokens, submission.model_fingerprint) == (0, "other weights")
     assert submission.prompt_tokens_le32 == request.tokens_le32
     for number, last in ((7, 0), (8, common_pb2.FINISH_REASON_LENGTH)):
@@ -222,13 +221,13 @@ def fail_and_resume(request: Request) -> worker_pb2.Submission:
 
 def test_log_probabilities_stay_with_their_tokens_over_attempts():
     request = make(logprobs=2, prompt_logprobs=True)
-    assert schedule_request(request).no_reuse
+    assert request.schedule_message().no_reuse
     assert not request.prompt_logprobs.logprobs
     assert parts(request.fold(telling("ab", (1, 2), prompt=8), 2.0)) == ("ab", [1, 2], told(1, 2))
     assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
     submission = fail_and_resume(request)
     assert (submission.sampling.logprobs, submission.sampling.prompt_logprobs) == (2, False)
-    assert not schedule_request(request).no_reuse
+    assert not request.schedule_message().no_reuse
     assert parts(request.fold(update("ab"), 5.0)) == ("", [], NOTHING)
     assert parts(request.fold(telling("c", (3,)), 5.0)) == ("c", [3], told(3))
     assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
@@ -298,8 +297,8 @@ def test_a_submission_is_no_larger_than_was_said(generated):
         request.fold(lost(), 3.0)
     request.exclude = {f"{long[:60]}{number}" for number in range(40)}
     for keys, without in ((None, 0), (b"", len(request.block_keys))):
-        said = schedule_bytes(request, {*request.exclude, "cd"})
-        assert 0.8 * said < schedule_request(request, ("cd",), keys).ByteSize() + without <= said
+        said = request.schedule_bytes({*request.exclude, "cd"})
+        assert 0.8 * said < request.schedule_message(("cd",), keys).ByteSize() + without <= said
     submission = begin(request, 4.0)
     said = request.size_bytes + 4 * len(request.tokens) + PLACEMENT.ByteSize()
     assert submission.ByteSize() <= said

@@ -12,7 +12,6 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_sessions
-from pinyon.frontdoor.instances.messages import fill_submission, schedule_request
 from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.runtime.outbox import MESSAGE_BYTES
@@ -143,12 +142,12 @@ def test_block_keys_do_not_outgrow_a_message() -> None:
     """The prompt has one key per token: the conductor gets the first keys, the instance computes them all."""
     sampling, terms = SamplingParams(1000), Terms(0.0, 1e6)
     request = Request("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), sampling, terms)
-    schedule = schedule_request(request)
+    schedule = request.schedule_message()
     assert schedule.ByteSize() < MESSAGE_BYTES
     assert 0 < len(schedule.block_keys) < len(request.block_keys)
     submission = worker_pb2.Submission()
     request.begin_attempt(common_pb2.Placement(), 0.0)
-    fill_submission(submission, request, "r", True, "f", 0.0)
+    request.fill(submission, "r", True, "f", 0.0)
     assert not submission.block_keys
     assert submission.ByteSize() < 4 << 20
 
@@ -178,6 +177,6 @@ def test_a_submission_is_no_larger_than_was_said() -> None:
         submission = worker_pb2.Submission(stream_id=2**63)
         attempt_id = request.attempt_id
         request.begin_attempt(placement, 0.0)
-        fill_submission(submission, request, attempt_id, True, wide * 128, 0.0)
+        request.fill(submission, attempt_id, True, wide * 128, 0.0)
         assert submission.ByteSize() <= request.size_bytes + placement.ByteSize()
         request.tokens += [128000] * 300

@@ -16,7 +16,6 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.instances.clusters import HOME, Cluster, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
-from pinyon.frontdoor.instances.messages import fill_submission, schedule_bytes, schedule_request
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
@@ -71,8 +70,8 @@ class InstanceKind:
             return self._own_choice(request, exclude, cluster)
         try:
             keys = None if self._keys_are(cluster, request.model) else b""
-            asked = schedule_request(request, exclude, keys)
-            return await cluster.conductor.place(asked, schedule_bytes(request, exclude))
+            asked = request.schedule_message(exclude, keys)
+            return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
         except (Unavailable, NotFound) as refusal:  # ConductorAway among them
             # The model is ours, so the conductor knows no instance of it, or none yet.
             if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.model):
@@ -155,7 +154,7 @@ class InstanceKind:
         stream = opened[0]
         try:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
-            fill_submission(opened[1], request, attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
+            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps the whole message alive
             await self._receive(
                 request, stream, lambda: view.failures.succeeded(placement.prefill_instance_id, placed_s)
@@ -178,7 +177,7 @@ class InstanceKind:
         stream, submission = talk.open(request.gap_s)
         counted = self.models.sent(request.served, request.route.routed, name)
         try:
-            fill_submission(submission, request, attempt_id, False, "", self.clock())
+            request.fill(submission, attempt_id, False, "", self.clock())
             talk.send(submission, request.gap_s)
             del submission
             self.metrics.forwarded.add((request.region,))

@@ -7,11 +7,13 @@ the text from the first generated token on; text that the client has already got
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
@@ -23,6 +25,7 @@ from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
+from pinyon.messages.sampling import put_sampling
 from pinyon.runtime.telemetry import Span
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
@@ -47,6 +50,10 @@ FIXED_BYTES = 1216
 """The bytes that a submission takes for numbers, the kind, the fingerprint, tags and lengths, and for what a retry and
 a trace add to its id and traceparent."""
 _UTF8_MAX = 4
+NO_SLO_MS = 1 << 31
+MS_MAX = (1 << 31) - 1
+KEYS_BYTES_MAX = 512 << 10
+"""The maximum size of block keys in a message: with the longest prompt, more would not fit. Only the first are sent."""
 
 
 class Terms(NamedTuple):
@@ -330,6 +337,69 @@ class Request(Flight):
         if self.lb:
             self._failed_lbs.add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
+
+    # -- the messages about it, to a conductor and to a worker
+
+    def schedule_message(
+        self, exclude: Collection[str] = (), block_keys: bytes | None = None
+    ) -> conductor_pb2.ScheduleRequest:
+        """Returns the conductor's message. ``exclude`` is added to the failed instances; ``block_keys`` replaces the
+        request's own keys if the conductor's instances have others.
+
+        Each attempt has an id of its own, so that late reports about one do not end another.
+        """
+        return conductor_pb2.ScheduleRequest(
+            request_id=self.attempt_id,
+            model=self.model,
+            request_class=self.class_message,
+            prompt_tokens=self.prompt_tokens,
+            block_keys=(self.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
+            max_tokens=self.sampling.max_tokens,
+            # The client of a request that failed elsewhere has waited already: late is better than rejected.
+            ttft_slo_ms=NO_SLO_MS if self.tries else self.terms.ttft_slo_ms,
+            tbt_slo_ms=NO_SLO_MS if self.tries else 0,
+            exclude_instance_ids=sorted(self.failed_instances.union(exclude)),
+            no_reuse=self.terms.no_reuse or (self.sampling.prompt_logprobs and not self.tokens),
+            traceparent=self.traceparent,
+        )
+
+    def schedule_bytes(self, exclude: Collection[str] = ()) -> int:
+        """Returns the most that :meth:`schedule_message` takes; ``exclude`` includes the failed instances."""
+        names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
+        return min(KEYS_BYTES_MAX, len(self.block_keys)) + self.texts_bytes + names + FIXED_BYTES
+
+    def fill(
+        self, message: worker_pb2.Submission, attempt_id: str, send_keys: bool, fingerprint: str, now_s: float
+    ) -> None:
+        """Writes the present attempt straight into a message that will be sent, as prompts are too large to copy.
+
+        ``fingerprint`` names the weights that the instance should have, unless earlier tokens decide that.
+        """
+        if not self.tokens:
+            self.fingerprint = fingerprint
+        message.request_id = attempt_id
+        message.model = self.model
+        message.request_class.CopyFrom(self.class_message)
+        if self.resumed:
+            message.prompt_tokens_le32 = self.tokens_le32 + tokens_to_bytes(self.tokens[: self.resumed])
+            message.generated_tokens = self.resumed
+        else:
+            message.prompt_tokens_le32 = self.tokens_le32
+            if send_keys and len(self.block_keys) <= KEYS_BYTES_MAX:
+                message.block_keys = self.block_keys
+        put_sampling(message.sampling, self.sampling)
+        slo_ms, placement = self.terms.ttft_slo_ms, self.placement
+        if placement is not None:
+            message.placement.CopyFrom(placement)
+            slo_ms = placement.ttft_slo_ms
+        if self.tokens:
+            message.sampling.prompt_logprobs = False  # they came with the first token
+        elif slo_ms:
+            message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - self.arrived_s) * 1e3))
+        message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
+        message.traceparent = self.traceparent
+        message.no_reuse = self.terms.no_reuse
+        message.model_fingerprint = self.fingerprint
 
     # -- held back from the client
 
