@@ -23,7 +23,7 @@ class Flight:
     served: Served
     """The model that the request is for, set by :meth:`depart`."""
     route: Route
-    """What its target is chosen by, set by :meth:`depart`."""
+    """The keys and rules that its target is chosen by, set by :meth:`depart`."""
 
     def __init__(
         self, name: str, traceparent: str, arrived_s: float, deadline_s: float, tokens_wanted: int, priority: int

@@ -29,7 +29,8 @@ def make(max_tokens: int = 5, whole: bool = False, **sampling) -> Request:
 
 def begin(request: Request, now_s: float) -> worker_pb2.Submission:
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
-    request.begin_attempt(PLACEMENT, now_s)
+    request.placement = PLACEMENT
+    request.begin_attempt(now_s)
     request.fill(submission, attempt_id, True, "weights", now_s)
     return submission
 
@@ -169,7 +170,8 @@ def test_what_was_generated_goes_on_with_its_weights_only():
     request.fold(lost(), 3.0)
     assert request.retry(3, 10.0, 3.0)
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
-    request.begin_attempt(PLACEMENT, 4.0)
+    request.placement = PLACEMENT
+    request.begin_attempt(4.0)
     request.fill(submission, attempt_id, True, "other weights", 4.0)
     assert (submission.generated_tokens, submission.model_fingerprint) == (2, "weights")
 
@@ -181,7 +183,8 @@ def test_what_nobody_has_seen_may_begin_again():
     assert request.retry(3, 10.0, 3.0)
     request.start_over()
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
-    request.begin_attempt(PLACEMENT, 4.0)
+    request.placement = PLACEMENT
+    request.begin_attempt(4.0)
     request.fill(submission, attempt_id, True, "other weights", 4.0)
     assert (submission.generated_tokens, submission.model_fingerprint) == (0, "other weights")
     assert submission.prompt_tokens_le32 == request.tokens_le32

@@ -146,7 +146,8 @@ def test_block_keys_do_not_outgrow_a_message() -> None:
     assert schedule.ByteSize() < MESSAGE_BYTES
     assert 0 < len(schedule.block_keys) < len(request.block_keys)
     submission = worker_pb2.Submission()
-    request.begin_attempt(common_pb2.Placement(), 0.0)
+    request.placement = common_pb2.Placement()
+    request.begin_attempt(0.0)
     request.fill(submission, "r", True, "f", 0.0)
     assert not submission.block_keys
     assert submission.ByteSize() < 4 << 20
@@ -176,7 +177,8 @@ def test_a_submission_is_no_larger_than_was_said() -> None:
     for _ in range(3):
         submission = worker_pb2.Submission(stream_id=2**63)
         attempt_id = request.attempt_id
-        request.begin_attempt(placement, 0.0)
+        request.placement = placement
+        request.begin_attempt(0.0)
         request.fill(submission, attempt_id, True, wide * 128, 0.0)
         assert submission.ByteSize() <= request.size_bytes + placement.ByteSize()
         request.tokens += [128000] * 300

@@ -54,7 +54,7 @@ class InstanceKind:
         cluster = self.clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
         held = self.models.hold_here(request.model, cluster.name)
         try:
-            request.chosen = await self._placement(request, cluster)
+            request.placement = await self._placement(request, cluster)
         except (Unavailable, NotFound, ResourceExhausted) as error:
             return error  # waiting does not help against any other error
         finally:
@@ -123,12 +123,12 @@ class InstanceKind:
         if request.choice.where is Where.REMOTE:
             await self._elsewhere(request, request.choice.target)
             return
-        placement, cluster = request.chosen, request.placed_by
+        placement, cluster = request.placement, request.placed_by
         assert placement is not None
         assert cluster is not None
         attempt_id, placed_s = request.attempt_id, self.clock()
         view = cluster.view
-        request.begin_attempt(placement, placed_s)
+        request.begin_attempt(placed_s)
         counted = view.begin(request.model, placement, request.route.routed)
         try:
             await self._on_instance(request, placement, cluster, attempt_id)
@@ -167,7 +167,7 @@ class InstanceKind:
         """Runs the attempt in another region, whose load balancer places it."""
         regions, attempt_id = self.regions, request.attempt_id
         sent_s = self.clock()
-        request.begin_attempt(None, sent_s, name, regions.region_of(name))
+        request.begin_attempt(sent_s, name, regions.region_of(name))
         try:
             talk = regions.talk(name)
         except Unavailable as error:

@@ -92,7 +92,7 @@ class Request(Flight):
 
     __slots__ = (
         "_drop_chars", "_drop_tokens", "_failed_lbs", "_failing_since_s", "_held", "_held_logprobs", "_sent_chars",
-        "_submitted_s", "_usage", "block_keys", "chosen", "class_message", "fingerprint", "finish_reason",
+        "_submitted_s", "_usage", "block_keys", "class_message", "fingerprint", "finish_reason",
         "first_token_s", "gap_s", "lb", "listener", "lost", "model", "placed_by", "placed_s", "placement", "prefill",
         "prompt_logprobs", "reached", "region", "request_class", "resumed", "sampling", "take", "terms", "texts_bytes",
         "tokens", "tokens_le32", "whole",
@@ -135,12 +135,10 @@ class Request(Flight):
         self.tokens: list[int] = []
         self.fingerprint = ""
         """The fingerprint of the weights that generated ``tokens``; empty if unknown."""
-        self.chosen: common_pb2.Placement | None = None
+        self.placement: common_pb2.Placement | None = None
         self.placed_by: Cluster | None = None
         """The placement of the next or the present attempt, and the cluster whose conductor made it, even if the
-        cluster is given back meanwhile."""
-        self.placement: common_pb2.Placement | None = None
-        """The placement of the present attempt."""
+        cluster is given back meanwhile. Another region places an attempt itself."""
         self.prefill: worker_pb2.PrefillReport | None = None
         self.prompt_logprobs = NO_LOGPROBS
         """The log-probabilities of the prompt's tokens from the second one on, if requested. They come with the first
@@ -191,10 +189,8 @@ class Request(Flight):
     def attempt_id(self) -> str:
         return self.name if not self.tries else f"{self.name}~{self.tries}"
 
-    def begin_attempt(
-        self, placement: common_pb2.Placement | None, now_s: float, lb: str = "", region: str = ""
-    ) -> None:
-        """Begins an attempt by a placement, or without one at the load balancer ``lb`` of another region."""
+    def begin_attempt(self, now_s: float, lb: str = "", region: str = "") -> None:
+        """Begins an attempt by the ``placement``, or without one at the load balancer ``lb`` of another region."""
         # At least one token must be left to generate; if the last one is known already, it is simply generated again.
         # Another region sees to that by itself, and to which tokens are new.
         self.resumed = min(len(self.tokens), self.sampling.max_tokens - (0 if lb else 1))
@@ -202,7 +198,8 @@ class Request(Flight):
         self._drop_chars = self._sent_chars
         self._drop_tokens = len(self.tokens) - self.resumed
         self.tries += 1
-        self.placement = placement
+        if lb:
+            self.placement = None
         self.placed_s = self.placed_s or now_s
         self._submitted_s = now_s
         self.error = None
