@@ -118,7 +118,9 @@ class TokenizerProcess:
         self._connection, theirs = Pipe()
         with theirs:
             arguments = (sys.executable, "-m", __name__, str(self._model), str(theirs.fileno()))
-            self._process = subprocess.Popen(arguments, pass_fds=(theirs.fileno(),), env=environment)
+            # Without our own input and output, which others may wait for, even after we have gone.
+            nothing, shared = subprocess.DEVNULL, (theirs.fileno(),)
+            self._process = subprocess.Popen(arguments, stdin=nothing, stdout=nothing, pass_fds=shared, env=environment)
 
     def _end(self) -> None:
         process = self._process
@@ -145,5 +147,5 @@ def serve(model: str, connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(EOFError):
+    with suppress(EOFError, ConnectionError):  # whoever asks is gone
         serve(sys.argv[1], Connection(int(sys.argv[2])))
