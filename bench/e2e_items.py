@@ -11,7 +11,7 @@ from bench.e2e_model import new_words
 from bench.router_prompts import GROUPS, Prompts
 from launch.cluster import LocalCluster
 from pinyon.core.block_keys import namespace
-from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.prompts import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import tokenize
 
 

@@ -14,7 +14,7 @@ from bench.load import HttpClient, Sample
 from bench.router_prompts import Prompts
 from launch.cluster import LocalCluster
 from pinyon.core.block_keys import namespace
-from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.prompts import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import tokenize
 from pinyon.runtime.identity import LB
 

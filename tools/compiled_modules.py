@@ -39,8 +39,8 @@ COMPILED = (
     *(
         f"frontdoor/instances/{name}.py"
         for name in (
-            *("ask", "choices", "clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("key_chains", "kind", "messages", "metrics", "prompts", "request", "routes", "tokenize"),
+            *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
+            *("kind", "metrics", "prompts", "request", "routes", "tokenize"),
             "worker_sessions",
         )
     ),

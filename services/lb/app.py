@@ -16,10 +16,9 @@ from pinyon.frontdoor.instances.completions import Completions
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.instances import InstanceView
-from pinyon.frontdoor.instances.key_chains import KeyChains
 from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
-from pinyon.frontdoor.instances.prompts import Models, Prompts
+from pinyon.frontdoor.instances.prompts import KeyChains, Models, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing

@@ -128,7 +128,7 @@ class LoadBalancer:
 
     # -- for the constructor of a kind
 
-    def admission(self, metrics: DoorMetrics) -> Admission:
+    def admission(self, metrics: DoorMetrics[Any]) -> Admission:
         settings = self.given.settings
         default = Rates(settings.tenant_rpm, settings.tenant_tpm)
         return Admission(self.line, self._rates, default, metrics, self.given.clock)
@@ -143,7 +143,7 @@ class LoadBalancer:
 
         return RegionLinks(self.own, self.models, unread_tokens, given.clock, sessions_to)
 
-    def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:
+    def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics[Any]) -> None:
         """Makes the HTTP and gRPC servers, which report whether ``watched`` serves."""
         given, settings = self.given, self.given.settings
         self.readiness = Readiness(watched)
@@ -181,11 +181,11 @@ class LoadBalancer:
             outermost=(self.access,),
         )
 
-    def arrivals(self, metrics: DoorMetrics) -> Arrivals:
+    def arrivals(self, metrics: DoorMetrics[Any]) -> Arrivals:
         """Returns the admission of requests from other regions."""
         return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.readiness.draining)
 
-    def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
+    def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics[Any]) -> None:
         """Becomes a member of the federation; requests of other regions go to ``serving``."""
         given, controller = self.given, self.given.settings.controller
         self.regions, self.serving = links, serving

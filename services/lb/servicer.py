@@ -19,12 +19,10 @@ from pinyon.frontdoor.access_log import grpc_call, metadata
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
-from pinyon.frontdoor.head import traceparent
-from pinyon.frontdoor.instances.ask import Ask, Wishes
+from pinyon.frontdoor.head import Labels, classify, traceparent
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
-from pinyon.frontdoor.instances.request import Delta, Request, facts_of
-from pinyon.frontdoor.labels import Labels, classify
+from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_from_proto
@@ -104,8 +102,9 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             async with asyncio.timeout(timeout_s):
                 with self.admission.admit(client) as ticket:
                     parent = traceparent(metadata(context, "traceparent"))
-                    ask = await self._ask(request, client, arrived_unix_s, parent, seen.log_id)
-                    state = Request(ask, arrived_s, arrived_s + timeout_s)
+                    wishes = (request.no_reuse, request.ttft_slo_ms, parent)
+                    terms = Terms(arrived_s, arrived_s + timeout_s, False, *wishes)
+                    state = await self._request(request, client, arrived_unix_s, terms, seen.log_id)
                     seen.facts = partial(facts_of, (state,))
                     await self._serve(state, ticket, context, seen.request_id)
         except TimeoutError:
@@ -114,7 +113,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             raise late(timeout_s) from None
 
     async def _serve(self, state: Request, ticket: Ticket, context: Context, request_id: str) -> None:
-        asks, told = state.ask.sampling.prompt_logprobs, False
+        asks, told = state.sampling.prompt_logprobs, False
         last = lb_pb2.GenerateResponse(request_id=request_id)
 
         def take(delta: Delta) -> Awaitable[None] | None:
@@ -136,9 +135,9 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         last.usage.CopyFrom(state.usage_message())
         await context.write(last)
 
-    async def _ask(
-        self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, parent: str, log_id: str
-    ) -> Ask:
+    async def _request(
+        self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, terms: Terms, log_id: str
+    ) -> Request:
         """Returns the request. Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
         call = _call(request, self.models.default.model)
         try:
@@ -146,13 +145,8 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field=f"labels.{error.field}") from None
         try:
-            return await self.models.of(call.model).ask(
-                call,
-                log_id,
-                request_class,
-                holder=client.holder,
-                wishes=Wishes(request.no_reuse, request.ttft_slo_ms, parent),
-            )
+            prompts = self.models.of(call.model)
+            return (await prompts.requests(call, log_id, request_class, terms, holder=client.holder))[0]
         except InvalidArgument as error:
             kind = request.WhichOneof("input")
             field = error.field or ""

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from pinyon.core.logprobs import TokenLogprob
-from pinyon.frontdoor.instances import choices as http_choices
+from pinyon.frontdoor.instances import completions
 from pinyon.frontdoor.request_loop import LoopLimits
 from pinyon.openai import choices as openai_choices
 from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
@@ -423,7 +423,7 @@ async def test_long_answers_are_written_in_pieces_off_the_event_loop(monkeypatch
     beside, pieces = [], []
     written = openai_choices._json
     monkeypatch.setattr(openai_choices, "PIECE_ENTRIES", 512)
-    monkeypatch.setattr(http_choices, "INLINE_ENTRIES", 2048)
+    monkeypatch.setattr(completions, "INLINE_ENTRIES", 2048)
 
     def seen(value):
         text = written(value)

@@ -15,9 +15,8 @@ from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted, 
 from pinyon.core.request import NO_LIMIT, SamplingParams
 from pinyon.frontdoor.auth import Client, load_api_keys
 from pinyon.frontdoor.failures import Broke, NoRoom, Refused
-from pinyon.frontdoor.head import Head, read_head
-from pinyon.frontdoor.instances.key_chains import KeyChains
-from pinyon.frontdoor.labels import classify
+from pinyon.frontdoor.head import Head, classify, read_head
+from pinyon.frontdoor.instances.prompts import KeyChains
 from pinyon.frontdoor.rate_limits import RateLimited
 from pinyon.http.error import HttpError
 from pinyon.openai.format import ChatFormat, CompletionFormat, error_body

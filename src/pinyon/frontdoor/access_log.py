@@ -63,8 +63,12 @@ class AccessLog(Interceptor):
         try:
             yield
             ended = "OK"
-        except Exception as error:
-            ended = _status(error, context)
+        except grpc.aio.AbortError:
+            code = context.code()
+            ended = code.name if isinstance(code, grpc.StatusCode) else str(code)
+            raise
+        except Exception:
+            ended = "UNKNOWN"
             raise
         finally:
             self.answered("gRPC", method, ended, seen, quiet=method.startswith(_QUIET_SERVICES))
@@ -76,10 +80,3 @@ def metadata(context: Any, name: str) -> str:
         if key == name and isinstance(value, str):
             return value
     return ""
-
-
-def _status(error: Exception, context: Any) -> str:
-    if isinstance(error, grpc.aio.AbortError):
-        code = context.code()
-        return code.name if isinstance(code, grpc.StatusCode) else str(code)
-    return "UNKNOWN"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from pinyon.core.clock import Clock
@@ -22,7 +21,7 @@ class Admission:
     :class:`pinyon.routing.rates.TenantRates`, or an object that journals its calls, as with :class:`Line`."""
 
     def __init__(
-        self, line: Line, rates: Any, default: Rates, metrics: DoorMetrics, clock: Clock = time.monotonic
+        self, line: Line, rates: Any, default: Rates, metrics: DoorMetrics[Any], clock: Clock = time.monotonic
     ) -> None:
         self.line = line
         self._rates: Any = rates
@@ -37,27 +36,25 @@ class Admission:
         try:
             return Ticket(self, client.tenant, rates)
         except ResourceExhausted:
-            self.refused("queue_full")
+            self.refused.add(("queue_full",))
             raise
 
     def count(self, client: Client) -> Rates:
         """Counts one request of the tenant, of any kind. Raises :class:`RateLimited`."""
         rates = self._rates_of(client)
         if rates.rpm:
-            with self._requests_limited(client.tenant, rates):
-                self._rates.request(client.tenant, rates, self._clock())
+            self._apply("requests_per_minute", self._rates.request, client.tenant, rates)
         return rates
 
     def check(self, client: Client) -> None:
         """Raises the error that :meth:`admit` would raise now, before anything is read of a request. Takes nothing."""
         rates = self._rates_of(client)
         if rates.rpm:
-            with self._requests_limited(client.tenant, rates):
-                self._rates.check(client.tenant, rates, self._clock())
+            self._apply("requests_per_minute", self._rates.check, client.tenant, rates)
         try:
             self.line.check(client.tenant)
         except ResourceExhausted:
-            self.refused("queue_full")
+            self.refused.add(("queue_full",))
             raise
 
     def _rates_of(self, client: Client) -> Rates:
@@ -66,12 +63,12 @@ class Admission:
             return default
         return Rates(default.rpm if rpm is None else rpm, default.tpm if tpm is None else tpm)
 
-    @contextmanager
-    def _requests_limited(self, tenant: str, rates: Rates) -> Iterator[None]:
+    def _apply(self, reason: str, limit: Callable[..., None], tenant: str, rates: Rates, *tokens: int) -> None:
+        """Applies a limit of the tenant. Raises :class:`RateLimited`, which is counted as refused for that reason."""
         try:
-            yield
+            limit(tenant, rates, *tokens, self._clock())
         except ResourceExhausted as error:
-            self.refused("requests_per_minute")
+            self.refused.add((reason,))
             raise RateLimited(error, self.levels(tenant, rates)) from None
 
     def levels(self, tenant: str, rates: Rates) -> Levels:
@@ -82,11 +79,7 @@ class Admission:
 
     def take(self, tenant: str, rates: Rates, tokens: int) -> None:
         """Takes the tokens that a request may need from a tenant's limit. Raises :class:`RateLimited`."""
-        try:
-            self._rates.take(tenant, rates, tokens, self._clock())
-        except ResourceExhausted as error:
-            self.refused("tokens_per_minute")
-            raise RateLimited(error, self.levels(tenant, rates)) from None
+        self._apply("tokens_per_minute", self._rates.take, tenant, rates, tokens)
 
     def give_back(self, tenant: str, rates: Rates, tokens: int) -> None:
         if tokens > 0:
@@ -117,7 +110,7 @@ class Ticket(Place):
         return super().enter(tokens, priority=priority, demand=demand, room=room)
 
     def displaced(self, error: ResourceExhausted) -> ResourceExhausted:
-        self._admission.refused("displaced")
+        self._admission.refused.add(("displaced",))
         return error
 
     def leave(self, used_tokens: int = 0) -> None:
@@ -126,9 +119,6 @@ class Ticket(Place):
         if self._taken:
             taken, self._taken = self._taken, 0
             self._admission.give_back(self.tenant, self._rates, taken - used_tokens)
-
-    def __enter__(self) -> Ticket:
-        return self
 
 
 class ForwardedPlace(Place):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from math import ceil
+from typing import Any
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -68,7 +69,7 @@ class HttpApp:
         routes: Routes,
         readiness: Readiness,
         keys: ApiKeys,
-        metrics: DoorMetrics,
+        metrics: DoorMetrics[Any],
         inflater: Inflater,
         cors: Cors,
         clock: Clock,
@@ -168,7 +169,7 @@ class HttpApp:
 
     def refused(self, call: HttpCall | None, status: int) -> None:
         if call is None:
-            self._metrics.answered("other", status)
+            self._metrics.answered.add(("other", status))
         else:
             self._answered(call, status)
 
@@ -179,9 +180,9 @@ class HttpApp:
 
     def _answered(self, call: HttpCall, status: int) -> None:
         route = call.route
-        self._metrics.answered(route.label, status)
+        self._metrics.answered.add((route.label, status))
         if call.broken:
-            self._metrics.broken(call.broken)
+            self._metrics.broken.add((call.broken,))
         assert call.raw is not None
         quiet = not route.guarded and route is not NOWHERE
         self._access.answered(call.raw.method, route.place, status, call, quiet=quiet)
@@ -200,7 +201,7 @@ class HttpApp:
     def _ready(self, head: Head) -> tuple[bytes, bytes]:
         if missing := self._readiness.lacks():
             raise Unavailable(missing, retry_after_s=None if self._readiness.draining else 1.0)
-        if some := self._readiness.unserved():
+        if some := self._readiness.watched.unserved():
             return json.dumps({"status": "ready", "lacks": some}).encode(), JSON
         return b'{"status":"ready"}', JSON
 

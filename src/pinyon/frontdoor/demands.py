@@ -1,11 +1,10 @@
-"""The sets of targets that requests may go to, numbered for the queue, and the places held at such targets."""
+"""The sets of targets that requests may go to, numbered for the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.routing.layer import Layer
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import Route
 
@@ -14,22 +13,6 @@ DEMANDS_MAX = 4096
 WAITING_DEMANDS_MAX = 256
 """The number of different demands that may wait before further choices of regions by clients are refused. Each is
 checked whenever there may be room."""
-
-
-class Hold:
-    """A place held at some target of a layer for a request whose target is not known yet. It must be released once."""
-
-    __slots__ = ("_layer",)
-
-    def __init__(self, layer: Layer) -> None:
-        self._layer: Layer | None = layer
-        layer.hold()
-
-    def release(self) -> None:
-        """Releases the place; may be called again."""
-        if self._layer is not None:
-            layer, self._layer = self._layer, None
-            layer.release()
 
 
 class Demands:

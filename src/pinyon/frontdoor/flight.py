@@ -9,7 +9,6 @@ from pinyon.routing.two_layers import Choice, Route, Where
 from pinyon.runtime.telemetry import Span
 
 _NOWHERE_YET = Choice(Where.WAIT)
-_ANYTHING = Route(Routed())
 
 
 class Flight:
@@ -22,7 +21,9 @@ class Flight:
     )  # fmt: skip
 
     served: Served
-    """The model that the request is for."""
+    """The model that the request is for, set by :meth:`depart`."""
+    route: Route
+    """The keys and rules that its target is chosen by, set by :meth:`depart`."""
 
     def __init__(
         self, name: str, traceparent: str, arrived_s: float, deadline_s: float, tokens_wanted: int, priority: int
@@ -36,8 +37,6 @@ class Flight:
         """The tokens that the request may take: its prompt's and those that it may generate."""
         self.priority = priority
         """The priority among the requests of one tenant; lower goes first."""
-        self.route = _ANYTHING
-        """The route of the request, set by :meth:`depart`, as is ``served``."""
         self.sender = ""
         """The region that the request came from, if that is another one: it is never sent on to a third."""
         self.choice = _NOWHERE_YET
@@ -57,10 +56,6 @@ class Flight:
         """Sets the model and what the target is chosen by, before the request loop gets the request."""
         self.served = served
         self.route = Route(routed, geographies, tenant, self.sender, self.exclude)
-
-    @property
-    def departed(self) -> bool:
-        return self.route is not _ANYTHING
 
     # -- implemented by each kind of target
 

@@ -1,4 +1,4 @@
-"""The fields that the load balancer reads from a request's head."""
+"""The head of a request: what the load balancer reads from it, and the class and owner that this gives the request."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
-from pinyon.frontdoor.auth import PUBLIC
-from pinyon.frontdoor.labels import Labels
+from pinyon.core.request import TURN_MAX, RequestClass, check_geographies, check_kind, check_label, check_priority
+from pinyon.frontdoor.auth import PUBLIC, Client
 from pinyon.http.error import HttpError
 from pinyon.http.request import RequestHead
+from pinyon.openai.parse import Call, PromptInput
 
 SLO_MS_MAX = 1 << 31
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
-_YES_NO = {b"": False, b"0": False, b"false": False, b"1": True, b"true": True}
+_YES_NO = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 _process = secrets.token_hex(6)
 _numbers = count(1)
@@ -42,6 +43,20 @@ def id_field(request_id: str = "") -> bytes:
 def sane_id(value: str) -> str:
     """Returns a client's id for its request, or an empty string if it is not fit for any log."""
     return value if _REQUEST_ID.fullmatch(value) else ""
+
+
+@dataclass(slots=True)
+class Labels:
+    """The labels that a client gives beside its call, by headers or in a message; empty, 0 or None if it gives none."""
+
+    kind: str = ""
+    turn: int = 0
+    session: str = ""
+    user: str = ""
+    priority: int | None = None
+    geographies: tuple[str, ...] = ()
+    cache_salt: str = ""
+    no_store: bool = False
 
 
 class Logged:
@@ -72,17 +87,8 @@ class Head(Logged):
     """The head of a request to the HTTP front door, or of one that another region has sent."""
 
     __slots__ = (
-        "authorization",
-        "client",
-        "gzip",
-        "labels",
-        "no_reuse",
-        "path",
-        "raw",
-        "report",
-        "traceparent",
-        "ttft_slo_ms",
-    )
+        "authorization", "client", "gzip", "labels", "no_reuse", "path", "raw", "report", "traceparent", "ttft_slo_ms",
+    )  # fmt: skip
 
     def __init__(self, path: str, arrived_s: float = 0.0, raw: RequestHead | None = None) -> None:
         super().__init__(arrived_s)
@@ -110,17 +116,18 @@ def read_head(head: Head, fields: Iterable[tuple[bytes, bytes]]) -> None:
     """Reads header fields with names in lower case. Raises :class:`InvalidArgument`, naming the header, and
     :class:`HttpError`: 415."""
     for name, value in fields:
-        read = _READERS.get(name)
-        if read is not None:
-            read(head, value.decode("latin-1"))
-
-
-def _authorization(head: Head, value: str) -> None:
-    head.authorization = value
-
-
-def _request_id(head: Head, value: str) -> None:
-    head.request_id = sane_id(value) or head.request_id
+        if name.startswith(b"x-pinyon-"):
+            _read_own(head, name.decode("latin-1"), value.decode("latin-1"))
+        elif name == b"authorization":
+            head.authorization = value.decode("latin-1")
+        elif name == b"content-encoding":
+            _read_encoding(head, value.decode("latin-1"))
+        elif name == b"x-request-id":
+            head.request_id = sane_id(value.decode("latin-1")) or head.request_id
+        elif name == b"x-session-id":
+            _read_session_id(head, value.decode("latin-1"))
+        elif name == b"traceparent":
+            head.traceparent = traceparent(value.decode("latin-1"))
 
 
 def traceparent(value: str) -> str:
@@ -128,7 +135,7 @@ def traceparent(value: str) -> str:
     return value if _TRACEPARENT.fullmatch(value) else ""
 
 
-def _content_encoding(head: Head, value: str) -> None:
+def _read_encoding(head: Head, value: str) -> None:
     coding = value.strip().lower()
     if coding in ("gzip", "x-gzip") and not head.gzip:
         head.gzip = True
@@ -138,36 +145,47 @@ def _content_encoding(head: Head, value: str) -> None:
         )
 
 
-def _traceparent(head: Head, value: str) -> None:
-    head.traceparent = traceparent(value)
+def _read_session_id(head: Head, value: str) -> None:
+    """Takes the session id of other software, unless ours is given, in either order. Since it may be a credential, or
+    not meant for us, only its hash is carried, and invalid ones are ignored."""
+    with suppress(InvalidArgument):
+        text = _label(value, "x-session-id")
+        head.labels.session = head.labels.session or (text and xxh3_128_hexdigest(text.encode("utf-8")))
 
 
-def _flag(name: str, value: str) -> bool:
-    flag = _YES_NO.get(value.strip().lower().encode("latin-1"))
+def _read_own(head: Head, name: str, value: str) -> None:
+    """Reads a header field of our own; unknown ones are ignored."""
+    labels, text = head.labels, value.strip()
+    match name:
+        case "x-pinyon-geographies":
+            labels.geographies = check_geographies(tuple(map(str.strip, value.split(","))) if text else (), name)
+        case "x-pinyon-no-reuse":
+            head.no_reuse = _flag(name, text)
+        case "x-pinyon-no-store":
+            labels.no_store = _flag(name, text)
+        case "x-pinyon-priority":
+            if not _INTEGER.fullmatch(text):
+                raise InvalidArgument(f"{name} must be a whole number.", field=name)
+            labels.priority = check_priority(int(text), name)
+        case "x-pinyon-report":
+            head.report = _flag(name, text)
+        case "x-pinyon-session":
+            labels.session = _label(value, name) or labels.session
+        case "x-pinyon-ttft-slo-ms":
+            if not text.isascii() or not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < SLO_MS_MAX:
+                raise InvalidArgument(f"{name} must be a whole number of milliseconds, at least 1.", field=name)
+            head.ttft_slo_ms = int(text)
+        case "x-pinyon-type":
+            labels.kind = check_kind(text, name) if text else ""
+        case "x-pinyon-user":
+            labels.user = _label(value, name)
+
+
+def _flag(name: str, text: str) -> bool:
+    flag = _YES_NO.get(text.lower())
     if flag is None:
         raise InvalidArgument(f"{name} must be 1 or 0.", field=name)
     return flag
-
-
-def _no_reuse(head: Head, value: str) -> None:
-    head.no_reuse = _flag("x-pinyon-no-reuse", value)
-
-
-def _no_store(head: Head, value: str) -> None:
-    head.labels.no_store = _flag("x-pinyon-no-store", value)
-
-
-def _report(head: Head, value: str) -> None:
-    head.report = _flag("x-pinyon-report", value)
-
-
-def _ttft_slo(head: Head, value: str) -> None:
-    text = value.strip()
-    if not text.isascii() or not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < SLO_MS_MAX:
-        raise InvalidArgument(
-            "x-pinyon-ttft-slo-ms must be a whole number of milliseconds, at least 1.", field="x-pinyon-ttft-slo-ms"
-        )
-    head.ttft_slo_ms = int(text)
 
 
 def _label(value: str, name: str) -> str:
@@ -177,52 +195,41 @@ def _label(value: str, name: str) -> str:
     return check_label(value.strip(), name)
 
 
-def _kind(head: Head, value: str) -> None:
-    text = value.strip()
-    head.labels.kind = check_kind(text, "x-pinyon-type") if text else ""
+def classify(
+    labels: Labels, call: Call, client: Client, arrived_unix_s: float, geographies_field: str = "geographies"
+) -> RequestClass:
+    """Returns the request's class; labels override the call's fields, which override the key's.
+
+    The tenant is the key's alone. If the key names geographies, the client may only choose among them. Raises
+    :class:`InvalidArgument`.
+    """
+    geographies = allowed_geographies(labels, client, geographies_field)
+    priority = labels.priority if labels.priority is not None else call.priority
+    conversation = call.prompt_field == "messages"
+    return RequestClass(
+        kind=labels.kind or client.kind or ("chat" if conversation else "completion"),
+        turn=labels.turn or _turn(call.prompt),
+        session=labels.session,
+        user=labels.user or call.user,
+        priority=client.priority if priority is None else priority,
+        arrived_unix_s=arrived_unix_s,
+        tenant=client.tenant,
+        geographies=geographies,
+        cache_salt=labels.cache_salt or call.cache_salt,
+        no_store=labels.no_store,
+    )
 
 
-def _session(head: Head, value: str) -> None:
-    head.labels.session = _label(value, "x-pinyon-session") or head.labels.session
+def allowed_geographies(labels: Labels, client: Client, field: str = "x-pinyon-geographies") -> tuple[str, ...]:
+    """Returns where the request may be served; empty for no restriction. Raises :class:`InvalidArgument`."""
+    allowed = client.geographies
+    outside = [name for name in labels.geographies if allowed and name not in allowed]
+    if outside:
+        raise InvalidArgument(f"This API key allows {', '.join(allowed)}, not {', '.join(outside)}.", field=field)
+    return labels.geographies or allowed
 
 
-def _session_id(head: Head, value: str) -> None:
-    """Takes the session id of other software, unless ours is given, in either order. Since it may be a credential, or
-    not meant for us, only its hash is carried, and invalid ones are ignored."""
-    with suppress(InvalidArgument):
-        text = _label(value, "x-session-id")
-        head.labels.session = head.labels.session or (text and xxh3_128_hexdigest(text.encode("utf-8")))
-
-
-def _user(head: Head, value: str) -> None:
-    head.labels.user = _label(value, "x-pinyon-user")
-
-
-def _priority(head: Head, value: str) -> None:
-    text = value.strip()
-    if not _INTEGER.fullmatch(text):
-        raise InvalidArgument("x-pinyon-priority must be a whole number.", field="x-pinyon-priority")
-    head.labels.priority = check_priority(int(text), "x-pinyon-priority")
-
-
-def _geographies(head: Head, value: str) -> None:
-    names = tuple(name.strip() for name in value.split(",")) if value.strip() else ()
-    head.labels.geographies = check_geographies(names, "x-pinyon-geographies")
-
-
-_READERS = {
-    b"authorization": _authorization,
-    b"content-encoding": _content_encoding,
-    b"x-request-id": _request_id,
-    b"x-session-id": _session_id,
-    b"traceparent": _traceparent,
-    b"x-pinyon-geographies": _geographies,
-    b"x-pinyon-no-reuse": _no_reuse,
-    b"x-pinyon-no-store": _no_store,
-    b"x-pinyon-priority": _priority,
-    b"x-pinyon-report": _report,
-    b"x-pinyon-session": _session,
-    b"x-pinyon-ttft-slo-ms": _ttft_slo,
-    b"x-pinyon-type": _kind,
-    b"x-pinyon-user": _user,
-}
+def _turn(prompt: PromptInput) -> int:
+    """Returns how many messages are the user's; 1 for a prompt that is no conversation."""
+    spoken = sum(message.get("role") == "user" for message in prompt) if isinstance(prompt, list) else 0
+    return min(TURN_MAX, max(1, spoken))

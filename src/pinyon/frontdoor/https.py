@@ -12,16 +12,13 @@ from pinyon.runtime.security import Security
 class Https:
     """The TLS context of the HTTP server. Connections made after :meth:`renew` get the new certificate."""
 
+    context: ssl.SSLContext
+    """The context of new connections."""
+
     def __init__(self, certificate: Path, key: Path) -> None:
         """Loads the files. Raises :class:`InvalidArgument`."""
         self.files = (certificate, key)
-        self.context = self._made()
-        """The context of new connections."""
-
-    def _made(self) -> ssl.SSLContext:
-        from pinyon.runtime.tls import server_context  # imported with TLS only, as it imports cryptography
-
-        return server_context(*self.files)
+        self.renew()
 
     @classmethod
     def of(cls, certificate: str, key: str, security: Security) -> Https | None:
@@ -35,5 +32,7 @@ class Https:
 
     def renew(self) -> None:
         """Loads the files again, from any thread. Raises :class:`InvalidArgument`; the old certificate stays then."""
+        from pinyon.runtime.tls import server_context  # imported with TLS only, as it imports cryptography
+
         # A new context, as handshakes on the event loop would find half a certificate in one that is being loaded.
-        self.context = self._made()
+        self.context = server_context(*self.files)

@@ -5,43 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Self
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
-from pinyon.frontdoor.demands import Hold
 from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
+from pinyon.routing.layer import Layer
 
 
-class Turn:
-    """The turn of one request, as the request loop takes and leaves it. In this base class the turn has always come."""
-
-    __slots__ = ()
-
-    @property
-    def levels(self) -> Levels:
-        """The tenant's limits and what is left of them."""
-        return NO_LEVELS
-
-    def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        """Returns whether the turn has come; the target must be chosen at once then. Otherwise, call :meth:`wait`."""
-        return True
-
-    async def wait(self) -> None:
-        """Waits until the turn has come."""
-
-    def release(self) -> None:
-        """Releases the room that was kept for the request, since its target is known now."""
-
-    async def again(self, demand: int) -> bool:
-        """Waits at its old place after the target turned out to have no room. Returns whether it could."""
-        return False
-
-    def leave(self, used_tokens: int = 0) -> None:
-        """Ends the turn of a request that has used so many tokens."""
-
-
-class Place(Turn):
+class Place:
     """The place of one request, taken before the request is prepared and left at its end (``with``, or ``leave``)."""
 
     __slots__ = (
@@ -54,7 +26,7 @@ class Place(Turn):
         self._line = line
         self.has_slot = False
         """True once the turn has come, even if the request was cancelled before it learned of that."""
-        self._held: Hold | None = None
+        self._held: Layer | None = None
         self._error: ResourceExhausted | None = None
         self._turn: asyncio.Future[None] | None = None
         self.tenant = tenant
@@ -62,6 +34,11 @@ class Place(Turn):
         self.entered_s = 0.0
         self.number = line.taken(self)
         """The number of the place; 0 after it has been left."""
+
+    @property
+    def levels(self) -> Levels:
+        """The tenant's limits and what is left of them."""
+        return NO_LEVELS
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Returns whether there is a slot, and room for the ``demand``, at once. No room is kept then, so the caller
@@ -79,7 +56,7 @@ class Place(Turn):
             await self._turn
         self._check()
 
-    async def again(self, demand: int) -> bool:
+    async def again(self, demand: int) -> None:
         """Gives the slot back after the target refused the request, and waits for one at its old place in the line,
         with its present ``demand``. The event loop turns at least once.
 
@@ -95,7 +72,6 @@ class Place(Turn):
         await self._turn
         await asyncio.sleep(0)
         self._check()
-        return True
 
     def _check(self) -> None:
         if self._error is not None:
@@ -107,23 +83,24 @@ class Place(Turn):
 
     def release(self) -> None:
         """Releases the kept room; may be called twice."""
-        if self._held is not None:
-            self._held.release()
-            self._held = None
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
     def spare(self) -> Place | None:
         """Returns another slot for the same request if no request waits for one; see :meth:`Line.spare`."""
         return self._line.spare(self.tenant, self.demand)
 
     def leave(self, used_tokens: int = 0) -> None:
-        """Gives the slot to the next request in line, or gives the place back; may be called twice."""
+        """Gives the slot to the next request in line, or gives the place back, of a request that has used so many
+        tokens; may be called twice."""
         if self._held is not None:
             self.release()
         if self._error is None and self.number:
             number, self.number = self.number, 0
             self._line.left(number, self.has_slot)
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +108,7 @@ class Place(Turn):
 
     # -- called by the line
 
-    def granted(self, held: Hold | None) -> None:
+    def granted(self, held: Layer | None) -> None:
         """Records that the place has its slot, whether or not its task learns of it before it is cancelled."""
         self.has_slot, self._held = True, held
         if self._turn is not None:
@@ -156,8 +133,8 @@ class Line:
 
     The callback ``is_open`` returns whether there is room for a demand now. The callback ``on_grant`` gets the demand
     of each request that gets a slot after waiting, or a spare one, so that ``is_open`` counts it from then on. (One
-    that gets a slot in :meth:`Place.enter` must choose its target at once.) It may return what is kept for the request
-    until that leaves or calls :meth:`Place.release`. Neither may raise.
+    that gets a slot in :meth:`Place.enter` must choose its target at once.) It may return a layer at which a
+    place is held until the request leaves or calls :meth:`Place.release`. Neither may raise.
 
     Whenever there may be room for more, :meth:`availability_changed` must be called; otherwise only requests that come
     or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object that writes its calls
@@ -169,7 +146,7 @@ class Line:
         queue: Any,
         clock: Clock = time.monotonic,
         is_open: Callable[[int], bool] = lambda _: True,
-        on_grant: Callable[[int], Hold | None] = lambda _: None,
+        on_grant: Callable[[int], Layer | None] = lambda _: None,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
         self.on_put_back: Callable[[], None] = lambda: None
@@ -183,13 +160,11 @@ class Line:
 
     @property
     def in_flight(self) -> int:
-        number: int = self._queue.in_flight
-        return number
+        return int(self._queue.in_flight)
 
     @property
     def queued(self) -> int:
-        number: int = self._queue.queued
-        return number
+        return int(self._queue.queued)
 
     @property
     def waiting_demands(self) -> Collection[int]:
@@ -197,12 +172,8 @@ class Line:
         demands: Collection[int] = self._queue.waiting_demands
         return demands
 
-    def reserve(self, tenant: str) -> Place:
-        """Takes a place before the request is prepared. Raises :class:`ResourceExhausted` when the queue is full."""
-        return Place(self, tenant)
-
     def taken(self, place: Place) -> int:
-        """Returns the number of a new place. Raises as :meth:`reserve`."""
+        """Returns the number of a new place. Raises :class:`ResourceExhausted` when the queue is full."""
         self._last = number = self._last + 1
         out = self._queue.reserve(number, place.tenant, self._clock())
         if out is not None:
@@ -214,13 +185,13 @@ class Line:
         """Returns a slot that no request waits for, with room kept for it; None if there is no slot or no room."""
         if not self._queue.has_spare or demand in self._queue.waiting_demands or not self.is_open(demand):
             return None
-        place = self.reserve(tenant)
+        place = Place(self, tenant)
         place.enter(1, demand=demand, room=True)
         place.granted(self.on_grant(demand))
         return place
 
     def check(self, tenant: str) -> None:
-        """Raises the error that :meth:`reserve` would raise now."""
+        """Raises the error that :meth:`taken` would raise now."""
         self._queue.check(tenant)
 
     def enter(self, place: Place, room: bool) -> bool:

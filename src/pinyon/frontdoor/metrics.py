@@ -6,6 +6,7 @@ The gauges read the state when they are scraped, so they are exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -15,6 +16,7 @@ from pinyon.core.errors import NotFound
 from pinyon.core.request import Usage
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.line import Line
+from pinyon.runtime.metrics import Figures
 from pinyon.runtime.tally import Count, Tally
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -26,46 +28,51 @@ PAGE_REST = 20
 F = TypeVar("F", bound=Flight)
 
 
-class DoorMetrics:
-    """The metrics of the front door and its queue, whatever requests go to. ``answered`` counts HTTP answers."""
+class DoorMetrics(Generic[F]):
+    """The metrics of the front door, its queue and whole requests. The loop reports when a request begins, is retried
+    and ends. A kind of target reads from its own requests how they went, and adds the metrics that only it has.
 
-    def __init__(self, registry: CollectorRegistry, line: Line) -> None:
+    Labels are values of which there are few."""
+
+    def __init__(self, registry: CollectorRegistry, line: Line, models: Sequence[str] = ()) -> None:
+        """Creates the metrics; those of ``models`` are shown from the beginning."""
+        count = partial(Count, registry=registry)
+        tally = partial(Tally, label="model", registry=registry)
         self.page_registry: CollectorRegistry | None = registry
         """The registry of the page; None in one process of several, whose figures are not those of all."""
         self._page = b""
         self._page_until_s = 0.0
-        self._http = Count("pinyon_lb_http_requests", "HTTP requests answered", ("route", "status"), registry=registry)
-        self._refused = Count(
-            "pinyon_lb_refused", "Requests refused with 429 by the load balancer itself", ("reason",), registry=registry
-        )
-        self._broken = Count(
-            "pinyon_lb_http_broken_streams",
-            "Streams that began with 200 and ended with an error",
-            ("error",),
-            registry=registry,
-        )
+        self.answered = count("pinyon_lb_http_requests", "HTTP requests answered", ("route", "status"))
+        self.refused = count("pinyon_lb_refused", "Requests refused with 429 by the load balancer itself", ("reason",))
+        self.broken = count("pinyon_lb_http_broken_streams", "Streams that began with 200 and ended with an error",
+                            ("error",))  # fmt: skip
         self.http_connections = Gauge("pinyon_lb_http_connections", "Open HTTP connections", registry=registry)
-        for name, text, value in (
-            ("queue", "Requests waiting for their turn", lambda: line.queued),
-            ("in_flight", "Requests being placed or running", lambda: line.in_flight),
-        ):
-            Gauge(f"pinyon_lb_{name}_requests", text, registry=registry).set_function(value)
-        self.forwarded = Count(
-            "pinyon_lb_forwarded", "Attempts forwarded to other regions", ("region",), registry=registry
+        queue = (
+            ("queue_requests", "Requests waiting for their turn", lambda: line.queued),
+            ("in_flight_requests", "Requests being placed or running", lambda: line.in_flight),
         )
-        self.accepted = Count("pinyon_lb_accepted", "Requests taken from other regions", ("region",), registry=registry)
-
-    def answered(self, route: str, status: int) -> None:
-        """Counts an answer; ``route`` is a label, so it must be one of a few."""
-        self._http.add((route, status))
-
-    def refused(self, reason: str) -> None:
-        """Counts a refusal; ``reason`` is a label, so it must be one of a few."""
-        self._refused.add((reason,))
-
-    def broken(self, error: str) -> None:
-        """Counts a stream that ended with this error's code."""
-        self._broken.add((error,))
+        registry.register(Figures("pinyon_lb", queue))
+        self.forwarded = count("pinyon_lb_forwarded", "Attempts forwarded to other regions", ("region",))
+        self.accepted = count("pinyon_lb_accepted", "Requests taken from other regions", ("region",))
+        self._finished = count("pinyon_lb_requests", "Requests by how they ended", ("finish", "model"))
+        self._first = tally(
+            "pinyon_lb_ttft_seconds",
+            "Arrival to the first token, or an answer's first bytes, of requests that got one",
+            buckets=TTFT_BUCKETS_S,
+        )
+        self._whole = tally(
+            "pinyon_lb_e2e_seconds",
+            "Arrival to the last token, or an answer's last bytes, of answered requests",
+            buckets=E2E_BUCKETS_S,
+        )
+        self._prompt = count("pinyon_lb_prompt_tokens", "Prompt tokens of answered requests", ("model",))
+        self._generated = count("pinyon_lb_generated_tokens", "Tokens generated", ("model",))
+        self._cached = count("pinyon_lb_cached_tokens", "Prompt tokens reused", ("model",))
+        for model in models:
+            self._first.show(model)
+            self._whole.show(model)
+            self._took(model, Usage(0, 0, 0))
+        self._retries = count("pinyon_lb_retries", "Attempts after one that failed")
 
     def page(self, clock: Clock) -> bytes:
         """Returns the whole page for Prometheus. Raises :class:`NotFound` in one process of several."""
@@ -76,45 +83,6 @@ class DoorMetrics:
             self._page = generate_latest(self.page_registry)
             self._page_until_s = started_s + PAGE_REST * (clock() - started_s)
         return self._page
-
-
-class RequestMetrics(DoorMetrics, Generic[F]):
-    """The metrics of the front door and of whole requests. The loop reports when a request begins, is retried and ends.
-    A kind of target reads from its own requests how they went, and adds the metrics that only it has."""
-
-    def __init__(self, registry: CollectorRegistry, line: Line, models: Sequence[str] = ()) -> None:
-        """Creates the metrics; those of ``models`` are shown from the beginning."""
-        super().__init__(registry, line)
-        self._finished = Count(
-            "pinyon_lb_requests", "Requests by how they ended", ("finish", "model"), registry=registry
-        )
-        self._first = Tally(
-            "pinyon_lb_ttft_seconds",
-            "Arrival to the first token, or an answer's first bytes, of requests that got one",
-            "model",
-            buckets=TTFT_BUCKETS_S,
-            registry=registry,
-        )
-        self._whole = Tally(
-            "pinyon_lb_e2e_seconds",
-            "Arrival to the last token, or an answer's last bytes, of answered requests",
-            "model",
-            buckets=E2E_BUCKETS_S,
-            registry=registry,
-        )
-        self._prompt, self._generated, self._cached = [
-            Count(f"pinyon_lb_{name}_tokens", text, ("model",), registry=registry)
-            for name, text in (
-                ("prompt", "Prompt tokens of answered requests"),
-                ("generated", "Tokens generated"),
-                ("cached", "Prompt tokens reused"),
-            )
-        ]
-        for model in models:
-            self._first.show(model)
-            self._whole.show(model)
-            self._took(model, Usage(0, 0, 0))
-        self._retries = Count("pinyon_lb_retries", "Attempts after one that failed", registry=registry)
 
     def began(self, flight: F) -> None:
         """Notes the beginning of a request, which will have :meth:`ended`."""

@@ -38,19 +38,14 @@ class Readiness:
     """The readiness of the load balancer: ``start`` → ``lacks`` at any time → ``close``."""
 
     def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+        self.watched = watched
         self.draining = False
         """True once the process is about to end: it is not ready, but requests that run, or still come, are served."""
-        self._told: bool | None = None
         self._task: asyncio.Task[None] | None = None
 
     def lacks(self) -> str:
         """Returns why no request for any model would be served, for people; empty if one would be."""
-        return "The load balancer is about to end: draining." if self.draining else self._watched.lacks()
-
-    def unserved(self) -> dict[str, str]:
-        """Returns the models whose requests would not be served, and why, a sentence each."""
-        return self._watched.unserved()
+        return "The load balancer is about to end: draining." if self.draining else self.watched.lacks()
 
     def start(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         """Starts to call ``tell`` at each change."""
@@ -60,18 +55,16 @@ class Readiness:
         await ended(self._task)
 
     async def _watch(self, tell: Callable[[bool], Awaitable[None]]) -> None:
+        told: bool | None = None
         while True:
             try:
-                await self._watched.look()
-                await self._say(tell)
+                await self.watched.look()
+                missing = self.lacks()
+                if told is not (not missing):
+                    await tell(not missing)
+                    told = not missing
+                    _log.info("ready" if told else f"not ready: {missing}")
             except Exception:
                 _log.exception("who is there cannot be found out")
                 await asyncio.sleep(LOOK_S)
-            await self._watched.wait_change(LOOK_S)
-
-    async def _say(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        missing = self.lacks()
-        if self._told is not (not missing):
-            await tell(not missing)
-            self._told = not missing
-            _log.info("ready" if not missing else f"not ready: {missing}")
+            await self.watched.wait_change(LOOK_S)

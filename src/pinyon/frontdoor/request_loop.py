@@ -13,8 +13,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.line import Turn
-from pinyon.frontdoor.metrics import RequestMetrics
+from pinyon.frontdoor.line import Place
+from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.telemetry import Telemetry
@@ -72,12 +72,9 @@ class Kind(Protocol[F_contra]):
         """Returns what the client is told when no target could take the request; ``error`` was the last obstacle."""
         ...
 
-    async def wait_change(self, timeout_s: float) -> None:
-        """Waits until a target may take a request that none could take, at most ``timeout_s``."""
-        ...
-
-    def forgive(self, flight: F_contra) -> None:
-        """Drops exclusions after some time has passed, as targets that failed the request may have recovered."""
+    async def wait_change(self, flight: F_contra, timeout_s: float) -> None:
+        """Waits until a target may take a request that none could take, at most ``timeout_s``. Drops exclusions of
+        targets that may have recovered meanwhile."""
         ...
 
 
@@ -107,7 +104,7 @@ class RequestLoop(Generic[F]):
         self,
         models: ServedModels,
         kind: Kind[F],
-        counted: RequestMetrics[F],
+        counted: DoorMetrics[F],
         telemetry: Telemetry,
         limits: LoopLimits,
         clock: Clock,
@@ -120,8 +117,10 @@ class RequestLoop(Generic[F]):
         self._clock = clock
         self._seekers = Seekers(limits.slots)
 
-    async def run(self, flight: F, ticket: Turn) -> None:
+    async def run(self, flight: F, ticket: Place | None) -> None:
         """Runs the request until it has its ``outcome``. Raises the :class:`PinyonError` that it failed with.
+
+        Without a ``ticket``, its turn has come: its slot is held for it.
 
         However it ends, even if cancelled, its ticket is left and nothing of the request remains on any hop.
         """
@@ -136,19 +135,22 @@ class RequestLoop(Generic[F]):
                 outcome = flight.failed_as(error)
                 raise
             finally:
-                ticket.leave(flight.used_tokens)
+                if ticket is not None:
+                    ticket.leave(flight.used_tokens)
                 now_s = self._clock()
                 if outcome == "cancelled" and now_s >= flight.deadline_s:
                     outcome = "deadline_exceeded"
                 span.set("outcome", outcome)
                 self._counted.ended(flight, outcome, now_s)
 
-    async def _run(self, flight: F, ticket: Turn) -> None:
+    async def _run(self, flight: F, ticket: Place | None) -> None:
         models, kind, served, route = self._models, self._kind, flight.served, flight.route
         models.check_law(served, route)
         now = models.at_once(served, route)
         demand = models.demand(served, route)
-        if not ticket.enter(flight.tokens_wanted, priority=flight.priority, demand=demand, room=now is not None):
+        if ticket is not None and not ticket.enter(
+            flight.tokens_wanted, priority=flight.priority, demand=demand, room=now is not None
+        ):
             now = None
             await served.patiently(ticket.wait())
         while True:
@@ -164,7 +166,7 @@ class RequestLoop(Generic[F]):
                 raise error
             self._counted.retried(flight)
 
-    async def _place(self, flight: F, ticket: Turn) -> None:
+    async def _place(self, flight: F, ticket: Place | None) -> None:
         """Sets where the next attempt runs. Waits in line where possible, and for a limited time if no target is
         there."""
         models, kind, served, route = self._models, self._kind, flight.served, flight.route
@@ -172,7 +174,8 @@ class RequestLoop(Generic[F]):
         seeks = False
         try:
             while True:
-                ticket.release()  # from here on the request is counted where it goes
+                if ticket is not None:
+                    ticket.release()  # from here on the request is counted where it goes
                 choice = models.choose(served, route)
                 if choice.where is Where.REMOTE:
                     flight.choice = choice
@@ -198,13 +201,15 @@ class RequestLoop(Generic[F]):
                 if not seeks:
                     self._seekers.begin(chosen=bool(route.geographies))
                     seeks = True
-                await kind.wait_change(min(left_s, NEWS_S))
-                kind.forgive(flight)
+                await kind.wait_change(flight, min(left_s, NEWS_S))
         finally:
             if seeks:
                 self._seekers.end(chosen=bool(route.geographies))
 
-    async def _again(self, flight: F, ticket: Turn) -> bool:
+    async def _again(self, flight: F, ticket: Place | None) -> bool:
         """Puts the request back in line if a live target may have room soon. Returns whether it did."""
         models, served, route = self._models, flight.served, flight.route
-        return models.may_wait(served, route) and await served.patiently(ticket.again(models.demand(served, route)))
+        if ticket is None or not models.may_wait(served, route):
+            return False
+        await served.patiently(ticket.again(models.demand(served, route)))
+        return True

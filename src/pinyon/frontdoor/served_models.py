@@ -15,7 +15,7 @@ from typing import Final
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.frontdoor.demands import Demands, Hold
+from pinyon.frontdoor.demands import Demands
 from pinyon.frontdoor.failures import shown_names, unknown_model
 from pinyon.frontdoor.served import Served
 from pinyon.routing.geography import ANYWHERE, Geography
@@ -213,7 +213,10 @@ class ServedModels:
         unseen = self._under_way.told(name, max([report.received for report in models.values()], default=0))
         for served in list(self.by_name.values()):
             if served.name not in models and served.layers.remote.get(name) is not None:
-                self._serves_no_more(served, name)
+                if self._fixed:  # it may soon have instances again, which still cache what they were sent
+                    served.layers.remote.set_live(name, False)
+                else:
+                    self._leaves(served, name)
         for model, report in models.items():
             served_there = self.add(model) if 0 < len(model) <= MODEL_CHARS_MAX else None
             if served_there is None:
@@ -228,12 +231,6 @@ class ServedModels:
             remote.report(name, replace(report, available=0) if paused else report, now_s, unseen.get(model, 0))
             served_there.look()
         self.tell()
-
-    def _serves_no_more(self, served: Served, name: str) -> None:
-        if self._fixed:  # it may soon have instances again, which still cache what they were sent
-            served.layers.remote.set_live(name, False)
-        else:
-            self._leaves(served, name)
 
     def _leaves(self, served: Served, name: str) -> None:
         served.layers.remote.leave(name)
@@ -369,10 +366,12 @@ class ServedModels:
         there = {target.name for served in self.by_name.values() for target in served.layers.remote if target.live}
         return {name for name in names if name in self.others and name not in there}
 
-    def hold_here(self, model: str, cluster: str = "") -> Hold | None:
+    def hold_here(self, model: str, cluster: str = "") -> Layer | None:
         """Holds a place at a cluster's instances while its conductor chooses one; the caller releases it afterwards."""
         layer = self.layer(model, cluster) if self.selective else None
-        return None if layer is None else Hold(layer)
+        if layer is not None:
+            layer.hold()
+        return layer
 
     def dry_run(self, served: Served, geographies: Collection[str], tenant: str) -> list[Possible]:
         """Returns for each region whether such a request could go there now, and why not."""
@@ -400,23 +399,27 @@ class ServedModels:
     def is_open(self, demand: int) -> bool:
         """Returns whether there is room for a demand, and also True if no room can come, which the request finds out
         itself. While no server of the model answers, the request waits, unless the model is one of our own."""
-        known = self._demands.get(demand) if self.selective else None
-        served = None if known is None else self.by_name.get(known[0])
-        if known is None or served is None:
+        waiting = self._waiting_for(demand)
+        if waiting is None:
             return True  # a request that waits for a model that is gone must learn of it
-        route = known[1]
+        served, route = waiting
         if served.layers.with_room(route, self._clock()) is not None:
             return True
         return not served.layers.anybody(route) and (self._fixed or served.live or bool(route.sender))
 
-    def granted(self, demand: int) -> Hold | None:
-        """Holds a place for a request whose turn has come, until its target is known."""
+    def granted(self, demand: int) -> Layer | None:
+        """Holds a place for a request whose turn has come, until its target is known and the caller releases it."""
+        waiting = self._waiting_for(demand)
+        layer = None if waiting is None else waiting[0].layers.with_room(waiting[1], self._clock())
+        if layer is not None:
+            layer.hold()
+        return layer
+
+    def _waiting_for(self, demand: int) -> tuple[Served, Route] | None:
+        """Returns the model and a route of requests with that demand; None if the demand limits nothing any more."""
         known = self._demands.get(demand) if self.selective else None
         served = None if known is None else self.by_name.get(known[0])
-        if known is None or served is None:
-            return None
-        layer = served.layers.with_room(known[1], self._clock())
-        return None if layer is None else Hold(layer)
+        return None if known is None or served is None else (served, known[1])
 
     async def wait_news(self, seconds: float) -> None:
         """Waits until there may be room for more requests, at most so many seconds."""

@@ -22,20 +22,9 @@ class WorkerStream:
     """
 
     __slots__ = (
-        "_due_s",
-        "_gap_s",
-        "_loop",
-        "_owner",
-        "_timer",
-        "_unread",
-        "_updates",
-        "_waiter",
-        "ended",
-        "listener",
-        "lost",
-        "reached",
-        "stream_id",
-    )
+        "_due_s", "_gap_s", "_loop", "_owner", "_timer", "_unread", "_updates", "_waiter", "ended", "listener", "lost",
+        "reached", "stream_id",
+    )  # fmt: skip
 
     def __init__(self, owner: WorkerStreams, stream_id: int, gap_s: float) -> None:
         self._owner = owner

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from pinyon.frontdoor.coalesced import PAUSE_MAX_S, SHARE_MAX, Coalesced
-from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.line import Line, Place
 from pinyon.routing.queue import RequestQueue
 
 
@@ -58,7 +58,7 @@ async def test_a_call_made_before_anybody_waited_is_made_up_for():
     line = Line(RequestQueue(1, 4))
     coalesced = Coalesced(called.set, 0.0, lambda: line.queued)
     line.on_put_back = coalesced.wanted_now
-    place = line.reserve("t")
+    place = Place(line, "t")
     assert place.enter(1)
     coalesced()
     assert coalesced._timer is None

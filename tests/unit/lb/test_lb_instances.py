@@ -60,8 +60,8 @@ def test_who_failed_comes_last_until_the_pause_ends():
     view.failures.failed("a", 0.0)
     assert chosen(view, FIRST_PAUSE_S - 0.1) == "b"
     assert chosen(view, FIRST_PAUSE_S - 0.1, "b") == "a"  # better than no instance
-    assert view.avoided(["a", "b"], FIRST_PAUSE_S - 0.1) == {"a"}
-    assert view.avoided(["a", "b"], FIRST_PAUSE_S) == set()
+    assert set(view.failures.avoided(FIRST_PAUSE_S - 0.1)) == {"a"}
+    assert set(view.failures.avoided(FIRST_PAUSE_S)) == set()
     assert chosen(view, FIRST_PAUSE_S) == "a"
 
 
@@ -79,15 +79,15 @@ def test_news_of_an_instance_and_its_success_end_the_pause():
         view.failures.failed("a", 0.0)
         view.update(news, 0.0)
         view.update(listed(a="2", b="1"), 0.0)
-        assert view.avoided("a", 0.0) == set()
+        assert set(view.failures.avoided(0.0)) == set()
     view.failures.failed("a", 0.0)
     view.update(listed(a="2", b="1"), 0.0)  # the same again
     view.update(listed(a="2", b="1", c="1"), 0.0)  # news of another instance
-    assert view.avoided("abc", 0.0) == {"a"}
+    assert set(view.failures.avoided(0.0)) == {"a"}
     view.failures.succeeded("a", -1.0)  # success of a request that was placed before the failure
-    assert view.avoided("abc", 0.0) == {"a"}
+    assert set(view.failures.avoided(0.0)) == {"a"}
     view.failures.succeeded("a", 0.0)
-    assert view.avoided("abc", 0.0) == set()
+    assert set(view.failures.avoided(0.0)) == set()
 
 
 @pytest.mark.parametrize("routing", ROUTING_POLICIES.names)
@@ -112,7 +112,7 @@ def test_requests_find_those_that_live_at_whatever_time(routing: str, dead: set[
             now_s += MAX_PAUSE_S
             if view.choose(MODEL, 10, set("abcdefgh") - {name}, now_s).decode_instance_id == name:
                 view.failures.succeeded(name, now_s)
-    assert view.avoided("abcdefgh", now_s) == set()
+    assert set(view.failures.avoided(now_s)) == set()
 
 
 def test_one_request_at_a_time_tries_a_failed_instance():
@@ -131,11 +131,11 @@ def test_instances_a_new_conductor_omits_stay_for_the_grace_time():
     view.failures.failed("a", 100.0)
     view.update(listed(b="1"), 101.0)
     assert view.unconfirmed == 1
-    assert view.avoided("a", 101.0) == {"a"}, "there is no news of it"
+    assert set(view.failures.avoided(101.0)) == {"a"}, "there is no news of it"
     assert view.addresses == {"a:1", "b:1"}
     view.update(listed(a="1", b="1"), 102.0)
     assert (view.unconfirmed, view.renewed) == (0, {"a:1"})
-    assert view.avoided("a", 102.0) == set(), "it has registered"
+    assert set(view.failures.avoided(102.0)) == set(), "it has registered"
     view.update(listed(), 200.0, first=True)
     assert chosen(view, 209.9) in "ab"
     with pytest.raises(Unavailable):

@@ -12,8 +12,7 @@ import pytest
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.auth import PUBLIC, Client, load_api_keys
-from pinyon.frontdoor.head import Head, read_head
-from pinyon.frontdoor.labels import Labels, classify
+from pinyon.frontdoor.head import Head, Labels, classify, read_head
 from pinyon.openai.parse import Call, parse_chat, parse_completion
 
 KEY = Client("anna", "file", 5, ("eu-west", "eu-north"))

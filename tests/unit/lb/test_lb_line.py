@@ -26,7 +26,7 @@ async def test_first_come_first_served():
     line, order = Line(RequestQueue(1, 10)), []
 
     async def one(name: int) -> None:
-        with line.reserve("t") as place:
+        with Place(line, "t") as place:
             await slot_of(place)
             order.append(name)
             await asyncio.sleep(0)
@@ -37,7 +37,7 @@ async def test_first_come_first_served():
 
 
 async def entered(line: Line) -> Place:
-    place = line.reserve("t")
+    place = Place(line, "t")
     await slot_of(place)
     return place
 
@@ -45,11 +45,11 @@ async def entered(line: Line) -> Place:
 async def test_over_the_bound_it_refuses_at_once():
     line = Line(RequestQueue(1, 1))
     first = await entered(line)
-    second = line.reserve("t")
+    second = Place(line, "t")
     waiting = asyncio.ensure_future(slot_of(second))
     await settle()
     with pytest.raises(ResourceExhausted) as caught:
-        line.reserve("t")
+        Place(line, "t")
     assert caught.value.retry_after_s
     first.leave()
     first.leave()  # a second leave changes nothing
@@ -65,7 +65,7 @@ async def test_cancelled_before_and_after_the_slot_was_given(leave_first):
     running = await entered(line)
 
     async def one() -> None:
-        with line.reserve("t") as place:
+        with Place(line, "t") as place:
             await slot_of(place)
             await asyncio.Event().wait()
 
@@ -89,8 +89,8 @@ async def test_cancelled_before_and_after_the_slot_was_given(leave_first):
 async def test_a_place_that_is_left_before_its_turn_is_free_again():
     line = Line(RequestQueue(1, 0))
     for _ in range(3):
-        with line.reserve("t"), pytest.raises(ResourceExhausted):
-            line.reserve("t")
+        with Place(line, "t"), pytest.raises(ResourceExhausted):
+            Place(line, "t")
     await entered(line)
 
 
@@ -98,13 +98,13 @@ async def test_a_place_that_is_left_before_its_turn_is_free_again():
 async def test_another_tenant_takes_over_the_newest_place(when):
     line = Line(RequestQueue(1, 2))
     running = await entered(line)
-    old = line.reserve("flood")
-    newest = line.reserve("flood")
+    old = Place(line, "flood")
+    newest = Place(line, "flood")
     turns = [asyncio.ensure_future(slot_of(old))]
     if when != "reserved":
         turns.append(asyncio.ensure_future(slot_of(newest)))
     await settle()
-    quiet = line.reserve("quiet")
+    quiet = Place(line, "quiet")
     if when == "cancelled":
         turns[1].cancel()
         await asyncio.wait({turns[1]})
@@ -140,7 +140,7 @@ class Rooms:
         self.left[demand] -= 1
 
     def send(self, name: str, demand: int, priority: int = 0) -> tuple[Place, asyncio.Task[None]]:
-        place = self.line.reserve("t")
+        place = Place(self.line, "t")
 
         async def one() -> None:
             if place.enter(1, demand=demand, priority=priority):
@@ -214,14 +214,14 @@ async def test_who_is_refused_waits_where_it_did():
 async def test_a_request_refused_despite_apparent_room_waits_for_news():
     """The request would else be tried again and again."""
     line = Line(RequestQueue(10, 10), is_open=lambda _: True)
-    place, other = line.reserve("t"), line.reserve("t")
+    place, other = Place(line, "t"), Place(line, "t")
     await slot_of(place, 1)
     again = asyncio.ensure_future(place.again(1))
     behind = asyncio.ensure_future(slot_of(other, 1))
     await settle()
     assert not again.done()
     assert not behind.done(), "who needs the same comes after it"
-    await slot_of(elsewhere := line.reserve("t"), 2)
+    await slot_of(elsewhere := Place(line, "t"), 2)
     line.availability_changed()
     await asyncio.gather(again, behind)
     for each in (place, other, elsewhere):
@@ -238,7 +238,7 @@ async def test_many_go_on_in_parts_and_little_is_asked_for_them():
         return room > 0
 
     line = Line(RequestQueue(2 * count, 2 * count), is_open=is_open)
-    places = [line.reserve(f"t{each % 7}") for each in range(count)]
+    places = [Place(line, f"t{each % 7}") for each in range(count)]
     tasks = [asyncio.ensure_future(slot_of(place, each % 50)) for each, place in enumerate(places)]
     await settle()
     assert line.queued == count

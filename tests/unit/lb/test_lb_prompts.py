@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pinyon.frontdoor.instances.instances import InstanceView
-from pinyon.frontdoor.instances.key_chains import KeyChains
-from pinyon.frontdoor.instances.prompts import INLINE_CHARS, NEW_CHARS, THREAD_CHARS, Prompts
+from pinyon.frontdoor.instances.prompts import INLINE_CHARS, NEW_CHARS, THREAD_CHARS, KeyChains, Prompts
 from pinyon.model.card import load_card
 from pinyon.model.chat_template import JinjaChatTemplate
 from pinyon.model.tokenizer import HfTokenizer

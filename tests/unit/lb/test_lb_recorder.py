@@ -12,9 +12,8 @@ from pinyon.api.admin.v1 import admin_pb2
 from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import recorder as recorder_module
-from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.recorder import RECORDINGS_MAX, Recorder
-from pinyon.frontdoor.instances.request import Request
+from pinyon.frontdoor.instances.request import Request, Terms
 
 SALT = b"s" * 16
 Messages = AsyncGenerator[admin_pb2.RecordResponse, None]
@@ -22,7 +21,8 @@ Messages = AsyncGenerator[admin_pb2.RecordResponse, None]
 
 def served(arrived_s: float = 2.0, tokens: int = 20, generated: int = 3) -> Request:
     asked = RequestClass(kind="chat", turn=2, user="anna", session="tea", tenant="acme", arrived_unix_s=1e9)
-    request = Request(Ask("id", "m", asked, b"\1\0\0\0" * tokens, b"", SamplingParams()), arrived_s, 99.0)
+    prompt, terms = b"\1\0\0\0" * tokens, Terms(arrived_s, 99.0)
+    request = Request("id", "m", asked, prompt, b"", SamplingParams(), terms)
     request.tokens = [1] * generated
     request.first_token_s = 3.0 if generated else 0.0
     return request

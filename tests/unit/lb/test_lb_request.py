@@ -11,9 +11,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams
-from pinyon.frontdoor.instances.ask import Ask, Wishes
-from pinyon.frontdoor.instances.messages import fill_submission, schedule_bytes, schedule_request
-from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Delta, Request
+from pinyon.frontdoor.instances.request import QUICK_S, TRIES_MAX, Delta, Request, Terms
 from pinyon.messages.logprobs import logprobs_from_proto
 from tests.sent_logprobs import logprobs_to_proto
 
@@ -23,16 +21,17 @@ PLACEMENT = common_pb2.Placement(prefill_instance_id="p", decode_instance_id="d"
 
 def make(max_tokens: int = 5, whole: bool = False, **sampling) -> Request:
     asked = SamplingParams(max_tokens, **sampling)
-    ask = Ask("id", "m", RequestClass(tenant="t"), b"\1\0\0\0" * 8, b"k" * 16, asked)
-    request = Request(ask, 0.0, 10.0, whole)
+    terms = Terms(0.0, 10.0, whole)
+    request = Request("id", "m", RequestClass(tenant="t"), b"\1\0\0\0" * 8, b"k" * 16, asked, terms)
     begin(request, 1.0)
     return request
 
 
 def begin(request: Request, now_s: float) -> worker_pb2.Submission:
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
-    request.begin_attempt(PLACEMENT, now_s)
-    fill_submission(submission, request, attempt_id, True, "weights", now_s)
+    request.placement = PLACEMENT
+    request.begin_attempt(now_s)
+    request.fill(submission, attempt_id, True, "weights", now_s)
     return submission
 
 
@@ -171,10 +170,10 @@ def test_what_was_generated_goes_on_with_its_weights_only():
     request.fold(lost(), 3.0)
     assert request.retry(3, 10.0, 3.0)
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
-    request.begin_attempt(PLACEMENT, 4.0)
-    fill_submission(submission, request, attempt_id, True, "other weights", 4.0)
+    request.placement = PLACEMENT
+    request.begin_attempt(4.0)
+    request.fill(submission, attempt_id, True, "other weights", 4.0)
     assert (submission.generated_tokens, submission.model_fingerprint) == (2, "weights")
-    assert not request.can_start_over, "the client has seen them"
 
 
 def test_what_nobody_has_seen_may_begin_again():
@@ -182,13 +181,13 @@ def test_what_nobody_has_seen_may_begin_again():
     request.hold(request.fold(update("ab", (1, 2)), 2.0))
     request.fold(lost(), 3.0)
     assert request.retry(3, 10.0, 3.0)
-    assert request.can_start_over
     request.start_over()
     submission, attempt_id = worker_pb2.Submission(), request.attempt_id
-    request.begin_attempt(PLACEMENT, 4.0)
-    fill_submission(submission, request, attempt_id, True, "other weights", 4.0)
+    request.placement = PLACEMENT
+    request.begin_attempt(4.0)
+    request.fill(submission, attempt_id, True, "other weights", 4.0)
     assert (submission.generated_tokens, submission.model_fingerprint) == (0, "other weights")
-    assert submission.prompt_tokens_le32 == request.ask.tokens_le32
+    assert submission.prompt_tokens_le32 == request.tokens_le32
     for number, last in ((7, 0), (8, common_pb2.FINISH_REASON_LENGTH)):
         request.hold(request.fold(update("x", (number,), finish_reason=last), 5.0))
     assert parts(request.held()) == ("xx", [7, 8], NOTHING)
@@ -225,13 +224,13 @@ def fail_and_resume(request: Request) -> worker_pb2.Submission:
 
 def test_log_probabilities_stay_with_their_tokens_over_attempts():
     request = make(logprobs=2, prompt_logprobs=True)
-    assert schedule_request(request).no_reuse
+    assert request.schedule_message().no_reuse
     assert not request.prompt_logprobs.logprobs
     assert parts(request.fold(telling("ab", (1, 2), prompt=8), 2.0)) == ("ab", [1, 2], told(1, 2))
     assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
     submission = fail_and_resume(request)
     assert (submission.sampling.logprobs, submission.sampling.prompt_logprobs) == (2, False)
-    assert not schedule_request(request).no_reuse
+    assert not request.schedule_message().no_reuse
     assert parts(request.fold(update("ab"), 5.0)) == ("", [], NOTHING)
     assert parts(request.fold(telling("c", (3,)), 5.0)) == ("c", [3], told(3))
     assert logprobs_from_proto(request.prompt_logprobs) == logprobs(*range(1, 8))
@@ -291,20 +290,20 @@ def test_a_submission_is_no_larger_than_was_said(generated):
         5000, 1.9, 1 << 30, 0.9, 2**64 - 1, ("\U0001f332" * 64,) * 16, True, 0.9, 5000, (2**32 - 1,) * 64, 9.9, -1.9,
         1.9, tuple((2**32 - 1 - token, -99.9) for token in range(1024))[::-1], 20, True,
     )  # fmt: skip
-    ask = Ask(long[:64], long[:128], asked, b"\xff" * 4000, b"k" * 1600, sampling, Wishes(True, 1 << 30, "t" * 55))
-    request = Request(ask, 0.0, 1e6)
+    terms = Terms(0.0, 1e6, False, True, 1 << 30, "t" * 55)
+    request = Request(long[:64], long[:128], asked, b"\xff" * 4000, b"k" * 1600, sampling, terms)
     begin(request, 1.0)
     if generated:
         logprobs = logprobs_to_proto([TokenLogprob(-1.0)] * generated)
-        prompt = logprobs_to_proto([TokenLogprob(-1.0)] * (ask.prompt_tokens - 1))
+        prompt = logprobs_to_proto([TokenLogprob(-1.0)] * (request.prompt_tokens - 1))
         request.fold(update("x", (7,) * generated, logprobs=logprobs, prompt_logprobs=prompt), 2.0)
         request.fold(lost(), 3.0)
     request.exclude = {f"{long[:60]}{number}" for number in range(40)}
-    for keys, without in ((None, 0), (b"", len(ask.block_keys))):
-        said = schedule_bytes(request, {*request.exclude, "cd"})
-        assert 0.8 * said < schedule_request(request, ("cd",), keys).ByteSize() + without <= said
+    for keys, without in ((None, 0), (b"", len(request.block_keys))):
+        said = request.schedule_bytes({*request.exclude, "cd"})
+        assert 0.8 * said < request.schedule_message(("cd",), keys).ByteSize() + without <= said
     submission = begin(request, 4.0)
-    said = ask.size_bytes + 4 * len(request.tokens) + PLACEMENT.ByteSize()
+    said = request.size_bytes + 4 * len(request.tokens) + PLACEMENT.ByteSize()
     assert submission.ByteSize() <= said
     assert submission.ByteSize() > 0.8 * said
 
@@ -321,7 +320,7 @@ def test_what_is_passed_on_counts_as_what_is_folded(first):
     assert passed.pass_on(lambda: 3.0, pieces[2:])
     assert "".join(heard) == "".join(texts)
     state = {name for name, each in vars(Request).items() if ismemberdescriptor(each) or isgetsetdescriptor(each)}
-    state -= {"ask", "listener", "_class", "_held_logprobs"}
+    state -= {"listener", "_class", "_held_logprobs"}
     assert len(state) > 20
     assert [getattr(passed, name) for name in state] == [getattr(folded, name) for name in state]
 

@@ -9,9 +9,8 @@ import pytest
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.demands import DEMANDS_MAX, WAITING_DEMANDS_MAX
-from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.dispatcher import routed
-from pinyon.frontdoor.instances.request import Request
+from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
 from pinyon.routing.target import Report
@@ -20,14 +19,14 @@ from pinyon.routing.target_policy import Routed
 
 def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
     whose = RequestClass(tenant=tenant, geographies=geographies)
-    made = Request(Ask("id", "m", whose, b"\1\0\0\0" * 8, b"k" * 16, SamplingParams(5)), 0.0, 10.0)
+    made = Request("id", "m", whose, b"\1\0\0\0" * 8, b"k" * 16, SamplingParams(5), Terms(0.0, 10.0))
     made.sender = sender
     return made
 
 
 def depart(request: Request, models: ServedModels) -> None:
-    whose = request.ask.request_class
-    request.depart(models.of(request.ask.model), Routed(), whose.geographies, whose.tenant)
+    whose = request.request_class
+    request.depart(models.of(request.model), Routed(), whose.geographies, whose.tenant)
 
 
 class Ways:
@@ -85,9 +84,9 @@ def test_who_may_go_to_the_same_waits_for_the_same():
 def test_other_regions_are_no_party_to_block_keys():
     """The block keys depend on the layout of one cluster: a prompt that may go elsewhere is known by its tokens."""
     ways = Ways("us", lambda: 0.0, own=["m"])
-    assert routed(request().ask, ways.models, b"").keys == b"k" * 8
+    assert routed(request(), ways.models, b"").keys == b"k" * 8
     ways.expect("lb-eu", "eu")
-    assert routed(request().ask, ways.models, b"").keys == b"", "8 tokens are no chunk"
+    assert routed(request(), ways.models, b"").keys == b"", "8 tokens are no chunk"
 
 
 def test_a_region_that_comes_later_is_open_to_who_comes_later():
@@ -160,7 +159,7 @@ def test_credits_of_one_model_are_not_used_up_by_another() -> None:
     for _ in range(2):
         ways.sent(request(), "lb-eu")
     other = request()
-    other.ask = Ask("id", "n", other.ask.request_class, other.ask.tokens_le32, b"", SamplingParams(5))
+    other.model = "n"
     assert ways.elsewhere(other) == "lb-eu"
     assert ways.elsewhere(request()) == ""
     ways.sent(other, "lb-eu")

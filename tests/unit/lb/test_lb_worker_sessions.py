@@ -12,9 +12,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_sessions
-from pinyon.frontdoor.instances.ask import Ask, Wishes
-from pinyon.frontdoor.instances.messages import fill_submission, schedule_request
-from pinyon.frontdoor.instances.request import Request
+from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.runtime.outbox import MESSAGE_BYTES
 
@@ -142,14 +140,15 @@ async def test_those_who_wait_for_room_learn_that_the_instance_is_gone(sessions:
 
 def test_block_keys_do_not_outgrow_a_message() -> None:
     """The prompt has one key per token: the conductor gets the first keys, the instance computes them all."""
-    ask = Ask("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), SamplingParams(1000))
-    request = Request(ask, 0.0, 1e6)
-    schedule = schedule_request(request)
+    sampling, terms = SamplingParams(1000), Terms(0.0, 1e6)
+    request = Request("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), sampling, terms)
+    schedule = request.schedule_message()
     assert schedule.ByteSize() < MESSAGE_BYTES
-    assert 0 < len(schedule.block_keys) < len(ask.block_keys)
+    assert 0 < len(schedule.block_keys) < len(request.block_keys)
     submission = worker_pb2.Submission()
-    request.begin_attempt(common_pb2.Placement(), 0.0)
-    fill_submission(submission, request, "r", True, "f", 0.0)
+    request.placement = common_pb2.Placement()
+    request.begin_attempt(0.0)
+    request.fill(submission, "r", True, "f", 0.0)
     assert not submission.block_keys
     assert submission.ByteSize() < 4 << 20
 
@@ -170,15 +169,16 @@ def test_a_submission_is_no_larger_than_was_said() -> None:
         logprobs=20,
         prompt_logprobs=True,
     )
-    ask = Ask("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, Wishes(traceparent="t" * 55))
-    request = Request(ask, 0.0, 1e6)
+    terms = Terms(0.0, 1e6, traceparent="t" * 55)
+    request = Request("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, terms)
     placement = common_pb2.Placement(prefill_instance_id="p" * 128, decode_instance_id="d" * 128)
     for number in range(256):
         placement.fetches.add(source_id=str(number) * 40, source_address="a" * 250, first_block=number)
     for _ in range(3):
         submission = worker_pb2.Submission(stream_id=2**63)
         attempt_id = request.attempt_id
-        request.begin_attempt(placement, 0.0)
-        fill_submission(submission, request, attempt_id, True, wide * 128, 0.0)
-        assert submission.ByteSize() <= ask.size_bytes + placement.ByteSize()
+        request.placement = placement
+        request.begin_attempt(0.0)
+        request.fill(submission, attempt_id, True, wide * 128, 0.0)
+        assert submission.ByteSize() <= request.size_bytes + placement.ByteSize()
         request.tokens += [128000] * 300

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -27,72 +28,62 @@ ANSWER_S = 1.0
 ASKED_AT_ONCE = 64
 
 
+@dataclass(slots=True, eq=False)
 class AskedInstances:
     """The instances of the region's own cluster, as :class:`pinyon.frontdoor.readiness.Watched`."""
 
-    def __init__(
-        self,
-        models: Sequence[str],
-        cluster: Cluster,
-        channels: Channels,
-        clock: Clock,
-        elsewhere: Callable[[str], bool] = lambda model: False,
-    ) -> None:
-        """Watches ``models``; ``elsewhere`` returns whether other regions would serve a model."""
-        self._models = models
-        self._view, self._conductor = cluster.view, cluster.conductor
-        self._channels = channels
-        self._clock = clock
-        self._elsewhere = elsewhere
-        self._silent: frozenset[str] = frozenset()
-        """The instances that were asked and did not say that they serve."""
-        self._next_round_s = 0.0
+    models: Sequence[str]
+    cluster: Cluster
+    channels: Channels
+    clock: Clock
+    elsewhere: Callable[[str], bool]
+    """Returns whether other regions would serve a model."""
+    silent: frozenset[str] = frozenset()
+    """The instances that were asked and did not say that they serve."""
+    next_round_s: float = 0.0
 
     def lacks(self) -> str:
         missing = self.unserved()
-        if len(missing) < len(self._models):
+        if len(missing) < len(self.models):
             return ""
         said = " ".join(missing.values())
-        if not self._conductor.connected:
+        if not self.cluster.conductor.connected:
             said += " The conductor does not answer; the instances known from before were asked themselves."
         return said
 
     def unserved(self) -> dict[str, str]:
-        now_s = self._clock()
-        found = {model: self._view.lacks(model, now_s, self._silent) for model in self._models}
-        return {model: why for model, why in found.items() if why and not self._elsewhere(model)}
+        now_s = self.clock()
+        found = {model: self.cluster.view.lacks(model, now_s, self.silent) for model in self.models}
+        return {model: why for model, why in found.items() if why and not self.elsewhere(model)}
 
     async def wait_change(self, timeout_s: float) -> None:
-        await self._view.wait_change(timeout_s)
+        await self.cluster.view.wait_change(timeout_s)
 
     async def look(self) -> None:
         """Asks the instances that no conductor vouches for, if it is time."""
-        everyone = not self._conductor.connected
-        asked = [each for model in self._models for each in self._view.unvouched(model, everyone=everyone)]
+        everyone = not self.cluster.conductor.connected
+        asked = [each for model in self.models for each in self.cluster.view.unvouched(model, everyone=everyone)]
         if not asked:
-            self._silent = frozenset()
+            self.silent = frozenset()
             return
-        now_s = self._clock()
-        if now_s < self._next_round_s:
+        now_s = self.clock()
+        if now_s < self.next_round_s:
             return
-        self._next_round_s = now_s + ASK_EVERY_S + ASK_EACH_S * len(asked)
-        self._silent = await self._who_is_silent(asked)
+        self.next_round_s = now_s + ASK_EVERY_S + ASK_EACH_S * len(asked)
+        self.silent = await self._who_is_silent(asked)
 
     async def _who_is_silent(self, asked: Collection[Candidate]) -> frozenset[str]:
         places = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def ask(candidate: Candidate) -> bool:
-            async with places:
-                return await self._serves(candidate)
+        async def serves(candidate: Candidate) -> bool:
+            connect = self.channels.to(peer_name(WORKER, candidate.instance_id))
+            async with places, connect(candidate.address) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                try:
+                    reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
+                except grpc.aio.AioRpcError:
+                    return False
+                return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
-        answers = await asyncio.gather(*map(ask, asked))
-        return frozenset(each.instance_id for each, serves in zip(asked, answers, strict=True) if not serves)
-
-    async def _serves(self, candidate: Candidate) -> bool:
-        async with self._channels.to(peer_name(WORKER, candidate.instance_id))(candidate.address) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            try:
-                reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
-            except grpc.aio.AioRpcError:
-                return False
-            return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        answers = await asyncio.gather(*map(serves, asked))
+        return frozenset(each.instance_id for each, there in zip(asked, answers, strict=True) if not there)

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from pinyon.core.clock import Clock
+from pinyon.core.errors import Internal
+from pinyon.core.request import Usage
 from pinyon.frontdoor.admission import Admission, Ticket
 from pinyon.frontdoor.failures import broken_by
-from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.ask import Wishes
-from pinyon.frontdoor.instances.choices import AnswerTools, ChoicesAnswer, begin_events
+from pinyon.frontdoor.head import Head, classify
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.prompts import Models
-from pinyon.frontdoor.instances.request import Delta, Request, facts_of
-from pinyon.frontdoor.labels import classify
+from pinyon.frontdoor.instances.prompts import Models, Prompts
+from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
-from pinyon.http.answer import JSON, Reply
+from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
+from pinyon.messages.logprobs import SentLogprobs
+from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
 from pinyon.openai.format import DONE, ChatFormat, CompletionFormat, Facts, Format, error_event
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion
 from pinyon.runtime.deadlines import TimeLimit
+
+NO_CACHE = field(b"cache-control", "no-cache")
+INLINE_ENTRIES = 4096
+"""The log-probabilities and token ids that are formatted at once on the event loop, in about 5 ms."""
 
 Parse = Callable[[bytes | bytearray], Call]
 
@@ -57,15 +65,16 @@ class Completions:
                 call = await self.off_loop.run(holder, parse, body) if is_large(body) else parse(body)
                 request_class = classify(head.labels, call, head.client, now_s, "x-pinyon-geographies")
                 prompts, created_s = self.models.of(call.model), int(now_s)
-                wishes = Wishes(head.no_reuse, head.ttft_slo_ms, head.traceparent)
+                wishes = (head.no_reuse, head.ttft_slo_ms, head.traceparent)
+                terms = Terms(head.arrived_s, deadline_s, not call.stream, *wishes)
+                requests = await prompts.requests(
+                    call, head.log_id, request_class, terms, holder=holder, numbered=not call.plain
+                )
+                head.facts = partial(facts_of, requests)
                 if not call.plain:
-                    asks = await prompts.asks(call, head.log_id, request_class, holder=holder, wishes=wishes)
-                    tools = AnswerTools(self.dispatcher, prompts, self.off_loop, self.clock, created_s)
-                    await ChoicesAnswer(call, asks, head, reply, ticket, deadline_s, tools).run()
+                    await _Choices(self, prompts, call, requests, head, reply, ticket, created_s).run()
                     return 200
-                ask = await prompts.ask(call, head.log_id, request_class, holder=holder, wishes=wishes)
-                request = Request(ask, head.arrived_s, deadline_s, whole=not call.stream)
-                head.facts = partial(facts_of, (request,))
+                request = requests[0]
                 answer_format = make_format(head.unique, call.model, created_s, call.include_usage)
                 if call.stream:
                     events = _Events(request, ticket, answer_format, reply)
@@ -123,7 +132,7 @@ class _Events:
         """Returns the events, after the beginning of the answer if it has not begun."""
         if self._reply.begun:
             return events
-        begin_events(self._reply, self._ticket)
+        _begin_events(self._reply, self._ticket)
         return self._format.first + events
 
     async def end(self, include_usage: bool, facts: Facts | None) -> None:
@@ -134,3 +143,165 @@ class _Events:
         if include_usage:
             events += answer_format.usage(request.usage(), facts)
         await self._reply.end(self._opened(events).encode("ascii") + DONE)
+
+
+class _Choices:
+    """The answer to a call that wants more than one text: several choices or prompts, echoes, log-probabilities, token
+    ids. Its choices run side by side."""
+
+    def __init__(
+        self,
+        owner: Completions,
+        prompts: Prompts,
+        call: Call,
+        requests: Sequence[Request],
+        head: Head,
+        reply: Reply,
+        ticket: Ticket,
+        created_s: int,
+    ) -> None:
+        """Takes the time that the answer states as its creation (Unix time)."""
+        self._owner, self._prompts = owner, prompts
+        self._call, self._requests = call, requests
+        self._head, self._reply, self._ticket = head, reply, ticket
+        self._waiting: deque[int] = deque()
+        """The choices that do not run yet."""
+        self._writing = asyncio.Lock()
+        make = ChatChoices if call.prompt_field == "messages" else CompletionChoices
+        self._format: Choices = make(head.unique, created_s, call, prompts.tokenizer, prompts.texts)
+        prompts_of = [memoryview(request.tokens_le32).cast("I") for request in requests]
+        self._choices = [Choice(index, tokens) for index, tokens in enumerate(prompts_of)]
+
+    async def run(self) -> None:
+        """Writes the answer. Raises the :class:`PinyonError` of the first failed choice; then none runs any more."""
+        requests, ticket = self._requests, self._ticket
+        try:
+            total, first = sum(request.tokens_wanted for request in requests), requests[0]
+            demand = self._owner.dispatcher.demand(first)
+            if not ticket.enter(total, priority=first.priority, demand=demand):
+                await ticket.wait()
+            ticket.release()  # each choice gets a target of its own
+            if self._call.echo:
+                await self._read_prompts()
+            await self._run_all()
+        finally:
+            ticket.leave(sum(request.used_tokens for request in requests))
+        if self._call.stream:
+            await self._reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
+        else:
+            arguments = (self._choices, self._usage(), self._facts())
+            if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
+                body = await self._owner.off_loop.run(self._head.client.holder, self._format.whole, *arguments)
+            else:
+                body = self._format.whole(*arguments)
+            self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
+
+    async def _run_all(self) -> None:
+        """Runs all choices. The call's own slot runs one after the other, so the call ends however full the queue is,
+        and never waits for a second slot. Spare slots run others at the same time, each one choice; then a waiting
+        request gets the slot. Raises the first error, when all choices have ended."""
+        waiting = self._waiting
+        waiting.extend(range(len(self._requests)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                while waiting:
+                    index = waiting.popleft()
+                    self._spread(group)
+                    await self._run(index)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _spread(self, group: asyncio.TaskGroup) -> None:
+        while self._waiting and (place := self._ticket.spare()) is not None:
+            task = group.create_task(self._run_in(place, group, self._waiting.popleft()))
+            task.add_done_callback(partial(_leave, place))
+
+    async def _run_in(self, place: Place, group: asyncio.TaskGroup, index: int) -> None:
+        place.release()
+        await self._run(index)
+        place.leave()
+        self._spread(group)
+
+    async def _read_prompts(self) -> None:
+        call = self._call
+        for number, prompt in enumerate((call.prompt, *call.others)):
+            first = number * call.n
+            text = prompt
+            if type(prompt) is bytes:
+                text = await self._prompts.decode(prompt, "prompt", self._head.client.holder)
+            for choice in self._choices[first : first + call.n]:
+                choice.prompt_text = str(text)
+
+    async def _run(self, index: int) -> None:
+        call, request, choice = self._call, self._requests[index], self._choices[index]
+        rich = call.sampling.logprobs >= 0 or call.return_token_ids
+
+        def take(delta: Delta) -> Awaitable[None] | None:
+            self._add(request, choice, delta)
+            if call.stream and not request.finished and (choice.text or (rich and choice.tokens)):
+                return self._send(choice)
+            return None
+
+        await self._owner.dispatcher.run(request, None, take)
+        assert request.finish_reason is not None
+        choice.reason = "length" if call.unseen else request.finish_reason.value
+        if not call.unseen:
+            choice.completion_tokens = request.usage().completion_tokens
+        if call.stream:
+            await self._send(choice)
+
+    def _add(self, request: Request, choice: Choice, delta: Delta) -> None:
+        call = self._call
+        if call.sampling.logprobs >= 0:
+            missing = len(delta.logprobs.logprobs) != len(delta.tokens)
+            if call.sampling.prompt_logprobs and not choice.begun:
+                missing = missing or len(request.prompt_logprobs.logprobs) != len(choice.prompt_tokens) - 1
+                choice.prompt_logprobs = SentLogprobs(request.prompt_logprobs)
+            if missing:
+                raise Internal("The instance did not tell the log-probabilities that were asked for.")
+        if call.unseen:
+            return
+        choice.text += delta.text
+        choice.tokens += delta.tokens
+        if delta.logprobs.logprobs:
+            told = choice.logprobs
+            if not isinstance(told, SentLogprobs):
+                told = choice.logprobs = SentLogprobs()
+            told.add(delta.logprobs)
+        choice.completion_tokens += len(delta.tokens)
+
+    async def _send(self, choice: Choice) -> None:
+        """Sends the news of a choice, one choice at a time, as the client reads one stream."""
+        async with self._writing:
+            events = b"" if choice.begun else self._format.begin(choice)
+            if self._format.entries(choice) > INLINE_ENTRIES:
+                events += await self._owner.off_loop.run(self._head.client.holder, self._format.event, choice)
+            else:
+                events += self._format.event(choice)
+            if not self._reply.begun:
+                _begin_events(self._reply, self._ticket)
+            await self._reply.send(events)
+
+    def _usage(self) -> Usage:
+        """Returns the usage of the call. Each prompt counts once, with the tokens that its first choice reused."""
+        firsts = [request.usage() for request in self._requests[:: self._call.n]]
+        return Usage(
+            sum(usage.prompt_tokens for usage in firsts),
+            sum(choice.completion_tokens for choice in self._choices),
+            sum(usage.cached_tokens for usage in firsts),
+        )
+
+    def _facts(self) -> Facts | None:
+        if not self._head.report:
+            return None
+        reports = [request.report(self._owner.clock()) for request in self._requests]
+        return reports[0] if len(reports) == 1 else {"choices": reports}
+
+
+def _leave(place: Place, _: asyncio.Task[None]) -> None:
+    place.leave()
+
+
+def _begin_events(reply: Reply, ticket: Ticket) -> None:
+    """Begins a streamed answer."""
+    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))

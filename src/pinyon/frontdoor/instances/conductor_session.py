@@ -114,7 +114,7 @@ class ConductorSession:
         try:
             response = await answer
         except asyncio.CancelledError:
-            if _came(answer):
+            if answer.done() and not answer.cancelled() and answer.exception() is None and answer.result() is not None:
                 self.release(request_id)
             raise
         finally:
@@ -184,7 +184,3 @@ class ConductorSession:
         for answer, _ in self._pending.values():
             if not answer.done():
                 answer.set_exception(ConductorAway("the conductor went away"))
-
-
-def _came(answer: asyncio.Future[conductor_pb2.ScheduleResponse | None]) -> bool:
-    return answer.done() and not answer.cancelled() and answer.exception() is None and answer.result() is not None

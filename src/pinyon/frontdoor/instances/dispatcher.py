@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.request import Request, Take
-from pinyon.frontdoor.line import Turn
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
@@ -16,15 +15,15 @@ from pinyon.routing.target_policy import Routed
 ROOTS_MAX = 4096
 
 
-def routed(ask: Ask, models: ServedModels, secret: bytes) -> Routed:
+def routed(request: Request, models: ServedModels, secret: bytes) -> Routed:
     """Returns what the target of a request is chosen by: keys of its prompt, starting from the cluster's ``secret``,
     and its session or user. It must be cheap, as it is recorded for every request, whatever chooses the target."""
-    whose = ask.request_class
-    if not models.selective and ask.block_keys:
+    whose = request.request_class
+    if not models.selective and request.block_keys:
         # Where a conductor chooses and there are no other regions, the block keys made for it are good enough.
-        keys = keys_of_blocks(ask.block_keys)
+        keys = keys_of_blocks(request.block_keys)
     else:
-        keys = token_keys(_root(ask.model, whose.tenant, secret, whose.cache_salt), ask.tokens_le32)
+        keys = token_keys(_root(request.model, whose.tenant, secret, whose.cache_salt), request.tokens_le32)
     key = whose.session or whose.user
     return Routed(keys, f"{whose.tenant}/{key}" if key else "")
 
@@ -42,7 +41,7 @@ class Dispatcher:
         self._models, self._secret = models, secret
         self._recorder = recorder
 
-    async def run(self, request: Request, ticket: Turn, take: Take) -> None:
+    async def run(self, request: Request, ticket: Place | None, take: Take) -> None:
         """Runs the request until it has its ``finish_reason``. ``take`` gets its news; for a whole answer, all at once.
 
         Raises the :class:`PinyonError` it failed with, and what ``take`` raises. However it ends, even if cancelled,
@@ -64,7 +63,5 @@ class Dispatcher:
         return self._models.demand(request.served, request.route)
 
     def _depart(self, request: Request) -> None:
-        if not request.departed:
-            ask, whose = request.ask, request.ask.request_class
-            target = routed(ask, self._models, self._secret)
-            request.depart(self._models.of(ask.model), target, whose.geographies, whose.tenant)
+        target, whose = routed(request, self._models, self._secret), request.request_class
+        request.depart(self._models.of(request.model), target, whose.geographies, whose.tenant)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -197,11 +198,9 @@ class InstanceView:
 
     async def wait_change(self, timeout_s: float) -> None:
         """Waits for the next list, at most ``timeout_s``."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     def model(self, name: str) -> ModelView | None:
         """Returns the view of a model; None if no instance of it was ever listed."""
@@ -268,10 +267,6 @@ class InstanceView:
         """Returns whether the instance has said that it takes nothing new, and is there as far as we know."""
         instance = self._instances.get(instance_id)
         return instance is not None and instance.draining
-
-    def avoided(self, instance_ids: Iterable[str], now_s: float) -> set[str]:
-        """Returns those of the instances that failed lately."""
-        return {each for each in instance_ids if self.failures.avoids(each, now_s)}
 
     def choose(
         self,

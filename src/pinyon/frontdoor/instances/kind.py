@@ -16,7 +16,6 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, ResourceExhausted, Unavailable
 from pinyon.frontdoor.instances.clusters import HOME, Cluster, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
-from pinyon.frontdoor.instances.messages import fill_submission, schedule_bytes, schedule_request
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
@@ -53,9 +52,9 @@ class InstanceKind:
         if choice.where is Where.WAIT and not self.models.serves_here(request.route):
             return Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
         cluster = self.clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-        held = self.models.hold_here(request.ask.model, cluster.name)
+        held = self.models.hold_here(request.model, cluster.name)
         try:
-            request.chosen = await self._placement(request, cluster)
+            request.placement = await self._placement(request, cluster)
         except (Unavailable, NotFound, ResourceExhausted) as error:
             return error  # waiting does not help against any other error
         finally:
@@ -70,12 +69,12 @@ class InstanceKind:
         if self.by_routing:
             return self._own_choice(request, exclude, cluster)
         try:
-            keys = None if self._keys_are(cluster, request.ask.model) else b""
-            asked = schedule_request(request, exclude, keys)
-            return await cluster.conductor.place(asked, schedule_bytes(request, exclude))
+            keys = None if self._keys_are(cluster, request.model) else b""
+            asked = request.schedule_message(exclude, keys)
+            return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
         except (Unavailable, NotFound) as refusal:  # ConductorAway among them
             # The model is ours, so the conductor knows no instance of it, or none yet.
-            if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.ask.model):
+            if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.model):
                 raise
         placement = self._own_choice(request, exclude, cluster)
         self.metrics.fallbacks.add()
@@ -83,7 +82,7 @@ class InstanceKind:
 
     def _own_choice(self, request: Request, exclude: Collection[str], cluster: Cluster) -> common_pb2.Placement:
         return cluster.view.choose(
-            request.ask.model,
+            request.model,
             request.tokens_wanted,
             exclude,
             self.clock(),
@@ -101,11 +100,11 @@ class InstanceKind:
         excluded = request.failed_instances | cluster.removed
         if not (request.tokens and request.fingerprint):
             return excluded
-        model, view = request.ask.model, cluster.view
+        model, view = request.model, cluster.view
         exclude = excluded | view.with_other_weights(model, request.fingerprint)
         if len(exclude) == len(excluded):
             return exclude
-        if request.can_start_over and not view.servable(model, self.clock(), request.tokens_wanted, exclude):
+        if request.whole and not view.servable(model, self.clock(), request.tokens_wanted, exclude):
             _log.warning(
                 "nobody else has the weights that generated: from the start",
                 extra={"request_id": request.name, "generated": len(request.tokens)},
@@ -124,13 +123,13 @@ class InstanceKind:
         if request.choice.where is Where.REMOTE:
             await self._elsewhere(request, request.choice.target)
             return
-        placement, cluster = request.chosen, request.placed_by
+        placement, cluster = request.placement, request.placed_by
         assert placement is not None
         assert cluster is not None
         attempt_id, placed_s = request.attempt_id, self.clock()
         view = cluster.view
-        request.begin_attempt(placement, placed_s)
-        counted = view.begin(request.ask.model, placement, request.route.routed)
+        request.begin_attempt(placed_s)
+        counted = view.begin(request.model, placement, request.route.routed)
         try:
             await self._on_instance(request, placement, cluster, attempt_id)
         finally:
@@ -145,8 +144,8 @@ class InstanceKind:
     async def _on_instance(
         self, request: Request, placement: common_pb2.Placement, cluster: Cluster, attempt_id: str
     ) -> None:
-        view, model, decode, placed_s = cluster.view, request.ask.model, placement.decode_instance_id, self.clock()
-        size_bytes = request.ask.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
+        view, model, decode, placed_s = cluster.view, request.model, placement.decode_instance_id, self.clock()
+        size_bytes = request.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
         try:
             opened = await self.workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
         except Unavailable as error:
@@ -155,7 +154,7 @@ class InstanceKind:
         stream = opened[0]
         try:
             keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
-            fill_submission(opened[1], request, attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
+            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps the whole message alive
             await self._receive(
                 request, stream, lambda: view.failures.succeeded(placement.prefill_instance_id, placed_s)
@@ -168,7 +167,7 @@ class InstanceKind:
         """Runs the attempt in another region, whose load balancer places it."""
         regions, attempt_id = self.regions, request.attempt_id
         sent_s = self.clock()
-        request.begin_attempt(None, sent_s, name, regions.region_of(name))
+        request.begin_attempt(sent_s, name, regions.region_of(name))
         try:
             talk = regions.talk(name)
         except Unavailable as error:
@@ -178,7 +177,7 @@ class InstanceKind:
         stream, submission = talk.open(request.gap_s)
         counted = self.models.sent(request.served, request.route.routed, name)
         try:
-            fill_submission(submission, request, attempt_id, False, "", self.clock())
+            request.fill(submission, attempt_id, False, "", self.clock())
             talk.send(submission, request.gap_s)
             del submission
             self.metrics.forwarded.add((request.region,))
@@ -193,7 +192,7 @@ class InstanceKind:
         """Receives the updates of an attempt, to its end. ``begun`` is called at the first token, or at the end."""
         clock, take, waits = self.clock, request.take, True
         assert take is not None
-        while not request.over:
+        while request.finish_reason is None and request.error is None:
             delta = _fold(request, await stream.take(), clock())
             if waits and (delta.tokens or request.finished):
                 waits = False
@@ -233,7 +232,7 @@ class InstanceKind:
         )  # fmt: skip
         request.full = error if request.found_full else None
         if request.refused:
-            self.models.refused(request.ask.model, request.lb)
+            self.models.refused(request.model, request.lb)
         return None
 
     def gives_up(self, request: Request) -> bool:
@@ -241,7 +240,7 @@ class InstanceKind:
 
     def nobody(self, request: Request, error: PinyonError) -> PinyonError:
         home = self.clusters.home.view
-        if request.tokens and home.with_other_weights(request.ask.model, request.fingerprint):
+        if request.tokens and home.with_other_weights(request.model, request.fingerprint):
             return Unavailable(
                 "The instance that generated went away, and no other one serves the weights it began with.",
                 retry_after_s=RETRY_AFTER_S,
@@ -249,19 +248,18 @@ class InstanceKind:
         message = "No instance is available for this model." if isinstance(error, NotFound) else error.message
         return Unavailable(message, retry_after_s=error.retry_after_s or RETRY_AFTER_S)
 
-    async def wait_change(self, timeout_s: float) -> None:
-        """Waits for the next list of the region's own cluster, at most ``timeout_s``."""
-        await self.clusters.home.view.wait_change(timeout_s)
+    async def wait_change(self, request: Request, timeout_s: float) -> None:
+        """Waits for the next list of the region's own cluster, at most ``timeout_s``.
 
-    def forgive(self, request: Request) -> None:
-        """Drops exclusions, as instances may have restarted under their old names. An instance that failed lately stays
+        Drops exclusions, as instances may have restarted under their old names. An instance that failed lately stays
         excluded without news of it: its address may still be dead, and attempts are few. So does a load balancer that
         is still away."""
+        await self.clusters.home.view.wait_change(timeout_s)
         failed = request.exclude
         if failed:
             bad = self.models.still_away(failed)
             for cluster in self.clusters:
-                bad |= cluster.view.avoided(failed, self.clock())
+                bad.update(cluster.view.failures.avoided(self.clock()))
             failed &= bad
 
 

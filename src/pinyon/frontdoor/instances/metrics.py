@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from pinyon.core.request import Usage
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
@@ -12,13 +12,14 @@ from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.line import Line
-from pinyon.frontdoor.metrics import RequestMetrics
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.tally import Count, Tally
 
 TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 
 
-class LbMetrics(RequestMetrics[Request]):
+class LbMetrics(DoorMetrics[Request]):
     """The metrics of requests from both front doors on our own instances. ``models`` are those served."""
 
     def __init__(
@@ -51,19 +52,18 @@ class LbMetrics(RequestMetrics[Request]):
         self.fallbacks = Count(
             "pinyon_lb_fallback_placements", "Placements made without the conductor", registry=registry
         )
-
-        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
-            Gauge(name, text, registry=registry).set_function(value)
-
-        gauge("pinyon_lb_unfinished_tokens", "Tokens generated for requests that have not ended", self._unfinished)
-        gauge("pinyon_lb_placing_requests", "Requests waiting for the conductor", lambda: conductor.pending)
-        gauge("pinyon_lb_instances", "Instances that requests can be sent to", lambda: len(view.addresses))
-        gauge("pinyon_lb_unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
-              lambda: view.unconfirmed)  # fmt: skip
-        gauge("pinyon_lb_worker_streams", "Requests open on instances", lambda: workers.streams)
-        gauge("pinyon_lb_worker_sessions", "Sessions to instances", lambda: len(workers))
-        gauge("pinyon_lb_counted_placements", "Requests counted on instances, per role", lambda: view.in_flight)
-        gauge("pinyon_lb_conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected))
+        gauges: tuple[Figure, ...] = (
+            ("unfinished_tokens", "Tokens generated for requests that have not ended", self._unfinished),
+            ("placing_requests", "Requests waiting for the conductor", lambda: conductor.pending),
+            ("instances", "Instances that requests can be sent to", lambda: len(view.addresses)),
+            ("unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
+             lambda: view.unconfirmed),
+            ("worker_streams", "Requests open on instances", lambda: workers.streams),
+            ("worker_sessions", "Sessions to instances", lambda: len(workers)),
+            ("counted_placements", "Requests counted on instances, per role", lambda: view.in_flight),
+            ("conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected)),
+        )  # fmt: skip
+        registry.register(Figures("pinyon_lb", gauges))
 
     def began(self, request: Request) -> None:
         self._open.add(request)
@@ -83,7 +83,7 @@ class LbMetrics(RequestMetrics[Request]):
         done, tokens, usage = request.finish_reason is not None, len(request.tokens), request.usage()
         used = Usage(usage.prompt_tokens, tokens, usage.cached_tokens) if done else Usage(0, tokens, 0)
         self.count(request, outcome, now_s, request.first_token_s, used, answered=done)
-        model = request.ask.model
+        model = request.model
         if not request.first_token_s:
             self._no_token.add((outcome, model))
         if done and tokens > 1:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
+from xxhash import xxh3_128_digest
 
-from pinyon.core.block_keys import BlockKey, chain_block_keys
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
 from pinyon.frontdoor.failures import unknown_model
-from pinyon.frontdoor.instances.ask import NONE, Ask, Wishes
 from pinyon.frontdoor.instances.instances import InstanceView
-from pinyon.frontdoor.instances.key_chains import KeyChains
+from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.model import ByteTokenizer, HfTokenizer, IncrementalDetokenizer, ModelCard
@@ -49,10 +50,54 @@ DECODED_TOKENS = 1024
 """The number of tokens that are decoded at once: the tokenizer keeps the GIL for about 2 ms."""
 COMPLETION_MAX_TOKENS = 16
 """The default of OpenAI's ``/v1/completions``."""
+RUN_BLOCKS = 32
+"""The number of blocks that are looked up together."""
+RUNS_MAX = 8192
+"""The default size of the cache, about 6 MiB."""
+
+
+class KeyChains:
+    """The block keys of prompts, with a cache of at most ``runs`` runs; the least recently used is evicted first.
+
+    A system prompt or an earlier turn recurs with every request. A run of blocks that was seen before, after the same
+    key, costs one hash here instead of one per block. The result equals that of
+    :func:`pinyon.core.block_keys.chain_block_keys`, packed.
+    """
+
+    def __init__(self, runs: int = RUNS_MAX) -> None:
+        self._limit = runs
+        self._runs: OrderedDict[bytes, bytes] = OrderedDict()
+        # A secret seed: with a known one, a client could make a prompt that is mistaken for another one.
+        self._seed = int.from_bytes(os.urandom(8), "little")
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def packed(self, start: BlockKey, tokens_le32: bytes, block_tokens: int) -> bytes:
+        """Returns the 16-byte keys of all full blocks of ``tokens_le32`` (little-endian u32) in namespace ``start``."""
+        step = 4 * block_tokens * RUN_BLOCKS
+        runs, seed = self._runs, self._seed
+        parts: list[bytes] = []
+        key, position = start, 0
+        for end in range(step, len(tokens_le32) + 1, step):
+            run = tokens_le32[position:end]
+            name = xxh3_128_digest(key + run, seed)
+            found = runs.get(name)
+            if found is None:
+                found = b"".join(chain_block_keys(key, run, block_tokens))
+                if len(runs) >= self._limit:
+                    runs.popitem(last=False)
+                runs[name] = found
+            else:
+                runs.move_to_end(name)
+            parts.append(found)
+            key, position = found[-KEY_BYTES:], end
+        parts += chain_block_keys(key, tokens_le32[position:], block_tokens)
+        return b"".join(parts)
 
 
 class Prompts:
-    """The factory that makes an :class:`Ask` of a :class:`Call` for the card's model. ``close`` ends its process."""
+    """The factory that makes the requests of a :class:`Call` for the card's model. ``close`` ends its process."""
 
     def __init__(
         self,
@@ -88,50 +133,27 @@ class Prompts:
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
-    async def ask(
+    async def requests(
         self,
         call: Call,
         request_id: str,
         request_class: RequestClass,
+        terms: Terms,
         *,
         holder: str = "",
-        wishes: Wishes = NONE,
-    ) -> Ask:
-        """Returns the request of a call with one choice. ``holder`` names the client that places are counted against
-        (empty: none). Raises :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`."""
-        self._check(call)
-        context = self.max_context()
-        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
-        tokens = await self._tokens(call.prompt, call.prompt_field, rendering, context, holder)
-        sampling = self._sampling(call, self._count(call, tokens, context), context, _seed(call))
-        return Ask(
-            request_id,
-            call.model,
-            request_class,
-            tokens,
-            await self._keys(call.model, request_class, tokens, holder),
-            sampling,
-            wishes,
-        )
-
-    async def asks(
-        self,
-        call: Call,
-        request_id: str,
-        request_class: RequestClass,
-        *,
-        holder: str = "",
-        wishes: Wishes = NONE,
-    ) -> list[Ask]:
+        numbered: bool = False,
+    ) -> list[Request]:
         """Returns the requests of all choices: ``n`` for the first prompt, ``n`` for the second, and so on.
 
-        The choices of one prompt have consecutive seeds, starting with the call's. Otherwise, it is like :meth:`ask`.
+        The choices of one prompt have consecutive seeds, starting with the call's. If they are ``numbered``, their
+        numbers are part of their ids. ``holder`` names the client that places are counted against (empty: none). Raises
+        :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
         """
         self._check(call)
         context = self.max_context()
         prompts = (call.prompt, *call.others)
         # many short prompts of one call must not hold up the event loop either
-        inline = sum(map(_size, prompts)) <= self._inline_chars
+        inline = not call.others or sum(map(_size, prompts)) <= self._inline_chars
         rendering = self._owned(call.rendering, holder, request_class.cache_salt)
         all_tokens, total = [], 0
         for prompt in prompts:
@@ -150,21 +172,18 @@ class Prompts:
                 f"have {entries} log-probabilities, at most {PROMPTS_LOGPROBS_MAX} are allowed in one call.",
                 field="logprobs",
             )
-        asks: list[Ask] = []
+        requests: list[Request] = []
         for tokens in all_tokens:
-            seed = _seed(call)
-            keys = await self._keys(
-                call.model, request_class, tokens, holder, inline=total <= INLINE_TOKENS
-            )  # fmt: skip
-            for choice in range(call.n):
-                sampling = self._sampling(call, len(tokens) // 4, context, (seed + choice) % (1 << 64))
-                number = f"{request_id}-{len(asks)}"
-                ask = Ask(number, call.model, request_class, tokens, keys, sampling, wishes)
-                asks.append(ask)
-        return asks
+            count, seed = len(tokens) // 4, _seed(call)
+            settled = [self._sampling(call, count, context, (seed + each) % (1 << 64)) for each in range(call.n)]
+            keys = await self._keys(call.model, request_class, tokens, holder, inline=total <= INLINE_TOKENS)
+            for sampling in settled:
+                name = f"{request_id}-{len(requests)}" if numbered else request_id
+                requests.append(Request(name, call.model, request_class, tokens, keys, sampling, terms))
+        return requests
 
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
-        """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`ask`."""
+        """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`requests`."""
         self._check_rendering(rendering)
         rendering = self._owned(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
@@ -245,7 +264,7 @@ class Prompts:
             return b""  # the layout is not known yet, so the worker computes them
         block_tokens = known.layout.block_tokens
         if not inline or len(tokens) > 4 * INLINE_TOKENS:
-            return await self._off_loop.run(holder, _packed_keys, start, tokens, block_tokens)
+            return await self._off_loop.run(holder, lambda: b"".join(chain_block_keys(start, tokens, block_tokens)))
         return self._chains.packed(start, tokens, block_tokens)
 
     async def _tokens(
@@ -313,10 +332,6 @@ def _seed(call: Call) -> int:
     if call.seeded:
         return call.sampling.seed
     return int.from_bytes(os.urandom(8), "little") if call.sampling.temperature else 0
-
-
-def _packed_keys(start: BlockKey, tokens: bytes, block_tokens: int) -> bytes:
-    return b"".join(chain_block_keys(start, tokens, block_tokens))
 
 
 def _size(prompt: PromptInput) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
 
 from pinyon.api.admin.v1 import admin_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted, Unavailable
+from pinyon.core.request import RequestClass
 from pinyon.core.trace_hashes import hashed_blocks, hashed_name
-from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.request import Request
 
 RECORDINGS_MAX = 4
@@ -65,11 +66,20 @@ class Recorder:
             recording.end()
 
 
+class _Ended(NamedTuple):
+    """The part of a request that is recorded."""
+
+    model: str
+    request_class: RequestClass
+    tokens_le32: bytes
+    generated: int
+
+
 class _Recording:
     def __init__(self, salt: bytes, began_s: float) -> None:
         self._salt = salt
         self._began_s = began_s
-        self._waiting: deque[tuple[Ask, int]] = deque()
+        self._waiting: deque[_Ended] = deque()
         self._waiting_bytes = 0
         self._dropped = 0
         self._ended = False
@@ -78,11 +88,12 @@ class _Recording:
     def offer(self, request: Request) -> None:
         if request.arrived_s < self._began_s:
             return
-        size = len(request.ask.tokens_le32)
+        size = len(request.tokens_le32)
         if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
             self._dropped += 1
         else:
-            self._waiting.append((request.ask, len(request.tokens)))
+            ended = _Ended(request.model, request.request_class, request.tokens_le32, len(request.tokens))
+            self._waiting.append(ended)
             self._waiting_bytes += size
         self._news.set()
 
@@ -95,36 +106,29 @@ class _Recording:
         while not self._waiting and not self._ended:
             self._news.clear()
             await self._news.wait()
-        batch: list[tuple[Ask, int]] = []
+        batch: list[_Ended] = []
         size = 0
         while self._waiting and size < MESSAGE_BYTES:
             batch.append(self._waiting.popleft())
-            size += len(batch[-1][0].tokens_le32)
+            size += len(batch[-1].tokens_le32)
         self._waiting_bytes -= size
         if not batch:
             return None
-        requests = await asyncio.to_thread(_hashed, self._salt, batch)
+        requests = await asyncio.to_thread(lambda: [_hashed(self._salt, each) for each in batch])
         return admin_pb2.RecordResponse(requests=requests, dropped=self._dropped)
 
 
-def _hashed(salt: bytes, batch: Sequence[tuple[Ask, int]]) -> list[admin_pb2.RecordedRequest]:
-    """Hashes requests, in a thread: 16 tokens take a microsecond, and a prompt may have a million."""
-    return [
-        admin_pb2.RecordedRequest(
-            arrived_unix_s=ask.request_class.arrived_unix_s,
-            kind=ask.request_class.kind,
-            turn=ask.request_class.turn,
-            user=hashed_name(salt, ask.request_class.tenant, ask.request_class.user),
-            session=_session(salt, ask),
-            prompt_tokens=ask.prompt_tokens,
-            generated_tokens=generated,
-            blocks=hashed_blocks(salt, ask.model, ask.request_class, ask.tokens_le32),
-        )
-        for ask, generated in batch
-    ]
-
-
-def _session(salt: bytes, ask: Ask) -> bytes:
-    """Returns a hash of session, user and tenant, as two users or tenants may give their sessions the same name."""
-    asked = ask.request_class
-    return hashed_name(salt, asked.tenant, asked.user, asked.session) if asked.session else b""
+def _hashed(salt: bytes, ended: _Ended) -> admin_pb2.RecordedRequest:
+    """Hashes a request, in a thread: 16 tokens take a microsecond, and a prompt may have a million."""
+    whose = ended.request_class
+    return admin_pb2.RecordedRequest(
+        arrived_unix_s=whose.arrived_unix_s,
+        kind=whose.kind,
+        turn=whose.turn,
+        user=hashed_name(salt, whose.tenant, whose.user),
+        # Two users or tenants may give their sessions the same name.
+        session=hashed_name(salt, whose.tenant, whose.user, whose.session) if whose.session else b"",
+        prompt_tokens=len(ended.tokens_le32) // 4,
+        generated_tokens=ended.generated,
+        blocks=hashed_blocks(salt, ended.model, whose, ended.tokens_le32),
+    )

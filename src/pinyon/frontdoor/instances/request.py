@@ -7,24 +7,25 @@ the text from the first generated token on; text that the client has already got
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-
-import numpy as np
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import NamedTuple
 
 from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.clock import Clock
-from pinyon.core.errors import Internal, InvalidArgument, PinyonError, ResourceExhausted, Unavailable
-from pinyon.core.request import FinishReason, Usage
+from pinyon.core.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
+from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.instances.ask import Ask
 from pinyon.frontdoor.instances.clusters import Cluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.error import error_from_proto
 from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
+from pinyon.messages.sampling import put_sampling
 from pinyon.runtime.telemetry import Span
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
@@ -43,6 +44,31 @@ RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
 
 QUICK_S = 0.5
 """The time within which a refusal by an instance costs nothing, so it does not count as an attempt."""
+
+
+FIXED_BYTES = 1216
+"""The bytes that a submission takes for numbers, the kind, the fingerprint, tags and lengths, and for what a retry and
+a trace add to its id and traceparent."""
+_UTF8_MAX = 4
+NO_SLO_MS = 1 << 31
+MS_MAX = (1 << 31) - 1
+KEYS_BYTES_MAX = 512 << 10
+"""The maximum size of block keys in a message: with the longest prompt, more would not fit. Only the first are sent."""
+
+
+class Terms(NamedTuple):
+    """The terms of one request beside its body: when it arrived and when it must have ended, and a client's wishes."""
+
+    arrived_s: float
+    deadline_s: float
+    whole: bool = False
+    """True if the client gets the answer in one piece."""
+    no_reuse: bool = False
+    """True if the prompt must be computed anew."""
+    ttft_slo_ms: int = 0
+    """The time within which the first token must come; 0: as soon as the conductor promises."""
+    traceparent: str = ""
+    """The trace that the request belongs to."""
 
 
 class Delta:
@@ -65,47 +91,36 @@ class Request(Flight):
     """The state of one request on instances of pinyon."""
 
     __slots__ = (
-        "_drop_chars",
-        "_drop_tokens",
-        "_failed_lbs",
-        "_failing_since_s",
-        "_held",
-        "_held_logprobs",
-        "_sent_chars",
-        "_submitted_s",
-        "_usage",
-        "ask",
-        "chosen",
-        "class_message",
-        "fingerprint",
-        "finish_reason",
-        "first_token_s",
-        "gap_s",
-        "lb",
-        "listener",
-        "lost",
-        "placed_by",
-        "placed_s",
-        "placement",
-        "prefill",
-        "prompt_logprobs",
-        "reached",
-        "region",
-        "resumed",
-        "take",
-        "tokens",
-        "whole",
-    )
+        "_drop_chars", "_drop_tokens", "_failed_lbs", "_failing_since_s", "_held", "_held_logprobs", "_sent_chars",
+        "_submitted_s", "_usage", "block_keys", "class_message", "fingerprint", "finish_reason",
+        "first_token_s", "gap_s", "lb", "listener", "lost", "model", "placed_by", "placed_s", "placement", "prefill",
+        "prompt_logprobs", "reached", "region", "request_class", "resumed", "sampling", "take", "terms", "texts_bytes",
+        "tokens", "tokens_le32", "whole",
+    )  # fmt: skip
 
-    def __init__(self, ask: Ask, arrived_s: float, deadline_s: float, whole: bool = False) -> None:
-        wanted = ask.prompt_tokens + ask.sampling.max_tokens
-        super().__init__(
-            ask.request_id, ask.wishes.traceparent, arrived_s, deadline_s, wanted, ask.request_class.priority
-        )
-        self.ask = ask
-        self.whole = whole
-        """True if the client gets the answer in one piece."""
-        self.gap_s = WHOLE_GAP_S if whole else STREAM_GAP_S
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        request_class: RequestClass,
+        tokens_le32: bytes,
+        block_keys: bytes,
+        sampling: SamplingParams,
+        terms: Terms,
+    ) -> None:
+        """Takes what a client asks for, checked, which nobody changes. ``block_keys`` are packed, and empty if the
+        layout is unknown."""
+        wanted = len(tokens_le32) // 4 + sampling.max_tokens
+        super().__init__(name, terms.traceparent, terms.arrived_s, terms.deadline_s, wanted, request_class.priority)
+        self.model, self.request_class, self.sampling, self.terms = model, request_class, sampling, terms
+        self.tokens_le32, self.block_keys = tokens_le32, block_keys
+        whose = request_class
+        texts = [name, model, terms.traceparent, whose.session, whose.user, whose.tenant, whose.cache_salt]
+        texts += whose.geographies
+        self.texts_bytes = _UTF8_MAX * len("".join(texts)) + 4 * len(texts)
+        """The maximum size of the texts in a message."""
+        self.whole = terms.whole
+        self.gap_s = WHOLE_GAP_S if terms.whole else STREAM_GAP_S
         self.listener: Callable[[str], bool] | None = None
         """Takes new text at once and returns True, or returns False. Set by the receiver of deltas once it needs only
         text."""
@@ -120,12 +135,10 @@ class Request(Flight):
         self.tokens: list[int] = []
         self.fingerprint = ""
         """The fingerprint of the weights that generated ``tokens``; empty if unknown."""
-        self.chosen: common_pb2.Placement | None = None
+        self.placement: common_pb2.Placement | None = None
         self.placed_by: Cluster | None = None
         """The placement of the next or the present attempt, and the cluster whose conductor made it, even if the
-        cluster is given back meanwhile."""
-        self.placement: common_pb2.Placement | None = None
-        """The placement of the present attempt."""
+        cluster is given back meanwhile. Another region places an attempt itself."""
         self.prefill: worker_pb2.PrefillReport | None = None
         self.prompt_logprobs = NO_LOGPROBS
         """The log-probabilities of the prompt's tokens from the second one on, if requested. They come with the first
@@ -141,7 +154,7 @@ class Request(Flight):
         self._held_logprobs = common_pb2.Logprobs()
         self._failing_since_s: float | None = None
         self._submitted_s = 0.0
-        self.class_message = class_to_proto(ask.request_class)
+        self.class_message = class_to_proto(request_class)
         """The request's class as a message, for the conductor and for the worker."""
         self.resumed = 0
         """The number of ``tokens`` that are part of the present attempt's prompt."""
@@ -150,17 +163,22 @@ class Request(Flight):
         self._drop_tokens = 0
 
     @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens_le32) // 4
+
+    @property
+    def size_bytes(self) -> int:
+        """The maximum size in a message, without the placement and tokens that were generated already."""
+        prompt = len(self.tokens_le32) + len(self.block_keys)
+        return prompt + self.texts_bytes + self.sampling.list_bytes + FIXED_BYTES
+
+    @property
     def finished(self) -> bool:
         """True if the request has its ``finish_reason``."""
         return self.finish_reason is not None
 
-    @property
-    def over(self) -> bool:
-        """True if the last attempt is over: there is a ``finish_reason``, or an ``error``."""
-        return self.finish_reason is not None or self.error is not None
-
     def traced(self, span: Span) -> None:
-        span.classify(self.ask.request_class)
+        span.classify(self.request_class)
         super().traced(span)
 
     @property
@@ -171,18 +189,17 @@ class Request(Flight):
     def attempt_id(self) -> str:
         return self.name if not self.tries else f"{self.name}~{self.tries}"
 
-    def begin_attempt(
-        self, placement: common_pb2.Placement | None, now_s: float, lb: str = "", region: str = ""
-    ) -> None:
-        """Begins an attempt by a placement, or without one at the load balancer ``lb`` of another region."""
+    def begin_attempt(self, now_s: float, lb: str = "", region: str = "") -> None:
+        """Begins an attempt by the ``placement``, or without one at the load balancer ``lb`` of another region."""
         # At least one token must be left to generate; if the last one is known already, it is simply generated again.
         # Another region sees to that by itself, and to which tokens are new.
-        self.resumed = min(len(self.tokens), self.ask.sampling.max_tokens - (0 if lb else 1))
+        self.resumed = min(len(self.tokens), self.sampling.max_tokens - (0 if lb else 1))
         self.lb, self.region = lb, region
         self._drop_chars = self._sent_chars
         self._drop_tokens = len(self.tokens) - self.resumed
         self.tries += 1
-        self.placement = placement
+        if lb:
+            self.placement = None
         self.placed_s = self.placed_s or now_s
         self._submitted_s = now_s
         self.error = None
@@ -194,7 +211,7 @@ class Request(Flight):
         Raises :class:`Internal` if it lacks the log-probabilities that were requested.
         """
         text, tokens = update.text, update.tokens[:]
-        logprobs = self._logprobs(update) if tokens and self.ask.sampling.logprobs >= 0 else NO_LOGPROBS
+        logprobs = self._logprobs(update) if tokens and self.sampling.logprobs >= 0 else NO_LOGPROBS
         if self._drop_chars and text:
             dropped = min(self._drop_chars, len(text))
             self._drop_chars -= dropped
@@ -228,7 +245,7 @@ class Request(Flight):
         text = updates[0].text if len(updates) == 1 else "".join([update.text for update in updates])
         if text and not listener(text):
             return False
-        if self.ask.sampling.logprobs >= 0 or self.prefill is None or not (self.first_token_s and self.fingerprint):
+        if self.sampling.logprobs >= 0 or self.prefill is None or not (self.first_token_s and self.fingerprint):
             for update in updates:
                 self.fold(update, clock())
             return True
@@ -240,11 +257,11 @@ class Request(Flight):
 
     def _logprobs(self, update: worker_pb2.StreamUpdate) -> common_pb2.Logprobs:
         """Returns the log-probabilities of an update's tokens; keeps those of the prompt."""
-        sampling = self.ask.sampling
+        sampling = self.sampling
         try:
             check_logprobs(update.logprobs, len(update.tokens))
             if sampling.prompt_logprobs and not self.tokens:
-                check_logprobs(update.prompt_logprobs, self.ask.prompt_tokens - 1)
+                check_logprobs(update.prompt_logprobs, self.prompt_tokens - 1)
                 # a copy, as a part of a message keeps the whole message alive
                 self.prompt_logprobs = common_pb2.Logprobs()
                 self.prompt_logprobs.CopyFrom(update.prompt_logprobs)
@@ -267,14 +284,12 @@ class Request(Flight):
     def failed_instance(self) -> str | None:
         """The target that the last attempt's error speaks against; None when another one would answer the same."""
         error, placement = self.error, self.placement
-        if self.lb:
-            return self.lb if error is not None and self._region_failed(error) else None
+        if self.lb and error is not None:
+            is_its = error.grpc_code in RETRY_CODES or error.field in (REGION_FIELD, REJECTED_FIELD)
+            return self.lb if is_its else None
         if error is None or placement is None or not (self.found_full or error.grpc_code in RETRY_CODES):
             return None
         return placement.prefill_instance_id if error.field == PREFILL_FIELD else placement.decode_instance_id
-
-    def _region_failed(self, error: PinyonError) -> bool:
-        return error.grpc_code in RETRY_CODES or error.field in (REGION_FIELD, REJECTED_FIELD)
 
     @property
     def refused(self) -> bool:
@@ -320,9 +335,68 @@ class Request(Flight):
             self._failed_lbs.add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
-    def go_on_after(self, tokens_le32: bytes) -> None:
-        """Continues after tokens that were generated in another region, where their text is known."""
-        self.tokens = np.frombuffer(tokens_le32, "<u4").tolist()
+    # -- the messages about it, to a conductor and to a worker
+
+    def schedule_message(
+        self, exclude: Collection[str] = (), block_keys: bytes | None = None
+    ) -> conductor_pb2.ScheduleRequest:
+        """Returns the conductor's message. ``exclude`` is added to the failed instances; ``block_keys`` replaces the
+        request's own keys if the conductor's instances have others.
+
+        Each attempt has an id of its own, so that late reports about one do not end another.
+        """
+        return conductor_pb2.ScheduleRequest(
+            request_id=self.attempt_id,
+            model=self.model,
+            request_class=self.class_message,
+            prompt_tokens=self.prompt_tokens,
+            block_keys=(self.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
+            max_tokens=self.sampling.max_tokens,
+            # The client of a request that failed elsewhere has waited already: late is better than rejected.
+            ttft_slo_ms=NO_SLO_MS if self.tries else self.terms.ttft_slo_ms,
+            tbt_slo_ms=NO_SLO_MS if self.tries else 0,
+            exclude_instance_ids=sorted(self.failed_instances.union(exclude)),
+            no_reuse=self.terms.no_reuse or (self.sampling.prompt_logprobs and not self.tokens),
+            traceparent=self.traceparent,
+        )
+
+    def schedule_bytes(self, exclude: Collection[str] = ()) -> int:
+        """Returns the most that :meth:`schedule_message` takes; ``exclude`` includes the failed instances."""
+        names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
+        return min(KEYS_BYTES_MAX, len(self.block_keys)) + self.texts_bytes + names + FIXED_BYTES
+
+    def fill(
+        self, message: worker_pb2.Submission, attempt_id: str, send_keys: bool, fingerprint: str, now_s: float
+    ) -> None:
+        """Writes the present attempt straight into a message that will be sent, as prompts are too large to copy.
+
+        ``fingerprint`` names the weights that the instance should have, unless earlier tokens decide that.
+        """
+        if not self.tokens:
+            self.fingerprint = fingerprint
+        message.request_id = attempt_id
+        message.model = self.model
+        message.request_class.CopyFrom(self.class_message)
+        if self.resumed:
+            message.prompt_tokens_le32 = self.tokens_le32 + tokens_to_bytes(self.tokens[: self.resumed])
+            message.generated_tokens = self.resumed
+        else:
+            message.prompt_tokens_le32 = self.tokens_le32
+            if send_keys and len(self.block_keys) <= KEYS_BYTES_MAX:
+                message.block_keys = self.block_keys
+        put_sampling(message.sampling, self.sampling)
+        slo_ms, placement = self.terms.ttft_slo_ms, self.placement
+        if placement is not None:
+            message.placement.CopyFrom(placement)
+            slo_ms = placement.ttft_slo_ms
+        if self.tokens:
+            message.sampling.prompt_logprobs = False  # they came with the first token
+        elif slo_ms:
+            message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - self.arrived_s) * 1e3))
+        message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
+        message.traceparent = self.traceparent
+        message.no_reuse = self.terms.no_reuse
+        message.model_fingerprint = self.fingerprint
 
     # -- held back from the client
 
@@ -336,13 +410,8 @@ class Request(Flight):
         """Returns the kept deltas as one."""
         return Delta("".join(self._held), self.tokens, self._held_logprobs)
 
-    @property
-    def can_start_over(self) -> bool:
-        """True if there are tokens, and the client has seen none of them."""
-        return self.whole and bool(self.tokens)
-
     def start_over(self) -> None:
-        """Forgets the generated tokens, as no instance is left that could continue them."""
+        """Forgets the generated tokens, of which the client has seen none, as no instance could continue them."""
         self.tokens = []
         self.fingerprint = ""
         self.prefill, self.prompt_logprobs = None, NO_LOGPROBS
@@ -353,12 +422,12 @@ class Request(Flight):
     @property
     def used_tokens(self) -> int:
         """The tokens of prompt and generation that instances were asked for."""
-        return self.ask.prompt_tokens + len(self.tokens) if self.tries else 0
+        return self.prompt_tokens + len(self.tokens) if self.tries else 0
 
     def usage(self) -> Usage:
         """Returns the usage of the whole request, over all attempts."""
         said = self._usage
-        prompt = self.ask.prompt_tokens
+        prompt = self.prompt_tokens
         if said is None:
             return Usage(prompt, len(self.tokens), 0)
         completion = said.completion_tokens if self.tries == 1 else len(self.tokens)
@@ -380,7 +449,7 @@ class Request(Flight):
         placement = self.placement or common_pb2.Placement()
         prefill = self.prefill or worker_pb2.PrefillReport()
         return {
-            "request_id": self.ask.request_id,
+            "request_id": self.name,
             "policy": placement.policy,
             "prefill_instance": prefill.prefill_instance_id or placement.prefill_instance_id,
             "decode_instance": placement.decode_instance_id,
@@ -406,8 +475,8 @@ def facts_of(requests: Sequence[Request]) -> dict[str, object]:
     """Returns the facts for the access log about all requests of one call."""
     request = requests[0]
     facts: dict[str, object] = {
-        "model": request.ask.model,
-        "prompt_tokens": sum([each.ask.prompt_tokens for each in requests]),
+        "model": request.model,
+        "prompt_tokens": sum([each.prompt_tokens for each in requests]),
         "completion_tokens": sum([len(each.tokens) for each in requests]),
     }
     if len(requests) > 1:

@@ -7,23 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    PinyonError,
-    ResourceExhausted,
-)
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError, ResourceExhausted
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
-from pinyon.frontdoor.instances.request import Delta, Request, facts_of
+from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.regions.inbound import Inbound, Serving
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.update_stream import failed_update
@@ -111,20 +106,13 @@ class _TokenInbound(Inbound[TokenServing]):
             raise InvalidArgument(f"{generated} tokens are generated, of at most {sampling.max_tokens}")
         keys = await prompts.keys_of(whose, prompt)
         slo_ms = max(1, submission.ttft_left_ms) if submission.HasField("ttft_left_ms") else 0
-        ask = Ask(
-            submission.request_id,
-            submission.model,
-            whose,
-            prompt,
-            keys,
-            sampling,
-            Wishes(submission.no_reuse, slo_ms, submission.traceparent),
-        )
-        request = Request(ask, now_s, now_s + timeout_s)
+        terms = Terms(now_s, now_s + timeout_s, False, submission.no_reuse, slo_ms, submission.traceparent)
+        request = Request(submission.request_id, submission.model, whose, prompt, keys, sampling, terms)
         request.sender = self.peer.region
         request.fingerprint = submission.model_fingerprint
         if generated:
-            request.go_on_after(tokens[len(prompt) :])
+            # In the other region, the text of these tokens is known.
+            request.tokens = np.frombuffer(tokens, "<u4", offset=len(prompt)).tolist()
         return request
 
     # -- what goes

@@ -1,22 +1,21 @@
 """The process that tokenizes long prompts, as the library keeps the GIL for as long as a text takes.
 
-A frame is its length as u64 and that many bytes. Frames to the process hold the pickled arguments of :func:`tokenize`,
-from us only. Frames from it hold a status byte, then tokens as little-endian u32 or the reason why there are none (for
-a refusal: field, newline, text). The process ends with its input, however the parent ends.
+The process gets the arguments of :func:`tokenize`, pickled, from us only, and answers with the tokens or with why there
+are none. It ends with its connection, however the parent ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import subprocess
 import sys
 from contextlib import suppress
 from datetime import datetime
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Timer
-from typing import IO
 
 from pinyon.core.errors import Internal, InvalidArgument, Unavailable
 from pinyon.frontdoor.off_loop import OffLoop
@@ -27,7 +26,9 @@ from pinyon.runtime.logging import get_logger
 WAITING_MAX = 64
 ANSWER_S = 60.0
 """The time limit of an answer, longer than any allowed prompt takes."""
-TOKENS, REFUSED, FAILED = 0, 1, 2
+
+Answer = bytes | str | tuple[str, str | None]
+"""The tokens as little-endian u32, the name of an error nobody expected, or a refusal's message and field."""
 
 _log = get_logger("lb.tokenizer")
 
@@ -63,6 +64,7 @@ class TokenizerProcess:
         self._model = model
         self._thread = OffLoop(1, WAITING_MAX, "long prompts")
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection
         self._closed = False
 
     async def tokenize(self, name: str, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
@@ -84,18 +86,17 @@ class TokenizerProcess:
     def _ask(self, prompt: PromptInput, rendering: Rendering) -> bytes:
         overdue = False
         try:
+            if self._process is None:
+                self._start()
             process = self._process
-            if process is None:
-                process = self._process = self._start()
+            assert process is not None
             if self._closed:
                 raise EOFError
             late = Timer(ANSWER_S, process.kill)
             late.start()
             try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                _write(process.stdin, pickle.dumps((prompt, rendering), protocol=5))
-                answer = _read(process.stdout)
+                self._connection.send((prompt, rendering))
+                answer: Answer = self._connection.recv()
             finally:
                 overdue = late.finished.is_set()
                 late.cancel()
@@ -105,59 +106,46 @@ class TokenizerProcess:
                 _log.error("the tokenizer's process failed: %s", why)
             self._end()
             raise Unavailable("The prompt could not be tokenized.", retry_after_s=1.0) from None
-        if answer[0] == TOKENS:
-            return answer[1:]
-        text = answer[1:].decode("utf-8")
-        if answer[0] != REFUSED:
-            raise Internal(text)
-        field, _, text = text.partition("\n")
-        raise InvalidArgument(text, field=field or None)
+        if isinstance(answer, bytes):
+            return answer
+        if isinstance(answer, str):
+            raise Internal(answer)
+        message, field = answer
+        raise InvalidArgument(message, field=field)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        arguments = (sys.executable, "-m", __name__, str(self._model))
-        return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._connection, theirs = Pipe()
+        with theirs:
+            arguments = (sys.executable, "-m", __name__, str(self._model), str(theirs.fileno()))
+            # Without our own input and output, which others may wait for, even after we have gone.
+            nothing, shared = subprocess.DEVNULL, (theirs.fileno(),)
+            self._process = subprocess.Popen(arguments, stdin=nothing, stdout=nothing, pass_fds=shared, env=environment)
 
     def _end(self) -> None:
         process = self._process
         if process is not None:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
+            self._connection.close()
             self._process = None
 
 
-def serve(model: str, requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answers ``requests`` until they end. Raises :class:`EOFError` then."""
+def serve(model: str, connection: Connection) -> None:
+    """Answers requests until the connection ends. Raises :class:`EOFError` then."""
     card = load_card(model, strftime_now=strftime_now)
     while True:
-        data = _read(requests)
+        arguments = connection.recv()
+        answer: Answer
         try:
-            status, answer = TOKENS, tokenize(card, *pickle.loads(data))
+            answer = tokenize(card, *arguments)
         except InvalidArgument as error:
-            status, answer = REFUSED, f"{error.field or ''}\n{error.message}".encode("utf-8", "replace")
+            answer = error.message, error.field
         except Exception as error:  # the parent reports the failure
-            status, answer = FAILED, type(error).__name__.encode("ascii", "replace")
-        _write(answers, bytes((status,)) + answer)
-
-
-def _write(pipe: IO[bytes], data: bytes) -> None:
-    pipe.write(len(data).to_bytes(8, "little"))
-    pipe.write(data)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes]) -> bytes:
-    """Returns the data of one frame. Raises :class:`EOFError` at the end."""
-    head = pipe.read(8)
-    data = pipe.read(int.from_bytes(head, "little"))
-    if len(head) < 8 or len(data) < int.from_bytes(head, "little"):
-        raise EOFError
-    return data
+            answer = type(error).__name__
+        connection.send(answer)
 
 
 if __name__ == "__main__":
-    with suppress(EOFError):
-        serve(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
+    with suppress(EOFError, ConnectionError):  # whoever asks is gone
+        serve(sys.argv[1], Connection(int(sys.argv[2])))

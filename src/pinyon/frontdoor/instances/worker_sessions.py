@@ -263,17 +263,14 @@ class WorkerSession:
         except PinyonError as error:
             reason = error.grpc_code
         finally:
-            self._end(reason)
+            self.outgoing.close()
+            self._owner._ended(self)
+            gone = Unavailable(f"The instance at {self.address} went away.")
+            if count := self.streams.end(gone, self.stream.connected):
+                _log.warning("lost the instance at %s: %s", self.address, reason, extra={"requests": count})
 
     def _take(self, message: worker_pb2.SessionResponse) -> None:
         self.streams.take(message.updates)
         if message.HasField("load"):
             self.heard = True
             self._owner._heard(self, message.load)
-
-    def _end(self, reason: str) -> None:
-        self.outgoing.close()
-        self._owner._ended(self)
-        error = Unavailable(f"The instance at {self.address} went away.")
-        if count := self.streams.end(error, self.stream.connected):
-            _log.warning("lost the instance at %s: %s", self.address, reason, extra={"requests": count})

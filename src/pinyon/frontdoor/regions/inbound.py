@@ -75,7 +75,7 @@ class Arrivals:
     geography: Callable[[], Geography]
     """Returns this region's rules on which region may send to which."""
     line: Line
-    metrics: DoorMetrics
+    metrics: DoorMetrics[Any]
     draining: Callable[[], bool]
 
     def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
@@ -238,7 +238,7 @@ class Inbound(Generic[S]):
         finally:
             share.hold(0)
             if head.broken:
-                self.serving.arrivals.metrics.broken(head.broken)
+                self.serving.arrivals.metrics.broken.add((head.broken,))
             self.serving.access.answered("FORWARDED", self.peer.region, status, head)
 
     @staticmethod

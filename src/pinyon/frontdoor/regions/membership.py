@@ -32,7 +32,7 @@ class Membership:
     models: ServedModels
     line: Line
     links: RegionLinks
-    metrics: DoorMetrics
+    metrics: DoorMetrics[Any]
     clusters: Adopted[Any]
     session: ControllerSession = field(init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)

@@ -9,7 +9,7 @@ from pinyon.core.request import RequestClass, Usage
 from pinyon.frontdoor.failures import Refused
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.line import Turn
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.reading import Asked
 from pinyon.http.answer import Reply
@@ -21,7 +21,7 @@ class Incoming(NamedTuple):
     """The circumstances of a request: its place in the line and its time limit (s). If another region sent it, also
     that region and the request's model."""
 
-    ticket: Turn
+    ticket: Place
     limit_s: float
     sender: str = ""
     model: str = ""

@@ -11,8 +11,7 @@ from pinyon.core.errors import PinyonError
 from pinyon.frontdoor.admission import Admission
 from pinyon.frontdoor.auth import PUBLIC
 from pinyon.frontdoor.failures import Refused, broken_by
-from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.labels import allowed_geographies
+from pinyon.frontdoor.head import Head, allowed_geographies
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import RequestLoop

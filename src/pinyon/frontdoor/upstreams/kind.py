@@ -180,11 +180,9 @@ class ServerKind:
             return ResourceExhausted(forward.served.nobody().message, field=REGION_FIELD)
         return error
 
-    async def wait_change(self, timeout_s: float) -> None:
+    async def wait_change(self, forward: Forward, timeout_s: float) -> None:
+        """Drops no exclusions: a server that failed the request is not asked twice, even if it is back."""
         await self.models.wait_news(timeout_s)
-
-    def forgive(self, forward: Forward) -> None:
-        """Does nothing: a server that failed the request is not asked twice, even if it is back."""
 
 
 async def _refusal_text(answer: Answer) -> bytes | None:

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pinyon.frontdoor.line import Line
-from pinyon.frontdoor.metrics import RequestMetrics
+from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
@@ -19,7 +19,7 @@ Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
 """A function that yields all present servers with their fleets, each name once."""
 
 
-class UpstreamMetrics(RequestMetrics[Forward]):
+class UpstreamMetrics(DoorMetrics[Forward]):
     """The metrics of one load balancer. Labels are servers named in settings, and their models."""
 
     def __init__(self, registry: CollectorRegistry, line: Line, servers: Servers) -> None:

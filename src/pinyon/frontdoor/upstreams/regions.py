@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from typing import Any
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
@@ -22,7 +23,7 @@ from pinyon.routing.target import Target
 class RegionTargets:
     """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.kind.Targets`."""
 
-    def __init__(self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics, clock: Clock) -> None:
+    def __init__(self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics[Any], clock: Clock) -> None:
         self._models = models
         self._links = links
         self._metrics = metrics

@@ -18,8 +18,7 @@ from pinyon.core.errors import (
 )
 from pinyon.frontdoor.auth import PUBLIC, Client
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
-from pinyon.frontdoor.head import Head, traceparent
-from pinyon.frontdoor.labels import Labels
+from pinyon.frontdoor.head import Head, Labels, traceparent
 from pinyon.frontdoor.regions.inbound import Inbound, Serving
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, read_fields
