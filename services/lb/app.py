@@ -96,15 +96,9 @@ class Lb(LoadBalancer):
             servicer.doors,
         )
         serving = TokenServing(
-            self.arrivals(metrics),
-            self.models,
-            self.access,
-            Budget(settings.bodies_limit_mib << 20),
-            timeout_s,
-            clock,
-            self.prompts,
-            self.dispatcher,
-        )
+            self.own, self.line, metrics, self.readiness, self.models, self.access,
+            Budget(settings.bodies_limit_mib << 20), timeout_s, clock, self.prompts, self.dispatcher,
+        )  # fmt: skip
         self.join(serving, regions, metrics)
         self.administer(self.recorder.record, self.clusters.watch)
 

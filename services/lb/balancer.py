@@ -30,7 +30,7 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
-from pinyon.frontdoor.regions.inbound import PEER_CALLERS, Arrivals, PeerServicer, Serving
+from pinyon.frontdoor.regions.inbound import PEER_CALLERS, Serving
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.peer import Peer, parse_peers
@@ -181,17 +181,13 @@ class LoadBalancer:
             outermost=(self.access,),
         )
 
-    def arrivals(self, metrics: DoorMetrics) -> Arrivals:
-        """Returns the admission of requests from other regions."""
-        return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.readiness.draining)
-
     def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
         """Becomes a member of the federation; requests of other regions go to ``serving``."""
         given, controller = self.given, self.given.settings.controller
         self.regions, self.serving = links, serving
         self.grpc.add(
             peer_pb2_grpc.add_PeerServiceServicer_to_server,
-            PeerServicer(serving),
+            serving,
             peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
             PEER_CALLERS,
         )

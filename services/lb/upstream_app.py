@@ -57,8 +57,8 @@ class UpstreamLb(LoadBalancer):
         forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, reading, clock)
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
-            self.arrivals(metrics), models, self.access, self.bodies, settings.request_timeout_s, clock, forwarding,
-            settings.http_limits(),
+            self.own, self.line, metrics, self.readiness, models, self.access, self.bodies, settings.request_timeout_s,
+            clock, forwarding, settings.http_limits(),
         )  # fmt: skip
         self.join(serving, regions, metrics)
         self.administer()

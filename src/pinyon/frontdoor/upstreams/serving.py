@@ -37,7 +37,7 @@ ADDED_FIELDS: Final = 4
 """The number of fields that a load balancer adds to those that a client may send."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class RawServing(Serving):
     """The serving of other regions' requests by other people's servers."""
 
@@ -113,7 +113,7 @@ class _RawInbound(Inbound[RawServing]):
             session=whose.session, user=whose.user, priority=whose.priority, geographies=whose.geographies
         )
         limit_s = min(message.timeout_ms / 1e3 or serving.timeout_s, serving.timeout_s)
-        with serving.arrivals.admit(peer, hops, whose.geographies, whose.tenant) as place:
+        with serving.admit(peer, hops, whose.geographies, whose.tenant) as place:
             try:
                 async with asyncio.timeout(limit_s):
                     body = await arriving.whole()
