@@ -10,7 +10,7 @@ from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.fleet import Fleet
-from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
+from pinyon.frontdoor.upstreams.forwarding import Forwarding
 from pinyon.frontdoor.upstreams.kind import ServerKind, Targets
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.regions import RegionTargets
@@ -53,8 +53,10 @@ class UpstreamLb(LoadBalancer):
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         kind = ServerKind(models, targets, metrics, limits, settings.upstream_first_byte_s, clock)
         loop = RequestLoop(models, kind, metrics, given.telemetry, limits, clock)
-        reading = ForwardingLimits(settings.request_timeout_s, settings.chat_max_tokens, given.security.secret)
-        forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, reading, clock)
+        forwarding = Forwarding(
+            self.admission(metrics), models, loop, self.off_loop, settings.request_timeout_s, settings.chat_max_tokens,
+            given.security.secret, clock,
+        )  # fmt: skip
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
             self.own, self.line, metrics, self.readiness, models, self.access, self.bodies, settings.request_timeout_s,

@@ -30,31 +30,24 @@ from pinyon.runtime.deadlines import TimeLimit
 SHOWN_CHARS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardingLimits:
-    """The limits: ``request_s`` for a whole request; ``default_tokens`` count as generated if a client sets no limit.
-    Routing keys start from ``secret``."""
-
-    request_s: float = 600.0
-    default_tokens: int = 256
-    secret: bytes = b""
-
-
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """The handler of requests, one per load balancer."""
+    """The handler of requests, one per load balancer. A whole request may take ``request_s``; ``default_tokens`` count
+    as generated if a client sets no limit. Routing keys start from ``secret``."""
 
     admission: Admission
     models: ServedModels
     loop: RequestLoop[Forward]
     off_loop: OffLoop
-    limits: ForwardingLimits
+    request_s: float
+    default_tokens: int
+    secret: bytes
     clock: Clock
 
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Serves a request and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         with self.admission.admit(head.client) as ticket:
-            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self.limits.request_s))
+            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self.request_s))
 
     async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         """Serves a request that the caller has admitted; one from another region goes to a server of this region, or
@@ -97,7 +90,7 @@ class Forwarding:
         if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
             # Absolute or disguised targets are refused: the server must be asked for the path that was checked here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
-        arguments = (head.path, head.raw.content_type, body, self.limits.secret, self.limits.default_tokens)
+        arguments = (head.path, head.raw.content_type, body, self.secret, self.default_tokens)
         if is_large(body):
             asked = await self.off_loop.run(head.client.holder, partial(read_asked, large=True), *arguments)
         else:

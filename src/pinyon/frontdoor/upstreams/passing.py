@@ -7,8 +7,6 @@ import json
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Usage
@@ -25,8 +23,6 @@ EVENT_BYTES: Final = 64 << 10
 TAIL_BYTES: Final = 4 << 10
 """The bytes kept of an answer's end, where the usage stands: in all of OpenAI's objects and streams' last events."""
 TOKENS_MAX: Final = 1 << 40
-DEPTH_MAX: Final = 16
-"""The maximum number of objects in the usage."""
 _NAMES = (
     ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
     ("input_tokens", "output_tokens", "input_tokens_details"),
@@ -36,6 +32,7 @@ _ENDS: Final = (b"\n\n", b"\n\r\n")
 _LAST: Final = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.failed",
                 b"event: response.incomplete")  # fmt: skip
 """The beginnings of a stream's last event: of completions and chats, of Anthropic's messages, of responses."""
+_decoder = json.JSONDecoder()
 
 
 class Passing:
@@ -210,22 +207,14 @@ def read_usage(tail: bytes) -> Usage | None:
             return None
         end = at
         start = tail.find(b"{", at, at + 16)
-        if start >= 0 and (used := _used(_object(tail, start))) is not None:
-            return used
-    return None
-
-
-def _object(tail: bytes, start: int) -> Any:
-    """Returns the JSON object that begins at ``start``, or None."""
-    end = start
-    for _ in range(DEPTH_MAX):  # it ends with one of its first closing braces, as it holds few objects and no texts
-        end = tail.find(b"}", end) + 1
-        if not end:
-            return None
-        try:
-            return from_json(tail[start:end])
-        except ValueError:
+        if start < 0:
             continue
+        try:
+            usage, _ = _decoder.raw_decode(tail.decode("latin-1"), start)
+        except (ValueError, RecursionError):
+            continue
+        if (used := _used(usage)) is not None:
+            return used
     return None
 
 
