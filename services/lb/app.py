@@ -52,7 +52,6 @@ class Lb(LoadBalancer):
         settings, clock, security = given.settings, given.clock, given.security
         cards = load_cards(settings)
         super().__init__(given, cards)
-        regions = self.links(settings.unread_tokens)
         self.workers = WorkerSessions(
             settings.unread_tokens,
             clock,
@@ -77,7 +76,7 @@ class Lb(LoadBalancer):
         self._tell_s = 0.0
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         by_routing = settings.place_by == "routing"
-        kind = InstanceKind(self.clusters, self.workers, self.models, regions, metrics, limits, clock, by_routing)
+        kind = InstanceKind(self.clusters, self.workers, self.models, self.regions, metrics, limits, clock, by_routing)
         loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
@@ -99,8 +98,7 @@ class Lb(LoadBalancer):
             self.own, self.line, metrics, self.readiness, self.models, self.access,
             Budget(settings.bodies_limit_mib << 20), timeout_s, clock, self.prompts, self.dispatcher,
         )  # fmt: skip
-        self.join(serving, regions, metrics)
-        self.administer(self.recorder.record, self.clusters.watch)
+        self.join(serving, metrics, self.recorder.record, self.clusters.watch)
 
     def _make_conductor(
         self, address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]

@@ -122,6 +122,12 @@ class LoadBalancer:
         self.bodies = Budget(settings.bodies_limit_mib << 20)
         self.access = AccessLog(settings.access_log, clock)
         self.own = Peer(given.instance_id, settings.region, "", self.kind)
+        delays_s = parse_delays(settings.test_region_delays_ms)
+
+        def sessions_to(region: str) -> OpenSession:
+            return delayed(given.security.channels.sessions_to(region_name(region)), delays_s.get(region, 0.0))
+
+        self.regions = RegionLinks(self.own, self.models, settings.unread_tokens, clock, sessions_to)
         self._rates = decisions.rates
         self._peers = parse_peers(settings.peers)
         self._boot_id = secrets.token_hex(8)
@@ -132,16 +138,6 @@ class LoadBalancer:
         settings = self.given.settings
         default = Rates(settings.tenant_rpm, settings.tenant_tpm)
         return Admission(self.line, self._rates, default, metrics, self.given.clock)
-
-    def links(self, unread_tokens: int) -> RegionLinks:
-        """Returns the links to load balancers of other regions."""
-        given = self.given
-        delays_s = parse_delays(given.settings.test_region_delays_ms)
-
-        def sessions_to(region: str) -> OpenSession:
-            return delayed(given.security.channels.sessions_to(region_name(region)), delays_s.get(region, 0.0))
-
-        return RegionLinks(self.own, self.models, unread_tokens, given.clock, sessions_to)
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics) -> None:
         """Makes the HTTP and gRPC servers, which report whether ``watched`` serves."""
@@ -181,26 +177,27 @@ class LoadBalancer:
             outermost=(self.access,),
         )
 
-    def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics) -> None:
-        """Becomes a member of the federation; requests of other regions go to ``serving``."""
-        given, controller = self.given, self.given.settings.controller
-        self.regions, self.serving = links, serving
+    def join(
+        self, serving: Serving, metrics: DoorMetrics, record: Any = None, pushed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Becomes a member of the federation; requests of other regions go to ``serving``. Adds the settings that
+        operators can change at run time; a new pushing rule calls ``pushed``."""
+        given, settings, controller = self.given, self.given.settings, self.given.settings.controller
+        self.serving = serving
         self.grpc.add(
             peer_pb2_grpc.add_PeerServiceServicer_to_server,
             serving,
             peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
             PEER_CALLERS,
         )
-        self.membership = member = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
+        self.membership = member = Membership(
+            given.instance_id, self.models, self.line, self.regions, metrics, self.clusters
+        )
         session = member.session = ControllerSession(
             controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
             given.security.channels.sessions_to(peer_name(CONTROLLER)), given.clock,
         )  # fmt: skip
         self.models.told = lambda: not controller or session.federation is not None
-
-    def administer(self, record: Any = None, pushed: Callable[[], None] = lambda: None) -> None:
-        """Adds the settings that operators can change at run time; a new pushing rule calls ``pushed``."""
-        settings = self.given.settings
         show = show_policies(self.given.registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
 
         # Each model has its own policy object, so the change passes the policy's name, not an object.

@@ -25,21 +25,20 @@ class UpstreamClusters(Adopted[Watch]):
 
     def __init__(
         self,
-        fleet: Fleet,
         urls: Sequence[UpstreamUrl],
         models: ServedModels,
         make: Callable[[UpstreamUrl], Server],
         times: WatchTimes,
         clock: Clock,
     ) -> None:
-        """Takes the ``fleet`` of this load balancer's own servers, those of the ``urls``."""
-        self.fleet = fleet
-        self._urls = tuple(urls)
+        """Takes the ``urls`` of this load balancer's own servers."""
         super().__init__(models)
+        self.fleet = Fleet([make(url) for url in urls], models, clock)
+        self._urls = urls
         self._make = make
         self._times = times
         self._clock = clock
-        self._watch = Watch(fleet, times, clock)
+        self._watch = Watch(self.fleet, times, clock)
         self._dropped: list[Fleet] = []
         """The fleets that have been given back; requests may still run there."""
 
@@ -54,8 +53,8 @@ class UpstreamClusters(Adopted[Watch]):
         self.fleet.close()
 
     def targets(self, cluster: str) -> Fleet:
-        """Returns the fleet of an adopted cluster."""
-        return self.adopted[cluster].fleet
+        """Returns the fleet of an adopted cluster; the own one if the name is empty."""
+        return self.adopted[cluster].fleet if cluster else self.fleet
 
     def servers(self) -> Iterator[tuple[Fleet, Server]]:
         """Yields all servers with their fleets, each name once."""

@@ -178,16 +178,21 @@ class Fleet:
         self.refresh(server)
         self._models.tell()
 
-    # -- a request's path (pinyon.frontdoor.upstreams.kind.Targets)
+    # -- a request's path, as pinyon.frontdoor.upstreams.regions.RegionTargets has it for other regions
 
     def _server(self, name: str) -> Server:
         """Returns the server of that name, even one that leaves."""
         return self.servers.get(name) or self._leaving[name]
 
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
+        """Sends a request and returns when the answer's head is here, which must begin within ``first_byte_s``. The
+        caller closes the answer, and watches the deadline. Raises :class:`Absent`, :class:`Broke` and
+        :class:`ConnectionsFull` (:mod:`pinyon.frontdoor.failures`).
+        """
         return self._server(target).send(forward.url, forward.fields, forward.body, first_byte_s)
 
     def sent(self, target: str, forward: Forward) -> Target | None:
+        """Counts a request that goes to the target; the result is for :meth:`ended`."""
         server = self._server(target)
         server.outstanding += 1
         if self._breaker.is_open(target):
@@ -196,6 +201,7 @@ class Fleet:
         return self._layer(forward.served.name).sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
+        """Counts the end of a request, however it ended."""
         server = self._server(target)
         server.outstanding -= 1
         Layer.ended(sent)
@@ -203,6 +209,7 @@ class Fleet:
             self._let_go(target)
 
     def answered(self, target: str, began_s: float) -> None:
+        """Records an answer that was good and complete."""
         server = self._server(target)
         was_open = self._breaker.is_open(target)
         self._breaker.succeeded(target, began_s, self._clock())
@@ -211,10 +218,12 @@ class Fleet:
             self.refresh(server)
 
     def failed(self, target: str, *, absent: bool = False) -> None:
+        """Records a failure by the target's fault; ``absent`` if it was not there."""
         self._breaker.failed(target, self._clock(), absent=absent)
         self.refresh(self._server(target))
 
     def refused(self, model: str, target: str, rest_s: float) -> None:
+        """Records a refusal for lack of room; ``rest_s`` is the requested pause in seconds, 0 for none."""
         server = self._server(target)
         if server.kind is None:
             server.learned.refused(server.outstanding)
