@@ -203,6 +203,6 @@ async def test_what_is_cancelled_at_once_leaves_nothing():
         await caller.answer()
         (session,) = regions["us"].lb.serving.sessions
         await spin(lambda: not session.running)
-        assert not session._arriving
-        assert not session._replies
+        assert not session._requests
+        assert not session._requests
         await regions.idle()

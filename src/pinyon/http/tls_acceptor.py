@@ -7,15 +7,16 @@ it would not be counted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from pinyon.http.connection import Connection
 from pinyon.http.state import HttpState
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 HANDSHAKE_S = 10.0
 PAUSE_S = 0.5
@@ -39,21 +40,39 @@ class TlsAcceptor:
             self._run(self._accept(bound), self._accepting)
 
     async def stop(self) -> None:
-        await _end(self._accepting)
+        await ended(*self._accepting)
 
     async def close(self, seconds: float) -> None:
         """Waits up to ``seconds`` for the handshakes that are under way, then ends them."""
         if self._handshakes and seconds > 0:
             await asyncio.wait(list(self._handshakes), timeout=seconds)
-        await _end(self._handshakes)
+        await ended(*self._handshakes)
 
     def take(self, client: socket.socket, host: str) -> None:
         """Starts the handshake of an accepted connection, or closes it if a limit is reached."""
-        place = _Place(self._shared)
-        if place.take(host):
+        place = self._place(host)
+        if place is not None:
             self._run(self._handshake(client, place), self._handshakes)
         else:
             client.close()  # before the handshake no answer can be sent
+
+    def _place(self, host: str) -> ExitStack | None:
+        """Takes the place of a connection in the limits until its handshake is done, and returns what gives it back,
+        once; None if there is none."""
+        shared, place = self._shared, ExitStack()
+        if shared.admitted >= shared.limits.connections:
+            return None
+        if not shared.proxies.trusts(host):
+            peer = shared.peer_connections.take(host)
+            if peer is None:
+                return None
+            place.callback(shared.peer_connections.give, peer)
+        shared.admitted += 1
+        place.callback(self._leave)
+        return place
+
+    def _leave(self) -> None:
+        self._shared.admitted -= 1
 
     def _run(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -71,51 +90,12 @@ class TlsAcceptor:
                 continue
             self.take(client, address[0])
 
-    async def _handshake(self, client: socket.socket, place: _Place) -> None:
+    async def _handshake(self, client: socket.socket, place: ExitStack) -> None:
         loop, shared = asyncio.get_running_loop(), self._shared
-        try:
-            with contextlib.suppress(OSError):  # no TLS, a mismatch, no handshake in time, or the client left
-                await loop.connect_accepted_socket(
-                    lambda: Connection(shared, loop, place.give_back),
-                    client,
-                    ssl=self._tls(),
-                    ssl_handshake_timeout=HANDSHAKE_S,
-                )
-        finally:
-            place.give_back()
-
-
-async def _end(tasks: set[asyncio.Task[None]]) -> None:
-    for task in list(tasks):
-        task.cancel()
-    if tasks:
-        await asyncio.wait(list(tasks))
-
-
-class _Place:
-    """The place that a connection takes in the limits until its handshake is done."""
-
-    def __init__(self, shared: HttpState) -> None:
-        self._shared = shared
-        self._peer: str | None = None
-        self._taken = False
-
-    def take(self, address: str) -> bool:
-        shared = self._shared
-        if shared.admitted >= shared.limits.connections:
-            return False
-        if not shared.proxies.trusts(address):
-            self._peer = shared.peer_connections.take(address)
-            if self._peer is None:
-                return False
-        shared.admitted += 1
-        self._taken = True
-        return True
-
-    def give_back(self) -> None:
-        """Gives the place back, once; further calls do nothing."""
-        if self._taken:
-            self._taken = False
-            self._shared.admitted -= 1
-            if self._peer is not None:
-                self._shared.peer_connections.give(self._peer)
+        with place, suppress(OSError):  # no TLS, a mismatch, no handshake in time, or the client left
+            await loop.connect_accepted_socket(
+                lambda: Connection(shared, loop, place.close),
+                client,
+                ssl=self._tls(),
+                ssl_handshake_timeout=HANDSHAKE_S,
+            )

@@ -43,6 +43,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES
 from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
+from pinyon.runtime.tasks import ended
 
 STATE_S = 0.1
 """The time between two states, if something has changed (SkyWalker §4.1)."""
@@ -216,13 +217,9 @@ class Inbound(Generic[S]):
         try:
             await stream.run(self._take, self._outgoing)
         finally:
-            states.cancel()
             self.serving.sessions.discard(self)
             self._outgoing.close()
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, states, return_exceptions=True)
+            await ended(states, *self._tasks.values())
 
     def end_if_idle(self) -> None:
         if self.serving.ending and not self._tasks and self._stream is not None:
@@ -235,10 +232,10 @@ class Inbound(Generic[S]):
         stream_id: int,
         name: str,
         run: Callable[[Head, Share], Awaitable[int]],
-        ended: Callable[[], None] = lambda: None,
+        over: Callable[[], object] = lambda: None,
     ) -> None:
         """Serves a new request by ``run``, which fills the head for the log and returns the status. The request may be
-        cancelled at any time, even before its first step; ``ended`` is called in any case. Raises
+        cancelled at any time, even before its first step; ``over`` is called in any case. Raises
         :class:`InvalidArgument`."""
         self._received += 1
         if stream_id <= self._last_id:  # even if that request has ended
@@ -246,10 +243,10 @@ class Inbound(Generic[S]):
         self._last_id = stream_id
         if self.running >= REQUESTS_MAX:
             self.fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
-            ended()
+            over()
             return
         task = self._tasks[stream_id] = asyncio.create_task(self._serve(stream_id, name, run), name=name)
-        task.add_done_callback(lambda _: ended())
+        task.add_done_callback(lambda _: over())
         task.add_done_callback(lambda _: self._ended(stream_id))
 
     async def _serve(self, stream_id: int, name: str, run: Callable[[Head, Share], Awaitable[int]]) -> None:

@@ -51,9 +51,8 @@ class RawServing(Serving):
 class _RawInbound(Inbound[RawServing]):
     def __init__(self, serving: RawServing, peer: Peer) -> None:
         super().__init__(serving, peer)
-        self._arriving: dict[int, _Arriving] = {}
-        """The requests whose bodies have not arrived yet."""
-        self._replies: dict[int, PeerReply] = {}
+        self._requests: dict[int, tuple[_Arriving, PeerReply]] = {}
+        """The bodies and answers of the requests that are here."""
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
         if message.requests:
@@ -61,13 +60,11 @@ class _RawInbound(Inbound[RawServing]):
         for request in message.raw_requests:
             self._begin(request)
         for body in message.raw_bodies:
-            arriving = self._arriving.get(body.stream_id)
-            if arriving is not None:  # otherwise it has been refused already
-                arriving.add(body.data)
+            if body.stream_id in self._requests:  # otherwise it has been refused already
+                self._requests[body.stream_id][0].add(body.data)
         for taken in message.raw_taken:
-            reply = self._replies.get(taken.stream_id)
-            if reply is not None:
-                reply.taken(taken.bytes)
+            if taken.stream_id in self._requests:
+                self._requests[taken.stream_id][1].taken(taken.bytes)
 
     def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
         message.raw_pieces.append(part)
@@ -78,7 +75,7 @@ class _RawInbound(Inbound[RawServing]):
         return ResourceExhausted(error.message, field=REGION_FIELD) if isinstance(error, ResourceExhausted) else error
 
     def fail(self, stream_id: int, error: PinyonError) -> None:
-        self._replies[stream_id].fail(error)
+        self._requests[stream_id][1].fail(error)
 
     def _begin(self, request: peer_pb2.RawRequest) -> None:
         head = peer_pb2.RawHead()
@@ -89,13 +86,9 @@ class _RawInbound(Inbound[RawServing]):
         stream_id = head.stream_id
         arriving, reply = _Arriving(head.body_length), PeerReply(self, stream_id)
         arriving.add(request.body)
-        self._arriving[stream_id], self._replies[stream_id] = arriving, reply
+        self._requests[stream_id] = arriving, reply
         run = partial(self._run, head, request.hops, arriving, reply)
-        self.begin(stream_id, head.request_id, run, partial(self._forget, stream_id))
-
-    def _forget(self, stream_id: int) -> None:
-        self._arriving.pop(stream_id, None)
-        self._replies.pop(stream_id, None)
+        self.begin(stream_id, head.request_id, run, lambda: self._requests.pop(stream_id, None))
 
     async def _run(
         self, message: peer_pb2.RawHead, hops: int, arriving: _Arriving, reply: PeerReply, head: Head, share: Share
@@ -125,8 +118,6 @@ class _RawInbound(Inbound[RawServing]):
 
 class _Arriving:
     """The body of a request while it arrives, of a known length in bytes."""
-
-    __slots__ = ("_complete", "_left", "_pieces")
 
     def __init__(self, length: int) -> None:
         self._left = length
