@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ssl
+import time
 
 from pinyon.api.lb.v1 import peer_pb2
+from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
@@ -20,7 +22,8 @@ from pinyon.frontdoor.upstreams.url import UpstreamKeys, UpstreamUrl, parse_upst
 from pinyon.frontdoor.upstreams.watch import WatchTimes
 from pinyon.messages.federation import UPSTREAMS_MAX, check_url
 from pinyon.runtime.logging import get_logger
-from services.lb.balancer import Given, LoadBalancer
+from pinyon.runtime.service import ServiceContext
+from services.lb.balancer import LoadBalancer
 from services.lb.settings import LbSettings
 
 _log = get_logger("lb.upstreams")
@@ -31,22 +34,22 @@ class UpstreamLb(LoadBalancer):
 
     kind = peer_pb2.PEER_KIND_UPSTREAM
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, settings: LbSettings, context: ServiceContext, clock: Clock = time.monotonic) -> None:
         """Builds the parts. Raises :class:`PinyonError` for missing or invalid files."""
-        super().__init__(given)
-        settings, clock, models = given.settings, given.clock, self.models
+        super().__init__(settings, context, clock)
+        models = self.models
         self.servers = servers = _Servers(settings)
         times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
         self.clusters: UpstreamClusters = UpstreamClusters(servers.urls, models, servers.make, times, clock)
         self.fleet = self.clusters.fleet
-        metrics = UpstreamMetrics(given.registry, self.line, self.clusters.servers)
+        metrics = UpstreamMetrics(context.registry, self.line, self.clusters.servers)
         regions = RegionTargets(models, self.regions, metrics, clock)
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         kind = ServerKind(models, self.clusters, regions, metrics, limits, settings.upstream_first_byte_s, clock)
-        loop = RequestLoop(models, kind, metrics, given.telemetry, limits, clock)
+        loop = RequestLoop(models, kind, metrics, context.telemetry, limits, clock)
         forwarding = Forwarding(
             self.admission(metrics), models, loop, self.off_loop, settings.request_timeout_s, settings.chat_max_tokens,
-            given.security.secret, clock,
+            context.security.secret, clock,
         )  # fmt: skip
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(

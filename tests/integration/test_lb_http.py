@@ -351,7 +351,7 @@ async def test_the_tail_of_a_stream_is_not_held_back():
         connection.send("GET", "/health")
         await connection.reply()
         (served,) = bench.lb.http.connections
-        option = served.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        option = served._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert option
 
 

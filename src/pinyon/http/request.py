@@ -22,17 +22,8 @@ class RequestHead:
     """A request's head; names in ``fields`` are lower case. ``content_length`` is 0 for no body, -1 for a chunked
     one."""
 
-    __slots__ = (
-        "close",
-        "content_length",
-        "content_type",
-        "expects_continue",
-        "fields",
-        "method",
-        "old",
-        "path",
-        "target",
-    )
+    __slots__ = ("close", "content_length", "content_type", "expects_continue", "fields", "method", "old", "path",
+                 "target")  # fmt: skip
 
     def __init__(self) -> None:
         self.method = ""

@@ -7,7 +7,7 @@ import socket
 from typing import Any, cast
 
 from pinyon.http.error import HttpError
-from pinyon.http.proxy_line import HEADER_MAX, read_proxy_line
+from pinyon.http.proxy_line import BLOCK_MAX, read_proxy_line
 from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState
 
@@ -66,7 +66,7 @@ class Visitor:
     def introduce(self, data: bytes) -> bytes:
         """Reads the PROXY header and returns the bytes that follow it. Raises :class:`HttpError`."""
         data = (self.preface or b"") + data
-        line = read_proxy_line(data[:HEADER_MAX])
+        line = read_proxy_line(data[:BLOCK_MAX])
         if line is None:
             self.preface = data
             return b""

@@ -123,14 +123,9 @@ def _sampled(kind: Kind) -> Field:
         return _BOOLEAN._replace(sampled=bool)
     if isinstance(kind, Whole):
         return _integer(kind.low, INT_MAX if kind.high is None else min(kind.high, INT_MAX), int)
-    if isinstance(kind, Number):
-        return _number(kind)
-    if isinstance(kind, Texts):
-        return _texts(kind)
-    if isinstance(kind, TokenIds):
-        return _token_ids(kind)
-    assert isinstance(kind, TokenBiases)
-    return _token_biases(kind)
+    make: dict[type, Callable[[Any], Field]]
+    make = {Number: _number, Texts: _texts, TokenIds: _token_ids, TokenBiases: _token_biases}
+    return make[type(kind)](kind)
 
 
 _GUIDED = ("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",

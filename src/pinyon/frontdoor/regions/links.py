@@ -57,9 +57,6 @@ class RegionLinks:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    def __len__(self) -> int:
-        return len(self._links)
-
     @property
     def links(self) -> Collection[RegionLink]:
         return self._links.values()
@@ -90,7 +87,10 @@ class RegionLinks:
         link = self._links.get(name)
         if link is None:
             raise Unavailable("That region is not known any more.", retry_after_s=1.0)
-        return link.talk()
+        talk = link.talk
+        if talk is None or not talk.welcomed or link.streams >= REQUESTS_MAX:
+            raise Unavailable(f"The load balancer of {link.peer.region} is away.", retry_after_s=1.0)
+        return talk
 
     def region_of(self, name: str) -> str:
         """Returns the region of a load balancer; empty for an unknown one."""
@@ -135,13 +135,14 @@ class RegionLinks:
 
 
 class RegionLink(Redialer[peer_pb2.SessionRequest, peer_pb2.SessionResponse]):
-    """The link to one load balancer: ``start`` → ``talk`` → ``close``."""
+    """The link to one load balancer: ``start`` → ``close``."""
 
     def __init__(self, owner: RegionLinks, peer: Peer, connect: OpenSession) -> None:
         name = f"load balancer of {peer.region}"
         super().__init__(name, peer.address, METHOD, self._speak, write_s=WRITE_S, connect=connect, log=_log)
         self.owner, self.peer = owner, peer
-        self._talk: Talk | None = None
+        self.talk: Talk | None = None
+        """The present session, if there is one."""
         self.distance_s = 0.0
         """The round-trip time, smoothed; 0 if not measured yet."""
         self.sessions = 0
@@ -149,21 +150,14 @@ class RegionLink(Redialer[peer_pb2.SessionRequest, peer_pb2.SessionResponse]):
 
     @property
     def connected(self) -> bool:
-        return self._talk is not None and self._talk.welcomed
+        return self.talk is not None and self.talk.welcomed
 
     @property
     def streams(self) -> int:
-        return 0 if self._talk is None else len(self._talk.streams) + len(self._talk.raw)
-
-    def talk(self) -> Talk:
-        """Returns the present session. Raises :class:`Unavailable`."""
-        talk = self._talk
-        if talk is None or not talk.welcomed or self.streams >= REQUESTS_MAX:
-            raise Unavailable(f"The load balancer of {self.peer.region} is away.", retry_after_s=1.0)
-        return talk
+        return 0 if self.talk is None else len(self.talk.streams) + len(self.talk.raw)
 
     async def _speak(self, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
-        talk = self._talk = Talk(self, stream)
+        talk = self.talk = Talk(self, stream)
         watch = asyncio.create_task(talk.watch(), name=f"watch {self.peer.region}")
         reason = "the stream ended"
         try:
@@ -173,7 +167,7 @@ class RegionLink(Redialer[peer_pb2.SessionRequest, peer_pb2.SessionResponse]):
             raise
         finally:
             watch.cancel()
-            self._talk = None
+            self.talk = None
             if talk.welcomed:
                 self.owner.away(self)
             talk.end(reason)

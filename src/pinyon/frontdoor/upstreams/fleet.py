@@ -137,12 +137,7 @@ class Fleet:
         live = server.healthy and self._breaker.allows(server.name, now_s)
         rests = now_s < server.rests_until_s or server.removed
         changed = False
-        for name in server.models:
-            served = self.models[name]
-            layer = self._layer(name)
-            target = layer.get(server.name)
-            if target is None:
-                continue
+        for name, layer, target in self._targets(server):
             if target.capacity != server.room_for:
                 layer.set_capacity(server.name, server.room_for)
                 changed = True
@@ -150,31 +145,26 @@ class Fleet:
                 layer.set_live(server.name, live)
                 layer.set_draining(server.name, rests)
                 changed = True
-                served.look()
+                self.models[name].look()
         if changed:
             self._models.tell()
 
     def marks(self, server: Server) -> dict[str, int]:
         """Returns by model how many of our requests a server can know of if it is asked now."""
-        found: dict[str, int] = {}
-        for name in server.models:
-            target = self._layer(name).get(server.name)
-            if target is not None:
-                found[name] = target.sent
-        return found
+        return {name: target.sent for name, _, target in self._targets(server)}
+
+    def _targets(self, server: Server) -> list[tuple[str, Layer, Target]]:
+        """Returns a server as the targets that it is, one for each model, with the model's name and layer."""
+        layers = [(name, self._layer(name)) for name in server.models]
+        return [(name, layer, target) for name, layer in layers if (target := layer.get(server.name)) is not None]
 
     def report(self, server: Server, report: Report, marks: Mapping[str, int]) -> None:
         """Records a server's report; ``marks`` were taken when it was asked."""
         server.report = report
         now_s = self._clock()
-        for name in server.models:
-            layer = self._layer(name)
-            target = layer.get(server.name)
-            if target is not None:
-                mark = marks.get(name, 0)
-                layer.report(
-                    server.name, Report(report.pending, report.running, report.room, min(mark, target.sent)), now_s
-                )
+        for name, layer, target in self._targets(server):
+            seen = min(marks.get(name, 0), target.sent)
+            layer.report(server.name, Report(report.pending, report.running, report.room, seen), now_s)
         self.refresh(server)
         self._models.tell()
 

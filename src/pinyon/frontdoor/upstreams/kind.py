@@ -35,8 +35,6 @@ REFUSAL_BYTES: Final = 64 << 10
 REFUSAL_S: Final = 1.0
 """The limits of a refusal's text. Beyond them, only the status and the retry time are passed on."""
 
-Targets = Fleet | RegionTargets
-
 _log = get_logger("lb.upstreams")
 
 
@@ -72,7 +70,7 @@ class ServerKind:
         forward.tries += 1
         forward.error = None
         name, here = forward.choice.target, forward.here
-        targets: Targets = self.clusters.targets(forward.cluster) if here else self.regions
+        targets: Fleet | RegionTargets = self.clusters.targets(forward.cluster) if here else self.regions
         sent = targets.sent(name, forward)
         began_s = self.clock()
         first_byte_s = self.first_byte_s if forward.asked.stream else inf
@@ -104,7 +102,9 @@ class ServerKind:
         finally:
             targets.ended(name, sent)
 
-    def _failed(self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Targets) -> None:
+    def _failed(
+        self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Fleet | RegionTargets
+    ) -> None:
         name = forward.choice.target
         if forward.here:
             self.metrics.got_answer(name, 0)
@@ -118,7 +118,7 @@ class ServerKind:
         if not isinstance(error, Absent) or not forward.here:
             forward.exclude.add(name)  # absent targets get nothing until they are back
 
-    async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
+    async def _refused(self, forward: Forward, answer: Answer, targets: Fleet | RegionTargets) -> None:
         """Stores the refusal, in case no other target has room."""
         body, fields = await _refusal_text(answer), answer.fields
         if body is None:

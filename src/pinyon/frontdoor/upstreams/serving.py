@@ -109,34 +109,26 @@ class _RawInbound(Inbound[RawServing]):
         with serving.admit(peer, hops, whose.geographies, whose.tenant) as place:
             try:
                 async with asyncio.timeout(limit_s):
-                    body = await arriving.whole()
+                    body = await arriving.readexactly(message.body_length)
             except TimeoutError:
                 raise DeadlineExceeded("its body did not come in time") from None
             incoming = Incoming(place, limit_s, peer.region, message.model)
             return await serving.forwarding.serve_forwarded(head, body, reply, incoming)
 
 
-class _Arriving:
+class _Arriving(asyncio.StreamReader):
     """The body of a request while it arrives, of a known length in bytes."""
 
     def __init__(self, length: int) -> None:
+        super().__init__()
         self._left = length
-        self._pieces: list[bytes] = []
-        self._complete = asyncio.Event()
 
     def add(self, data: bytes) -> None:
         """Adds a piece. Raises :class:`InvalidArgument` for more bytes than announced."""
         self._left -= len(data)
         if self._left < 0 or len(data) > PIECE_BYTES:
             raise InvalidArgument("a body that is larger than it was said to be", field="body")
-        self._pieces.append(data)
-        if not self._left:
-            self._complete.set()
-
-    async def whole(self) -> bytes:
-        await self._complete.wait()
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.feed_data(data)
 
 
 def _fill(head: Head, message: peer_pb2.RawHead, limits: HttpLimits) -> None:
