@@ -169,9 +169,7 @@ class LoadBalancer:
             peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
             PEER_CALLERS,
         )
-        self.membership = member = Membership(
-            context.instance_id, self.models, self.line, self.regions, metrics, self.clusters
-        )
+        self.membership = member = Membership(self.models, self.line, self.regions, metrics, self.clusters)
         session = member.session = ControllerSession(
             controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
             context.security.channels.sessions_to(peer_name(CONTROLLER)), self.clock,

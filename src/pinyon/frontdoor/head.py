@@ -15,7 +15,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies, check_kind, check_label, check_priority
 from pinyon.frontdoor.auth import PUBLIC
 from pinyon.frontdoor.labels import Labels
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError
 from pinyon.http.request import RequestHead
 
 SLO_MS_MAX = 1 << 31

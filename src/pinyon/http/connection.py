@@ -14,9 +14,8 @@ from math import inf
 from typing import cast
 
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.http.answer import CONTINUE
+from pinyon.http.answer import CONTINUE, HttpError
 from pinyon.http.budget import Share
-from pinyon.http.error import HttpError
 from pinyon.http.reader import RequestReader
 from pinyon.http.request import RequestHead
 from pinyon.http.state import Exchange, HttpState

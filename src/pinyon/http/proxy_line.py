@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
 
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError
 from pinyon.http.peers import parse_address
 
 LINE_MAX = 107

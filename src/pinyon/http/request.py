@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
-from pinyon.http.error import HttpError, invalid
-from pinyon.http.limits import HttpLimits
+from pinyon.http.answer import HttpError, invalid
+from pinyon.http.budget import HttpLimits
 
 _LINE = re.compile(rb"[A-Z][A-Z-]{0,19} [\x21-\x7e]+ HTTP/[0-9]\.[0-9]\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")

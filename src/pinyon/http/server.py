@@ -12,7 +12,6 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.http.acceptor import Acceptor
 from pinyon.http.answer import field
-from pinyon.http.connection import Connection
 from pinyon.http.state import HttpState
 from pinyon.runtime.logging import get_logger
 
@@ -55,10 +54,6 @@ class HttpServer:
         self._tick()
         self._started = True
         return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
-
-    @property
-    def connections(self) -> set[Connection]:
-        return self._shared.connections
 
     def announce(self) -> None:
         """Makes each answer the last one on its connection, so that clients leave in time; all are still served."""

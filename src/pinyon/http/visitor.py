@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any, cast
 
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError
 from pinyon.http.proxy_line import BLOCK_MAX, read_proxy_line
 from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState

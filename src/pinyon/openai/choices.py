@@ -232,12 +232,11 @@ class ChatChoices(Choices):
         return f',"prompt_token_ids":{_ids(choice.prompt_tokens)}' if shown else ""
 
     def _several(self, choice: Choice, start: int, end: int) -> str:
-        pairs = zip(choice.tokens[start:end], choice.logprobs.between(start, end), strict=True)
-        return _items([self._one(*each) for each in pairs])
-
-    def _one(self, token: int, one: TokenLogprob) -> dict[str, Any]:
-        top = [self._entry(each, logprob) for each, logprob in one.top]
-        return self._entry(token, one.logprob) | {"top_logprobs": top}
+        items = []
+        for token, one in zip(choice.tokens[start:end], choice.logprobs.between(start, end), strict=True):
+            top = [self._entry(each, logprob) for each, logprob in one.top]
+            items.append(self._entry(token, one.logprob) | {"top_logprobs": top})
+        return _items(items)
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self._token(token), "logprob": max(logprob, LOGPROB_MIN), "bytes": self._texts.data(token)}

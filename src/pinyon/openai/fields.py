@@ -64,31 +64,32 @@ def shown(value: Any) -> str:
     return text
 
 
-def wrong(name: str, wanted: str, value: Any) -> InvalidArgument:
-    return InvalidArgument(f"Invalid value for '{name}': expected {wanted}, got {shown(value)}.", field=name)
+def wrong(name: str, wanted: str, value: Any, field: str = "") -> InvalidArgument:
+    message = f"Invalid value for '{name}': expected {wanted}, got {shown(value)}."
+    return InvalidArgument(message, field=field or name)
 
 
 # ---------------------------------------------------------------- kinds of fields
 
 
-def _string(name: str, value: Any) -> None:
-    if type(value) is not str:
-        raise wrong(name, "a string", value)
+def _typed(kind: type, wanted: str) -> Check:
+    """Returns the check that a value is of that type."""
+
+    def check(name: str, value: Any) -> None:
+        if type(value) is not kind:
+            raise wrong(name, wanted, value)
+
+    return check
+
+
+_string = _typed(str, "a string")
+_boolean = _typed(bool, "a boolean")
+_object = _typed(dict, "an object")
 
 
 def _label(name: str, value: Any) -> None:
     _string(name, value)
     check_label(value, name)
-
-
-def _boolean(name: str, value: Any) -> None:
-    if type(value) is not bool:
-        raise wrong(name, "a boolean", value)
-
-
-def _object(name: str, value: Any) -> None:
-    if type(value) is not dict:
-        raise wrong(name, "an object", value)
 
 
 def _variables(name: str, value: Any) -> None:
@@ -236,7 +237,7 @@ def _stream_options(name: str, value: Any) -> None:
                 f"Unrecognized request argument supplied: {name}.{key[:FIELD_SHOWN_CHARS]}", field=name
             )
         if option is not None and type(option) is not bool:
-            raise InvalidArgument(wrong(f"{name}.{key}", "a boolean", option).message, field=name)
+            raise wrong(f"{name}.{key}", "a boolean", option, name)
     if value.get("include_obfuscation"):
         raise InvalidArgument("'stream_options.include_obfuscation' is not supported with the value true.", field=name)
 
@@ -247,7 +248,7 @@ def _messages(name: str, value: Any) -> None:
         raise wrong(name, "a list of messages, not empty", value)
     for index, message in enumerate(value):
         if type(message) is not dict:
-            raise InvalidArgument(wrong(f"{name}[{index}]", "an object", message).message, field=name)
+            raise wrong(f"{name}[{index}]", "an object", message, name)
         _neutral_beside(message, ("role", "content", "name"), name, f"{name}[{index}]")
         content = message.get("content")
         for number, part in enumerate(content if type(content) is list else ()):
@@ -255,9 +256,7 @@ def _messages(name: str, value: Any) -> None:
                 # a cache hint does not change the text
                 _neutral_beside(part, ("text", "cache_control"), name, f"{name}[{index}].content[{number}]")
         if message.get("name") is not None and type(message["name"]) is not str:
-            raise InvalidArgument(
-                wrong(f"{name}[{index}].name", "a string", message["name"]).message, field=name
-            )  # fmt: skip
+            raise wrong(f"{name}[{index}].name", "a string", message["name"], name)
 
 
 def _neutral_beside(value: dict[str, Any], known: tuple[str, ...], name: str, where: str) -> None:

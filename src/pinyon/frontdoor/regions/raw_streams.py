@@ -159,13 +159,8 @@ def read_fields(lines: bytes) -> list[tuple[bytes, bytes]]:
     if len(lines) > HEAD_BYTES_MAX:
         raise InvalidArgument("the header fields are too large")
     *found, rest = lines.split(b"\r\n")
-    fields = []
-    for line in found:
-        field = _LINE.fullmatch(line)
-        if field is None:
-            raise InvalidArgument("that is no header field")
-        fields.append((field[1], field[2]))
-    if rest:
+    fields = [(field[1], field[2]) for line in found if (field := _LINE.fullmatch(line)) is not None]
+    if rest or len(fields) < len(found):
         raise InvalidArgument("that is no header field")
     return fields
 

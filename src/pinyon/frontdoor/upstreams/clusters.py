@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from pinyon.core.clock import Clock
@@ -56,14 +56,13 @@ class UpstreamClusters(Adopted[Watch]):
         """Returns the fleet of an adopted cluster; the own one if the name is empty."""
         return self.adopted[cluster].fleet if cluster else self.fleet
 
-    def servers(self) -> Iterator[tuple[Fleet, Server]]:
-        """Yields all servers with their fleets, each name once."""
-        seen = set()
+    def servers(self) -> Collection[tuple[Fleet, Server]]:
+        """Returns all servers with their fleets, each name once."""
+        found: dict[str, tuple[Fleet, Server]] = {}
         for watch in (self._watch, *self.adopted.values()):
-            for server in watch.fleet.servers.values():
-                if server.name not in seen:
-                    seen.add(server.name)
-                    yield watch.fleet, server
+            for name, server in watch.fleet.servers.items():
+                found.setdefault(name, (watch.fleet, server))
+        return found.values()
 
     # -- what the controller says
 
@@ -97,7 +96,7 @@ class UpstreamClusters(Adopted[Watch]):
     def end(self, cluster: Watch) -> Coroutine[Any, Any, None]:
         # Requests there run on, as they hold the fleet. Servers must leave before their models' layers do.
         cluster.fleet.use([])
-        self._dropped = [fleet for fleet in self._dropped if fleet.leaves]
+        self._dropped = [fleet for fleet in self._dropped if fleet.leaving]
         self._dropped.append(cluster.fleet)
         return cluster.close()
 

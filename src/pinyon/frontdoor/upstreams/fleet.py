@@ -31,9 +31,10 @@ class Fleet:
     def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock, cluster: str = "") -> None:
         """Takes the ``servers``; ``cluster`` names an adopted one of another region, and is empty for the own."""
         self.servers: dict[str, Server] = {}
-        self._leaving: dict[str, Server] = {}
+        self.leaving: dict[str, Server] = {}
         """The servers that get no new requests, and still have some of ours."""
         self._models = models
+        self.models: Mapping[str, Served] = models.by_name
         self._clock = clock
         self._cluster = cluster
         self._breaker = Breaker()
@@ -50,26 +51,22 @@ class Fleet:
                     self._models.drop_unserved(model)
                 server.models = {}
                 self._breaker.remove(name)
-                self._leaving[name] = server
+                self.leaving[name] = server
                 self._let_go(name)
         for name, server in wanted.items():
             if name not in self.servers:
-                self.servers[name] = self._leaving.pop(name, server)
+                self.servers[name] = self.leaving.pop(name, server)
                 self._breaker.add(name, self._clock())
         self._models.tell()
 
     def _let_go(self, name: str) -> None:
-        if name in self._leaving and not self._leaving[name].outstanding:
-            self._leaving.pop(name).close()
+        if name in self.leaving and not self.leaving[name].outstanding:
+            self.leaving.pop(name).close()
 
     def _layer(self, model: str) -> Layer:
         layer = self._models.layer(model, self._cluster)
         assert layer is not None
         return layer
-
-    @property
-    def models(self) -> Mapping[str, Served]:
-        return self._models.by_name
 
     def described(self) -> Iterator[Mapping[str, Any]]:
         """Yields each model as the server with the shortest context describes it: that is all one can count on."""
@@ -172,7 +169,7 @@ class Fleet:
 
     def _server(self, name: str) -> Server:
         """Returns the server of that name, even one that leaves."""
-        return self.servers.get(name) or self._leaving[name]
+        return self.servers.get(name) or self.leaving[name]
 
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
         """Sends a request and returns when the answer's head is here, which must begin within ``first_byte_s``. The
@@ -195,7 +192,7 @@ class Fleet:
         server = self._server(target)
         server.outstanding -= 1
         Layer.ended(sent)
-        if self._leaving:
+        if self.leaving:
             self._let_go(target)
 
     def answered(self, target: str, began_s: float) -> None:
@@ -248,13 +245,8 @@ class Fleet:
         """Waits until there may be room for more requests, at most ``timeout_s``."""
         await self._models.wait_news(timeout_s)
 
-    @property
-    def leaves(self) -> bool:
-        """True while servers that have left the fleet still have requests."""
-        return bool(self._leaving)
-
     def close(self) -> None:
-        for server in (*self.servers.values(), *self._leaving.values()):
+        for server in (*self.servers.values(), *self.leaving.values()):
             server.close()
 
 

@@ -21,8 +21,7 @@ from pinyon.frontdoor.upstreams.fields import to_server
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
 from pinyon.frontdoor.upstreams.passing import stream_error
 from pinyon.frontdoor.upstreams.reading import read_asked
-from pinyon.http.answer import Reply
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError, Reply
 from pinyon.openai.large import is_large
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.deadlines import TimeLimit
@@ -77,13 +76,13 @@ class Forwarding:
         assert passing is not None
         if passing.is_stream and passing.said_all:
             await reply.end(b"")
-            return passing.status
+            return passing.answer.status
         head.broken = error.grpc_code.lower()
         if forward.sender:
             raise error  # the region of the client's connection reports it
         if passing.is_stream:
             await reply.end(stream_error(head.path, error))
-        return passing.status
+        return passing.answer.status
 
     async def _read(self, head: Head, body: bytes | bytearray, incoming: Incoming, reply: Reply) -> Forward:
         assert head.raw is not None

@@ -22,8 +22,7 @@ from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.regions import RegionTargets
-from pinyon.http.answer import JSON
-from pinyon.http.error import HttpError
+from pinyon.http.answer import JSON, HttpError
 from pinyon.openai.format import error_body
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger

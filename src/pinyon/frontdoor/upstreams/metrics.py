@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -15,8 +15,8 @@ from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.runtime.tally import Count
 
-Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
-"""A function that yields all present servers with their fleets, each name once."""
+Servers = Callable[[], Collection[tuple[Fleet, Server]]]
+"""A function that returns all present servers with their fleets, each name once."""
 
 
 class UpstreamMetrics(RequestMetrics[Forward]):
@@ -66,9 +66,9 @@ class _Servers(Collector):
         return self._gauges([])
 
     def collect(self) -> Iterator[Metric]:
-        return self._gauges(list(self._servers()))
+        return self._gauges(self._servers())
 
-    def _gauges(self, servers: list[tuple[Fleet, Server]]) -> Iterator[Metric]:
+    def _gauges(self, servers: Collection[tuple[Fleet, Server]]) -> Iterator[Metric]:
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(f"pinyon_lb_upstream_{name}", text, labels=("upstream",))
             for fleet, server in servers:

@@ -38,12 +38,12 @@ _decoder = json.JSONDecoder()
 class Passing:
     """One answer on its way."""
 
-    __slots__ = ("_answer", "_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
-                 "events", "first_s", "is_stream")  # fmt: skip
+    __slots__ = ("_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
+                 "answer", "events", "first_s", "is_stream")  # fmt: skip
 
     def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
         """Takes the answer and the client's ``reply``; ``rates`` are lines about the client's own limits."""
-        self._answer = answer
+        self.answer = answer
         self._reply = reply
         self._clock = clock
         kind, fields = from_server(answer.fields, own_rates=bool(rates))
@@ -62,10 +62,6 @@ class Passing:
         """The time at which the first byte of the body came."""
 
     @property
-    def status(self) -> int:
-        return self._answer.status
-
-    @property
     def said_all(self) -> bool:
         """True if a stream is complete, even if it breaks off now."""
         return has_ended(b"".join(self._recent))
@@ -80,7 +76,7 @@ class Passing:
 
     async def _stream(self) -> None:
         """Passes a stream on. While the client keeps up, this happens where bytes come in, and no task is woken."""
-        answer, reply = self._answer, self._reply
+        answer, reply = self.answer, self._reply
         while True:
             await answer.pour(self._push)
             if self._behind:
@@ -130,7 +126,7 @@ class Passing:
         return events
 
     async def _whole(self) -> None:
-        answer, reply, length = self._answer, self._reply, self._answer.length
+        answer, reply, length = self.answer, self._reply, self.answer.length
         pieces: list[bytes] = []
         size = 0
         while size <= WHOLE_BYTES and length <= WHOLE_BYTES:
@@ -157,7 +153,7 @@ class Passing:
 
     def _begin(self, length: int) -> None:
         if not self._reply.begun:
-            self._reply.begin(self._kind, self._fields, self._answer.status, length)
+            self._reply.begin(self._kind, self._fields, self.answer.status, length)
 
     def _came(self, data: bytes) -> None:
         if not self.first_s and data:

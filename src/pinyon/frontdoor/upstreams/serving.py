@@ -27,9 +27,8 @@ from pinyon.frontdoor.upstreams.forward import Incoming
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
 from pinyon.frontdoor.upstreams.peer_reply import PeerReply
 from pinyon.frontdoor.upstreams.routes import passes
-from pinyon.http.budget import Share
-from pinyon.http.error import HttpError
-from pinyon.http.limits import HttpLimits
+from pinyon.http.answer import HttpError
+from pinyon.http.budget import HttpLimits, Share
 from pinyon.http.request import parse_head
 from pinyon.messages.request_class import class_from_proto
 

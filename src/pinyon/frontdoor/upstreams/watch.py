@@ -141,11 +141,11 @@ class _Asker:
         server, kind = self._server, self._server.kind
         if kind is not None and kind.name == "pinyon":
             self._health_path = b"/health/ready"  # its /health is about the process only
-        said = await server.ask(self._health_path, self._times.answer_s, HEALTH_BYTES_MAX)
-        if said.status in (404, 405, 501) and self._health_path == b"/health":
+        status, _ = await server.ask(self._health_path, self._times.answer_s, HEALTH_BYTES_MAX)
+        if status in (404, 405, 501) and self._health_path == b"/health":
             self._health_path = b"/v1/models"  # every server has that
-            said = await server.ask(self._health_path, self._times.answer_s, PAGE_BYTES_MAX)
-        return said.status
+            status, _ = await server.ask(self._health_path, self._times.answer_s, PAGE_BYTES_MAX)
+        return status
 
     async def _ask_models(self) -> None:
         server = self._server
@@ -176,8 +176,8 @@ class _Asker:
         began_s = self._clock()
         marks = self._fleet.marks(server)
         try:
-            page = await server.ask(self._load_path, self._times.answer_s, PAGE_BYTES_MAX)
-            load = read_load(server.kind, page.body) if page.status == 200 else None
+            status, page = await server.ask(self._load_path, self._times.answer_s, PAGE_BYTES_MAX)
+            load = read_load(server.kind, page) if status == 200 else None
         except Unavailable:  # the health check finds out whether it is well
             load = None
         took_s = self._clock() - began_s
@@ -202,8 +202,8 @@ class _Asker:
     async def _find_kind(self) -> None:
         server = self._server
         try:
-            page = await server.ask(b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
-            kind = kind_of_page(page.body) if page.status == 200 else None
+            status, page = await server.ask(b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
+            kind = kind_of_page(page) if status == 200 else None
             if kind is None:
                 _log.info("%s shows no load: its outstanding requests are counted", server.name)
                 return
@@ -212,8 +212,8 @@ class _Asker:
             _log.info("%s is %s, capacity %d", server.name, kind.name, server.room_for)
             # Some servers compute only the metrics that are asked for.
             few = b"/metrics?name[]=%b&name[]=%b" % (kind.pending, kind.running)
-            page = await server.ask(few, self._times.answer_s, PAGE_BYTES_MAX)
-            self._load_path = few if page.status == 200 and read_load(kind, page.body) is not None else b"/metrics"
+            status, page = await server.ask(few, self._times.answer_s, PAGE_BYTES_MAX)
+            self._load_path = few if status == 200 and read_load(kind, page) is not None else b"/metrics"
         except Unavailable:
             return
 
@@ -226,16 +226,16 @@ def _plain(message: str) -> str:
 async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
     """Returns a server's descriptions of its models by name, or why there are none: a sentence without a capital
     letter. Raises :class:`Unavailable`."""
-    said = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
-    if said.status in (401, 403):
+    status, body = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
+    if status in (401, 403):
         return "it wants an API key, or another one (--upstream-api-key-file)"
-    if said.status == 404:  # an old text-generation-inference
+    if status == 404:  # an old text-generation-inference
         name = (await _told(server, b"/info")).get("model_id")
         return {str(name): {}} if _is_name(name) else "it has no /v1/models"
-    if said.status != 200:
-        return f"its /v1/models answers {said.status}"
+    if status != 200:
+        return f"its /v1/models answers {status}"
     try:
-        listed = json.loads(said.body)["data"]
+        listed = json.loads(body)["data"]
         found: dict[str, Mapping[str, Any]] = {}
         for each in listed[:SERVER_MODELS_MAX]:
             if _is_name(each["id"]):
@@ -274,9 +274,9 @@ async def discover_capacity(server: Server) -> int:
 async def _told(server: Server, path: bytes) -> Mapping[str, Any]:
     """Returns the JSON object of a 200 answer; an empty one for other statuses and content. Raises as
     :meth:`Server.ask`."""
-    said = await server.ask(path, ANSWER_S, BYTES_MAX)
+    status, body = await server.ask(path, ANSWER_S, BYTES_MAX)
     try:
-        value = from_json(said.body) if said.status == 200 else None
+        value = from_json(body) if status == 200 else None
     except ValueError:
         value = None
     return value if type(value) is dict else {}
