@@ -54,11 +54,6 @@ class Choice:
     offset: int = 0
     """The number of characters of the choice's text before the next token."""
 
-    def written(self) -> None:
-        self.begun = True
-        self.text = ""
-        self.tokens, self.logprobs = [], NO_LOGPROBS
-
 
 class Choices:
     """The answer to one call; ``event`` and ``whole`` write what is new in a choice."""
@@ -86,7 +81,8 @@ class Choices:
     def event(self, choice: Choice) -> bytes:
         """Returns one event with the choice's new tokens or its end."""
         event = self._event(choice, self._part(choice), choice.completion_tokens, self._prompt_ids(choice))
-        choice.written()
+        choice.begun, choice.text = True, ""
+        choice.tokens, choice.logprobs = [], NO_LOGPROBS
         return event
 
     def _event(self, choice: Choice, part: Written, completion_tokens: int, others: str = "") -> bytes:

@@ -119,8 +119,13 @@ class ServerKind:
 
     async def _refused(self, forward: Forward, answer: Answer, targets: Fleet | RegionTargets) -> None:
         """Stores the refusal, in case no other target has room."""
-        body, fields = await _refusal_text(answer), answer.fields
-        if body is None:
+        fields = answer.fields
+        try:
+            async with asyncio.timeout(REFUSAL_S):
+                body = await answer.whole(REFUSAL_BYTES)
+        except (Broke, TimeoutError):
+            body = None
+        if body is None:  # it is too large, incomplete or late
             fields = [each for each in fields if each[0] == b"retry-after"] + [(b"content-type", JSON)]
             body = error_body(HttpError(answer.status, REFUSED), answer.status)
         kind, lines = from_server(fields, own_rates=True)
@@ -154,15 +159,6 @@ class ServerKind:
 
     def forgive(self, forward: Forward) -> None:
         """Does nothing: a server that failed the request is not asked twice, even if it is back."""
-
-
-async def _refusal_text(answer: Answer) -> bytes | None:
-    """Returns the text of a refusal; None if it is too large, incomplete or late."""
-    try:
-        async with asyncio.timeout(REFUSAL_S):
-            return await answer.whole(REFUSAL_BYTES)
-    except (Broke, TimeoutError):
-        return None
 
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:

@@ -129,7 +129,8 @@ class _Asker:
                 return self._times.health_s
             why, gone, silent = f"its {self._health_path.decode()} answers {status}", False, False
         except Unavailable as error:
-            why, gone = _plain(error.message), isinstance(error, Absent)
+            said, gone = error.message, isinstance(error, Absent)
+            why = said[:1].lower() + said[1:].rstrip(".")  # a part of another sentence
             silent = isinstance(error, Absent | Broke) and error.silent
         self._failures += 1
         if gone or self._failures >= FAILURES or not server.healthy:
@@ -216,11 +217,6 @@ class _Asker:
             self._load_path = few if status == 200 and read_load(kind, page) is not None else b"/metrics"
         except Unavailable:
             return
-
-
-def _plain(message: str) -> str:
-    """Returns a sentence as a part of another one."""
-    return message[:1].lower() + message[1:].rstrip(".")
 
 
 async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
