@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.more_models import parse_more_models
 from pinyon.frontdoor.instances.asked_instances import AskedInstances
@@ -33,7 +35,7 @@ from pinyon.runtime.heartbeat import Heartbeat
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.service import ServiceContext
-from services.lb.balancer import Given, LoadBalancer, load_keys
+from services.lb.balancer import LoadBalancer, load_keys
 from services.lb.servicer import LB_CALLERS, LbServicer
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
@@ -46,12 +48,11 @@ TELL_S = 1.0
 class Lb(LoadBalancer):
     """A load balancer in front of instances of pinyon, on which a conductor places requests."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, settings: LbSettings, context: ServiceContext, clock: Clock = time.monotonic) -> None:
         """Builds the parts. Raises :class:`PinyonError` for a bad model folder or keys file, among others."""
-        settings, clock, security = given.settings, given.clock, given.security
+        security = context.security
         cards = load_cards(settings)
-        super().__init__(given, cards)
-        regions = self.links(settings.unread_tokens)
+        super().__init__(settings, context, clock, cards)
         self.workers = WorkerSessions(
             settings.unread_tokens,
             clock,
@@ -63,7 +64,7 @@ class Lb(LoadBalancer):
             self.models, self.workers, settings.conductor, self._make_conductor, self._make_view, clock
         )
         self.view, self.conductor = self.clusters.home.view, self.clusters.home.conductor
-        metrics = LbMetrics(given.registry, tuple(cards), self.line, self.conductor, self.workers, self.view)
+        metrics = LbMetrics(context.registry, tuple(cards), self.line, self.conductor, self.workers, self.view)
         chains = KeyChains()
         self.prompts = Models(
             [
@@ -73,11 +74,10 @@ class Lb(LoadBalancer):
         )
         admission = self.admission(metrics)
         self.recorder = Recorder(clock)
-        self._tell_s = 0.0
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         by_routing = settings.place_by == "routing"
-        kind = InstanceKind(self.clusters, self.workers, self.models, regions, metrics, limits, clock, by_routing)
-        loop = RequestLoop(self.models, kind, metrics, given.telemetry, limits, clock)
+        kind = InstanceKind(self.clusters, self.workers, self.models, self.regions, metrics, limits, clock, by_routing)
+        loop = RequestLoop(self.models, kind, metrics, context.telemetry, limits, clock)
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(admission, self.dispatcher, self.prompts, self.off_loop, timeout_s, clock)
@@ -95,42 +95,32 @@ class Lb(LoadBalancer):
             servicer.doors,
         )
         serving = TokenServing(
-            self.arrivals(metrics),
-            self.models,
-            self.access,
-            Budget(settings.bodies_limit_mib << 20),
-            timeout_s,
-            clock,
-            self.prompts,
-            self.dispatcher,
-        )
-        self.join(serving, regions, metrics)
-        self.administer(self.recorder.record, self.clusters.watch)
+            self.own, self.line, metrics, self.readiness, self.models, self.access,
+            Budget(settings.bodies_limit_mib << 20), timeout_s, clock, self.prompts, self.dispatcher,
+        )  # fmt: skip
+        self.join(serving, metrics, self.recorder.record, self.clusters.watch)
 
     def _make_conductor(
         self, address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]
     ) -> ConductorSession:
-        given = self.given
         return ConductorSession(
             address,
-            given.instance_id,
+            self.context.instance_id,
             on_instances,
-            given.settings.conductor_timeout_s,
+            self.settings.conductor_timeout_s,
             lambda: self.line.in_flight,
-            given.security.channels.sessions_to(peer_name(CONDUCTOR)),
+            self.context.security.channels.sessions_to(peer_name(CONDUCTOR)),
         )
 
     def _make_view(self, cluster: str) -> InstanceView:
         layer = partial(self.models.layer, cluster=cluster)
-        return InstanceView(layer, self.given.settings.instances_grace_s, self.given.security.secret)
+        return InstanceView(layer, self.settings.instances_grace_s, self.context.security.secret)
 
-    def end_records(self) -> None:
+    def last_calls_s(self, left_s: float) -> float:
         # This time is granted even if the drain has used up its own: calls would lose what they have not sent yet.
-        self._tell_s = TELL_S if self.recorder.recordings else 0.0
+        tell_s = TELL_S if self.recorder.recordings else 0.0
         self.recorder.close()
-
-    def calls_may_take_s(self, left_s: float) -> float:
-        return max(self._tell_s, left_s)
+        return max(tell_s, left_s)
 
     async def close_targets(self) -> None:
         await self.workers.close()
@@ -154,8 +144,7 @@ def load_cards(settings: LbSettings) -> dict[str, ModelCard]:
 
 async def run(settings: LbSettings, context: ServiceContext) -> None:
     """Serves until told to stop."""
-    given = Given(settings, context.instance_id, context.registry, context.telemetry, security=context.security)
-    lb = UpstreamLb(given) if settings.upstream else Lb(given)
+    lb = UpstreamLb(settings, context) if settings.upstream else Lb(settings, context)
     if lb.https is not None:
         context.files.add("HTTPS certificate", lb.https.files, lb.https.renew, lambda _: None)
     if settings.api_keys_file:

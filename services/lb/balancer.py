@@ -6,10 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar
-
-from prometheus_client import CollectorRegistry
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
@@ -30,7 +27,7 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
-from pinyon.frontdoor.regions.inbound import PEER_CALLERS, Arrivals, PeerServicer, Serving
+from pinyon.frontdoor.regions.inbound import PEER_CALLERS, Serving
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.membership import Membership
 from pinyon.frontdoor.regions.peer import Peer, parse_peers
@@ -53,26 +50,14 @@ from pinyon.runtime.identity import ANY, CONTROLLER, check_region_name, peer_nam
 from pinyon.runtime.json_file import read_json
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
-from pinyon.runtime.security import NO_SECURITY, Security
-from pinyon.runtime.telemetry import Telemetry
+from pinyon.runtime.security import Security
+from pinyon.runtime.service import ServiceContext
 from services.lb.settings import LbSettings
 
 _log = get_logger("lb.regions")
 
 CHANGES_S = 0.002
 """The time for which the targets' many reports are collected before waiting requests learn of them."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """The inputs from which a load balancer is made."""
-
-    settings: LbSettings
-    instance_id: str
-    registry: CollectorRegistry
-    telemetry: Telemetry
-    clock: Clock = time.monotonic
-    security: Security = NO_SECURITY
 
 
 class LoadBalancer:
@@ -84,22 +69,16 @@ class LoadBalancer:
 
     kind: ClassVar[peer_pb2.PeerKind] = peer_pb2.PEER_KIND_UNSPECIFIED
     """The kind of targets behind the load balancer."""
-    app: HttpApp
-    http: HttpServer
-    grpc: GrpcServer
-    https: Https | None
     clusters: Adopted[Any]
     """The targets of requests in this region."""
-    serving: Serving
-    """The handler of requests from other regions."""
-    membership: Membership
 
-    def __init__(self, given: Given, own_models: Iterable[str] = ()) -> None:
+    def __init__(
+        self, settings: LbSettings, context: ServiceContext, clock: Clock, own_models: Iterable[str] = ()
+    ) -> None:
         """Builds the common parts. Raises :class:`PinyonError` for missing or invalid files."""
-        settings, clock = given.settings, given.clock
-        self.given = given
+        self.settings, self.context, self.clock = settings, context, clock
         self.keys = load_keys(settings)
-        check_region(settings, given.security)
+        check_region(settings, context.security)
         self.models = ServedModels(
             settings.region,
             clock,
@@ -110,7 +89,7 @@ class LoadBalancer:
             own=own_models,
         )
         config = FrontConfig(settings.in_flight_limit, settings.queue_limit)
-        header = journal_header(config, service="lb", instance_id=given.instance_id)
+        header = journal_header(config, service="lb", instance_id=context.instance_id)
         self.journal = settings.open_journal(JOURNAL_TYPES, header, clock)
         decisions = FrontDecisions(config, self.journal)
         self.line = Line(decisions.queue, clock, self.models.is_open, self.models.granted)
@@ -121,7 +100,13 @@ class LoadBalancer:
         self.off_loop = OffLoop()
         self.bodies = Budget(settings.bodies_limit_mib << 20)
         self.access = AccessLog(settings.access_log, clock)
-        self.own = Peer(given.instance_id, settings.region, "", self.kind)
+        self.own = Peer(context.instance_id, settings.region, "", self.kind)
+        delays_s = parse_delays(settings.test_region_delays_ms)
+
+        def sessions_to(region: str) -> OpenSession:
+            return delayed(context.security.channels.sessions_to(region_name(region)), delays_s.get(region, 0.0))
+
+        self.regions = RegionLinks(self.own, self.models, settings.unread_tokens, clock, sessions_to)
         self._rates = decisions.rates
         self._peers = parse_peers(settings.peers)
         self._boot_id = secrets.token_hex(8)
@@ -129,23 +114,13 @@ class LoadBalancer:
     # -- for the constructor of a kind
 
     def admission(self, metrics: DoorMetrics[Any]) -> Admission:
-        settings = self.given.settings
+        settings = self.settings
         default = Rates(settings.tenant_rpm, settings.tenant_tpm)
-        return Admission(self.line, self._rates, default, metrics, self.given.clock)
-
-    def links(self, unread_tokens: int) -> RegionLinks:
-        """Returns the links to load balancers of other regions."""
-        given = self.given
-        delays_s = parse_delays(given.settings.test_region_delays_ms)
-
-        def sessions_to(region: str) -> OpenSession:
-            return delayed(given.security.channels.sessions_to(region_name(region)), delays_s.get(region, 0.0))
-
-        return RegionLinks(self.own, self.models, unread_tokens, given.clock, sessions_to)
+        return Admission(self.line, self._rates, default, metrics, self.clock)
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics[Any]) -> None:
         """Makes the HTTP and gRPC servers, which report whether ``watched`` serves."""
-        given, settings = self.given, self.given.settings
+        context, settings = self.context, self.settings
         self.readiness = Readiness(watched)
         if settings.http_reuse_port:
             metrics.page_registry = None
@@ -156,7 +131,7 @@ class LoadBalancer:
             metrics,
             Inflater(self.off_loop, self.bodies, settings.body_limit_bytes),
             Cors(settings.cors_origins),
-            given.clock,
+            self.clock,
             self.access,
         )
         state = HttpState(
@@ -169,43 +144,38 @@ class LoadBalancer:
             Peers(settings.connections_per_peer),
             Peers(settings.requests_per_peer),
         )
-        self.https = https = Https.of(settings.http_tls_cert, settings.http_tls_key, given.security)
+        self.https = https = Https.of(settings.http_tls_cert, settings.http_tls_key, context.security)
         tls = None if https is None else lambda: https.context
         self.http = HttpServer(state, settings.http_listen, tls, reuse_port=settings.http_reuse_port)
         self.grpc = GrpcServer(
             settings.listen,
-            given.security.tls,
+            context.security.tls,
             admin_listen=settings.admin_listen,
             message_s=settings.body_timeout_s,
             keepalive=PATIENT_KEEPALIVE_OPTIONS,
             outermost=(self.access,),
         )
 
-    def arrivals(self, metrics: DoorMetrics[Any]) -> Arrivals:
-        """Returns the admission of requests from other regions."""
-        return Arrivals(self.own, lambda: self.models.geography, self.line, metrics, lambda: self.readiness.draining)
-
-    def join(self, serving: Serving, links: RegionLinks, metrics: DoorMetrics[Any]) -> None:
-        """Becomes a member of the federation; requests of other regions go to ``serving``."""
-        given, controller = self.given, self.given.settings.controller
-        self.regions, self.serving = links, serving
+    def join(
+        self, serving: Serving, metrics: DoorMetrics[Any], record: Any = None, pushed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Becomes a member of the federation; requests of other regions go to ``serving``. Adds the settings that
+        operators can change at run time; a new pushing rule calls ``pushed``."""
+        context, settings, controller = self.context, self.settings, self.settings.controller
+        self.serving = serving
         self.grpc.add(
             peer_pb2_grpc.add_PeerServiceServicer_to_server,
-            PeerServicer(serving),
+            serving,
             peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
             PEER_CALLERS,
         )
-        self.membership = member = Membership(given.instance_id, self.models, self.line, links, metrics, self.clusters)
+        self.membership = member = Membership(self.models, self.line, self.regions, metrics, self.clusters)
         session = member.session = ControllerSession(
             controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
-            given.security.channels.sessions_to(peer_name(CONTROLLER)), given.clock,
+            context.security.channels.sessions_to(peer_name(CONTROLLER)), self.clock,
         )  # fmt: skip
         self.models.told = lambda: not controller or session.federation is not None
-
-    def administer(self, record: Any = None, pushed: Callable[[], None] = lambda: None) -> None:
-        """Adds the settings that operators can change at run time; a new pushing rule calls ``pushed``."""
-        settings = self.given.settings
-        show = show_policies(self.given.registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
+        show = show_policies(self.context.registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
 
         # Each model has its own policy object, so the change passes the policy's name, not an object.
         def use_routing(_: object, choice: str) -> None:
@@ -250,10 +220,10 @@ class LoadBalancer:
 
     def _about(self, endpoints: dict[str, str]) -> LbInfo:
         """Returns what the controller learns about this load balancer, which is bound at ``endpoints``."""
-        settings, scheme = self.given.settings, "http" if self.https is None else "https"
+        settings, scheme = self.settings, "http" if self.https is None else "https"
         urls = tuple([str(url) for url in parse_upstreams(settings.upstream)]) if settings.upstream else ()
         return LbInfo(
-            self.given.instance_id,
+            self.context.instance_id,
             self._boot_id,
             settings.region,
             settings.reachable(endpoints["admin"]),
@@ -279,9 +249,8 @@ class LoadBalancer:
         ports = asyncio.ensure_future(self.grpc.drain(drain_s)) if wanted else None
         started_s = time.monotonic()
         await self.http.drain(drain_s)
-        self.end_records()
         self.serving.end()
-        await self.grpc.drain(self.calls_may_take_s(max(0.0, drain_s - (time.monotonic() - started_s))))
+        await self.grpc.drain(self.last_calls_s(max(0.0, drain_s - (time.monotonic() - started_s))))
         if ports is not None:
             await ports
         await self.membership.close()
@@ -294,11 +263,8 @@ class LoadBalancer:
         if self.journal is not None:
             self.journal.close()
 
-    def end_records(self) -> None:
-        """Ends the recordings of this load balancer."""
-
-    def calls_may_take_s(self, left_s: float) -> float:
-        """Returns how long gRPC calls may still take when ``left_s`` of the drain is left."""
+    def last_calls_s(self, left_s: float) -> float:
+        """Returns how long gRPC calls may still take when ``left_s`` of the drain is left; ends recordings."""
         return left_s if self.serving.running else 0.0
 
     async def close_targets(self) -> None:

@@ -14,7 +14,7 @@ from pinyon.federation.position import parse_position
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.regions.peer import parse_peers
 from pinyon.frontdoor.upstreams.url import parse_upstreams
-from pinyon.http.limits import HttpLimits
+from pinyon.http.budget import HttpLimits
 from pinyon.http.peers import TrustedProxies
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ssl
+import time
 
 from pinyon.api.lb.v1 import peer_pb2
+from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
-from pinyon.frontdoor.upstreams.fleet import Fleet
-from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
-from pinyon.frontdoor.upstreams.kind import ServerKind, Targets
+from pinyon.frontdoor.upstreams.forwarding import Forwarding
+from pinyon.frontdoor.upstreams.kind import ServerKind
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
@@ -20,9 +21,9 @@ from pinyon.frontdoor.upstreams.serving import RawServing
 from pinyon.frontdoor.upstreams.url import UpstreamKeys, UpstreamUrl, parse_upstreams, read_upstream_keys
 from pinyon.frontdoor.upstreams.watch import WatchTimes
 from pinyon.messages.federation import UPSTREAMS_MAX, check_url
-from pinyon.routing.two_layers import Where
 from pinyon.runtime.logging import get_logger
-from services.lb.balancer import Given, LoadBalancer
+from pinyon.runtime.service import ServiceContext
+from services.lb.balancer import LoadBalancer
 from services.lb.settings import LbSettings
 
 _log = get_logger("lb.upstreams")
@@ -33,35 +34,29 @@ class UpstreamLb(LoadBalancer):
 
     kind = peer_pb2.PEER_KIND_UPSTREAM
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, settings: LbSettings, context: ServiceContext, clock: Clock = time.monotonic) -> None:
         """Builds the parts. Raises :class:`PinyonError` for missing or invalid files."""
-        super().__init__(given)
-        settings, clock, models = given.settings, given.clock, self.models
+        super().__init__(settings, context, clock)
+        models = self.models
         self.servers = servers = _Servers(settings)
-        self.fleet = Fleet([servers.make(url) for url in servers.urls], models, clock)
         times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
-        self.clusters: UpstreamClusters = UpstreamClusters(self.fleet, servers.urls, models, servers.make, times, clock)
-        metrics = UpstreamMetrics(given.registry, self.line, self.clusters.servers)
-        regions = self.links(0)
-        remote = RegionTargets(models, regions, metrics, clock)
-
-        def targets(where: Where, cluster: str) -> Targets:
-            if where is Where.REMOTE:
-                return remote
-            return self.clusters.targets(cluster) if where is Where.ADOPTED else self.fleet
-
+        self.clusters: UpstreamClusters = UpstreamClusters(servers.urls, models, servers.make, times, clock)
+        self.fleet = self.clusters.fleet
+        metrics = UpstreamMetrics(context.registry, self.line, self.clusters.servers)
+        regions = RegionTargets(models, self.regions, metrics, clock)
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
-        kind = ServerKind(models, targets, metrics, limits, settings.upstream_first_byte_s, clock)
-        loop = RequestLoop(models, kind, metrics, given.telemetry, limits, clock)
-        reading = ForwardingLimits(settings.request_timeout_s, settings.chat_max_tokens, given.security.secret)
-        forwarding = Forwarding(self.admission(metrics), models, loop, self.off_loop, reading, clock)
+        kind = ServerKind(models, self.clusters, regions, metrics, limits, settings.upstream_first_byte_s, clock)
+        loop = RequestLoop(models, kind, metrics, context.telemetry, limits, clock)
+        forwarding = Forwarding(
+            self.admission(metrics), models, loop, self.off_loop, settings.request_timeout_s, settings.chat_max_tokens,
+            context.security.secret, clock,
+        )  # fmt: skip
         self.open_doors(UpstreamRoutes(forwarding, models, self.fleet), self.fleet, metrics)
         serving = RawServing(
-            self.arrivals(metrics), models, self.access, self.bodies, settings.request_timeout_s, clock, forwarding,
-            settings.http_limits(),
+            self.own, self.line, metrics, self.readiness, models, self.access, self.bodies, settings.request_timeout_s,
+            clock, forwarding, settings.http_limits(),
         )  # fmt: skip
-        self.join(serving, regions, metrics)
-        self.administer()
+        self.join(serving, metrics)
 
     def use_keys(self, keys: UpstreamKeys) -> None:
         """Makes all servers use these API keys from now on."""

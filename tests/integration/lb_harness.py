@@ -25,9 +25,9 @@ from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.model import load_card
+from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
-from services.lb.balancer import Given
 from services.lb.settings import LbSettings
 from tests.forks import forked
 from tests.sent_logprobs import logprobs_to_proto
@@ -484,7 +484,8 @@ async def running_lb(
     await fake_conductor.start()
     registry = CollectorRegistry()
     named = {"conductor": fake_conductor.address if conductor else "", "conductor_timeout_s": WAIT_S}
-    lb = Lb(Given(LbSettings(**named | settings), name, registry, Telemetry("lb", name), clock))
+    context = ServiceContext("lb", name, Telemetry("lb", name), registry, asyncio.Event())
+    lb = Lb(LbSettings(**named | settings), context, clock)
     bench = Bench(lb, fake_conductor, fakes, registry, clock=clock)
     try:
         bench.endpoints.update(await lb.start())

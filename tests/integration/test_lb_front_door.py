@@ -310,7 +310,7 @@ async def test_a_client_that_shuts_its_sending_side_has_its_answer(stream):
         async with Connection(bench.http) as connection:
             connection.send("POST", "/v1/completions", ask(max_tokens=3, stream=stream))
             await worker.until(lambda: worker.open)
-            (served,) = bench.lb.http.connections
+            (served,) = bench.lb.http._shared.connections
             connection.writer.write_eof()
             await spin(lambda: served._visitor.ended)
             worker.go.set()
@@ -320,7 +320,7 @@ async def test_a_client_that_shuts_its_sending_side_has_its_answer(stream):
             assert body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         else:
             assert json.loads(body)["choices"][0]["text"] == expected_text(5, 3)
-        await spin(lambda: not bench.lb.http.connections)
+        await spin(lambda: not bench.lb.http._shared.connections)
         await bench.idle()
 
 
@@ -333,7 +333,7 @@ async def test_what_was_pipelined_before_the_end_is_answered_too():
         async with asyncio.timeout(WAIT_S):
             everything = await connection.reader.read()
         assert everything.count(b"HTTP/1.1 200 OK") == 3
-        await spin(lambda: not bench.lb.http.connections)
+        await spin(lambda: not bench.lb.http._shared.connections)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -354,7 +354,7 @@ async def test_a_client_that_closes_its_socket_is_known_to_be_gone(stream):
                 worker.go.set()
             else:
                 await worker.until(lambda: worker.cancelled)
-        await spin(lambda: not bench.lb.http.connections)
+        await spin(lambda: not bench.lb.http._shared.connections)
         await bench.idle()
 
 

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from pinyon.frontdoor import metrics
-from pinyon.http.connection import DROPPED_BYTES
+from pinyon.http.connection import DROPPED_BYTES, State
 from pinyon.openai.parse import parse_completion
 from tests.hostile_http import NEVER_ENDING, ask, flood
 from tests.integration.lb_harness import MODEL, WAIT_S, Bench, Connection, expected_text, live_lb, running_lb, spin
@@ -324,7 +324,7 @@ async def test_one_address_has_its_share():
                 connection.send("GET", "/health")
                 assert (await connection.reply()).status == 200
             assert (await three.reply()).status == 503
-        await spin(lambda: not bench.lb.http.connections)
+        await spin(lambda: not bench.lb.http._shared.connections)
         assert (await bench.get("/health")).status == 200
 
 
@@ -486,7 +486,7 @@ async def test_time_runs_from_the_head():
         body = ask(MODEL, max_tokens=1)
         connection.send("POST", "/v1/completions", None, {"content-length": str(len(body)), "x-pinyon-report": "1"})
         await connection.writer.drain()
-        await spin(lambda: any(not each.idle for each in bench.lb.http.connections))
+        await spin(lambda: any(each._state is not State.HEAD for each in bench.lb.http._shared.connections))
         loop = asyncio.get_running_loop()
         end_s = loop.time() + 0.3
         await spin(lambda: loop.time() > end_s)

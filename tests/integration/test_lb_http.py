@@ -322,7 +322,7 @@ async def test_too_many_connections_are_refused():
             async with Connection(bench.http) as three:
                 assert (await three.reply()).status == 503
                 assert await three.reader.read() == b""
-        await spin(lambda: not bench.lb.http.connections)
+        await spin(lambda: not bench.lb.http._shared.connections)
         assert (await bench.get("/health")).status == 200
 
 
@@ -350,8 +350,8 @@ async def test_the_tail_of_a_stream_is_not_held_back():
     async with running_lb() as bench, Connection(bench.http) as connection:
         connection.send("GET", "/health")
         await connection.reply()
-        (served,) = bench.lb.http.connections
-        option = served.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        (served,) = bench.lb.http._shared.connections
+        option = served._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert option
 
 

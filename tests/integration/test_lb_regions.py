@@ -258,8 +258,8 @@ async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):
         eu.lb.models.use(geography=parse_geography({}))
         eu.lb.regions.know([peer_of("us", us)])
         (link,) = eu.lb.regions.links
-        await spin(lambda: link._talk is not None)
-        await spin(lambda: link._talk is None)
+        await spin(lambda: link.talk is not None)
+        await spin(lambda: link.talk is None)
         assert not link.sessions
         regions.say("eu", FULL)
 

@@ -149,7 +149,7 @@ async def test_a_request_that_kills_servers_gets_no_fourth_one() -> None:
     async with running_upstreams(*servers, routing="round_robin", **settings) as bench:
         while not all(bench.asked):
             assert (await bench.chat()).status == 200
-        assert all(server.pool.idle for server in bench.lb.fleet.servers.values())
+        assert all(server.pool._idle for server in bench.lb.fleet.servers.values())
         assert (await bench.chat(poison=1)).status == 502
         assert sum(server.alive for server in servers) == 5
         assert (await bench.chat()).status == 200

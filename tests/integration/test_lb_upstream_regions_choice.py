@@ -107,7 +107,7 @@ async def test_law_is_looked_at_again_where_a_request_comes():
     async with running_upstream_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")
-        eu.lb.serving.arrivals.geography = lambda: parse_geography({
+        eu.lb.models.geography = parse_geography({
             "regions": {"us": [], "eu": []}, "tenants": {"public": ["us"]},
         })  # fmt: skip
         waiting = asyncio.ensure_future(us.chat())

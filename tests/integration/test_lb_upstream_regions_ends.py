@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from pinyon.frontdoor.upstreams.forwarding import Forwarding, ForwardingLimits
+from pinyon.frontdoor.upstreams.forwarding import Forwarding
 from tests.integration.lb_harness import WAIT_S, Connection, spin
 from tests.integration.upstream_parts import DONE, Asked, Wire, generate
 from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
@@ -37,7 +37,7 @@ async def test_a_deadline_crosses_regions(monkeypatch):
         us.lb.regions.know([peer_of("eu", eu)])
         await regions.knows("us", "eu", room=True)
         await regions.full("us")
-        us.lb.serving.forwarding.limits = ForwardingLimits(request_s=3.0)
+        us.lb.serving.forwarding.request_s = 3.0
         server = eu.servers[0]
 
         async def forever(asked: Asked, wire: Wire) -> None:

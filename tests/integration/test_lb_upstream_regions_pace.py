@@ -59,7 +59,7 @@ async def test_a_slow_client_is_waited_for_on_every_hop():
         pool = eu.lb.fleet.servers[eu.servers[0].url].pool
         await spin(lambda: any(each._answer is not None and each._answer._paused for each in pool._open))
         (link,) = us.lb.regions.links
-        (stream,) = link._talk.raw._streams.values()
+        (stream,) = link.talk.raw.streams.values()
         assert stream.answer._size < 3 * HIGH_BYTES
         received = 0
         async with asyncio.timeout(WAIT_S):

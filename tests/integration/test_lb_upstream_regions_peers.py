@@ -104,8 +104,8 @@ async def test_another_certificate_is_no_peer(region, authority, spoken_with, tm
         async with running_upstreams(FakeServer(), name="lb-eu", region="eu", security=security) as eu:
             us.lb.regions.know([Peer("lb-eu", "eu", eu.endpoints["admin"])])
             (link,) = us.lb.regions.links
-            await spin(lambda: link._talk is not None)
-            await spin(lambda: link.connected if spoken_with else link._talk is None)
+            await spin(lambda: link.talk is not None)
+            await spin(lambda: link.connected if spoken_with else link.talk is None)
             assert link.sessions == spoken_with
             await spin(lambda: bool(us.remote()) is spoken_with)
 
@@ -119,8 +119,8 @@ async def test_kinds_do_not_mix():
         for lb, peer in ((us.lb, peer_of("eu", tokens)), (tokens.lb, peer_of("us", us))):
             lb.regions.know([peer])
             (link,) = lb.regions.links
-            await spin(lambda link=link: link._talk is not None)
-            await spin(lambda link=link: link._talk is None)
+            await spin(lambda link=link: link.talk is not None)
+            await spin(lambda link=link: link.talk is None)
             assert not link.sessions
         assert (await us.chat()).status == 200
 
@@ -203,6 +203,5 @@ async def test_what_is_cancelled_at_once_leaves_nothing():
         await caller.answer()
         (session,) = regions["us"].lb.serving.sessions
         await spin(lambda: not session.running)
-        assert not session._arriving
-        assert not session._replies
+        assert not session._requests
         await regions.idle()

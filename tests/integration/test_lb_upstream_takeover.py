@@ -129,7 +129,7 @@ async def test_what_runs_on_servers_that_are_given_back_runs_on():
         assert not eu.lb.models.by_name[MODEL].layers.adopted
         go.set()
         assert (await running).status == 200
-        await spin(lambda: not fleet._leaving)
+        await spin(lambda: not fleet.leaving)
         await eu.idle()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import grpc
@@ -15,9 +16,9 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.core.request import SamplingParams
+from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
-from services.lb.balancer import Given
 from services.lb.settings import LbSettings
 from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, gauge, reference, submission
 
@@ -159,7 +160,7 @@ async def test_a_request_of_a_hung_engine_goes_on_elsewhere_exactly(fleet):
     for name in ("m0", "m1"):
         await fleet.known(name, lambda state: state.schedulable)
     settings = LbSettings(conductor=conductor, listen="127.0.0.1:0", http_listen="127.0.0.1:0", metrics_listen="")
-    lb = Lb(Given(settings, "lb0", CollectorRegistry(), Telemetry("lb", "lb0")))
+    lb = Lb(settings, ServiceContext("lb", "lb0", Telemetry("lb", "lb0"), CollectorRegistry(), asyncio.Event()))
     address = (await lb.start())["grpc"]
     gate = Gate(
         lambda decodes: any(slot.position >= len(PROMPT) + 5 for slot in decodes),

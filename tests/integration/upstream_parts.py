@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from pinyon.core.clock import Clock
 from pinyon.routing.target import Target
 from pinyon.runtime.security import NO_SECURITY, Security
+from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
-from services.lb.balancer import Given
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
 from tests.integration.lb_harness import WAIT_S, Front, port_of, spin
@@ -319,8 +319,8 @@ async def running_upstreams(
     registry = CollectorRegistry()
     named = {"upstream": ",".join(server.url for server in servers), "upstream_probe_s": 0.02,
              "upstream_health_s": 0.05, "access_log": False}  # fmt: skip
-    telemetry = Telemetry("lb", name)
-    lb = UpstreamLb(Given(LbSettings(**(named | settings)), name, registry, telemetry, clock, security))
+    context = ServiceContext("lb", name, Telemetry("lb", name), registry, asyncio.Event(), security)
+    lb = UpstreamLb(LbSettings(**(named | settings)), context, clock)
     bench = Bench(lb, list(servers), registry)
     try:
         bench.endpoints.update(await lb.start())

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.http.error import HttpError
-from pinyon.http.limits import HttpLimits
+from pinyon.http.answer import HttpError
+from pinyon.http.budget import HttpLimits
 from pinyon.http.peers import Peers, TrustedProxies
-from pinyon.http.proxy_line import HEADER_MAX, read_proxy_line
+from pinyon.http.proxy_line import BLOCK_MAX, read_proxy_line
 from pinyon.http.reader import RequestReader
 from tests.long import usually
 
@@ -195,7 +195,7 @@ def test_any_bytes_are_a_proxy_header_or_refused(data):
     except HttpError:
         return
     if line is None:
-        assert len(data) < HEADER_MAX
+        assert len(data) < BLOCK_MAX
     else:
         assert line[1] <= len(data)
 

@@ -18,7 +18,7 @@ from pinyon.frontdoor.failures import Broke, NoRoom, Refused
 from pinyon.frontdoor.head import Head, classify, read_head
 from pinyon.frontdoor.instances.prompts import KeyChains
 from pinyon.frontdoor.rate_limits import RateLimited
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError
 from pinyon.openai.format import ChatFormat, CompletionFormat, error_body
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion

@@ -25,8 +25,7 @@ from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.rate_limits import RateLimited, rate_fields
 from pinyon.frontdoor.readiness import Readiness
 from pinyon.frontdoor.routes import Route, Routes
-from pinyon.http.answer import JSON, Reply, error_status, field
-from pinyon.http.error import HttpError
+from pinyon.http.answer import JSON, HttpError, Reply, error_status, field
 from pinyon.http.request import RequestHead
 from pinyon.openai.format import error_body
 from pinyon.runtime.logging import get_logger

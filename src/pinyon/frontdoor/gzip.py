@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.http.answer import HttpError
 from pinyon.http.budget import Budget
-from pinyon.http.error import HttpError
 
 INLINE_BYTES = 64 << 10
 INLINE_PACKED_BYTES = 4 << 10

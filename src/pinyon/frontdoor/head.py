@@ -15,7 +15,7 @@ from xxhash import xxh3_128_hexdigest
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import TURN_MAX, RequestClass, check_geographies, check_kind, check_label, check_priority
 from pinyon.frontdoor.auth import PUBLIC, Client
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError
 from pinyon.http.request import RequestHead
 from pinyon.openai.parse import Call, PromptInput
 

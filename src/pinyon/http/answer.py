@@ -1,12 +1,12 @@
-"""Answers as bytes, and the interface to which handlers write them."""
+"""Answers as bytes, errors that have a status of their own, and the interface to which handlers write answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Protocol
 
 from pinyon.core.errors import PinyonError
-from pinyon.http.error import HttpError
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -62,6 +62,27 @@ def answer_head(
         b"connection: close\r\n" if close else b"",
         b"transfer-encoding: chunked\r\n" if chunked else b"",
     )
+
+
+class HttpError(PinyonError):
+    """An error with an HTTP status and the header fields that go with it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[bytes, bytes] | None = None,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+def invalid() -> HttpError:
+    """Returns the error for received bytes that are not valid HTTP."""
+    return HttpError(400, "Invalid HTTP request received.")
 
 
 def error_status(error: PinyonError) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pinyon.http.error import HttpError, invalid
+from pinyon.http.answer import HttpError, invalid
 
 SIZE_LINE_MAX = 256
 EXTENSIONS_MAX = 16 << 10

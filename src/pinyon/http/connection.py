@@ -14,9 +14,8 @@ from math import inf
 from typing import cast
 
 from pinyon.core.errors import PinyonError, Unavailable
-from pinyon.http.answer import CONTINUE
+from pinyon.http.answer import CONTINUE, HttpError
 from pinyon.http.budget import Share
-from pinyon.http.error import HttpError
 from pinyon.http.reader import RequestReader
 from pinyon.http.request import RequestHead
 from pinyon.http.state import Exchange, HttpState
@@ -56,28 +55,9 @@ _AT_WORK = (State.HEAD, State.BODY, State.DISCARD)
 class Connection(asyncio.Protocol):
     """The protocol of one connection, made by the server, which calls ``shutdown`` and ``end``."""
 
-    __slots__ = (
-        "_admitted",
-        "_arrived",
-        "_deadline",
-        "_dropped",
-        "_exchange",
-        "_lingers",
-        "_loop",
-        "_paused",
-        "_read_ahead",
-        "_reader",
-        "_running_bytes",
-        "_share",
-        "_shared",
-        "_since",
-        "_state",
-        "_task",
-        "_transport",
-        "_used",
-        "_visitor",
-        "_writer",
-    )  # fmt: skip
+    __slots__ = ("_admitted", "_arrived", "_deadline", "_dropped", "_exchange", "_lingers", "_loop", "_paused",
+                 "_read_ahead", "_reader", "_running_bytes", "_share", "_shared", "_since", "_state", "_task",
+                 "_transport", "_used", "_visitor", "_writer")  # fmt: skip
 
     def __init__(
         self, shared: HttpState, loop: asyncio.AbstractEventLoop, arrived: Callable[[], None] | None = None
@@ -164,15 +144,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             self._deadline.set(self._loop.time() + FIRST_S)
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        return self._transport
-
-    @property
-    def idle(self) -> bool:
-        """True while no body is arriving and no request is being answered."""
-        return self._state is State.HEAD
 
     def abort(self) -> None:
         self._transport.abort()

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
 
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError
 from pinyon.http.peers import parse_address
 
 LINE_MAX = 107
 """The maximum bytes of a version 1 header, including CRLF (section 2.1)."""
 BLOCK_MAX = 536
-"""The maximum of version 2, which senders may rely on (section 2.2); bytes behind the addresses are skipped."""
-HEADER_MAX = BLOCK_MAX
-"""The maximum bytes of a header of either version."""
+"""The maximum of version 2, and of both, which senders may rely on (section 2.2); bytes behind the addresses are
+skipped."""
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 ProxyLine = tuple[str, int]

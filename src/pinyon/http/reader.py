@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
+from pinyon.http.answer import HttpError, invalid
+from pinyon.http.budget import HttpLimits
 from pinyon.http.chunks import ChunkReader
-from pinyon.http.error import HttpError, invalid
-from pinyon.http.limits import HttpLimits
 from pinyon.http.request import RequestHead, parse_head
 
 TURN_BYTES = 64 << 10

@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
-from pinyon.http.error import HttpError, invalid
-from pinyon.http.limits import HttpLimits
+from pinyon.http.answer import HttpError, invalid
+from pinyon.http.budget import HttpLimits
 
 _LINE = re.compile(rb"[A-Z][A-Z-]{0,19} [\x21-\x7e]+ HTTP/[0-9]\.[0-9]\r\n")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
@@ -22,17 +22,8 @@ class RequestHead:
     """A request's head; names in ``fields`` are lower case. ``content_length`` is 0 for no body, -1 for a chunked
     one."""
 
-    __slots__ = (
-        "close",
-        "content_length",
-        "content_type",
-        "expects_continue",
-        "fields",
-        "method",
-        "old",
-        "path",
-        "target",
-    )
+    __slots__ = ("close", "content_length", "content_type", "expects_continue", "fields", "method", "old", "path",
+                 "target")  # fmt: skip
 
     def __init__(self) -> None:
         self.method = ""

@@ -11,8 +11,7 @@ from prometheus_client import Gauge
 
 from pinyon.core.errors import PinyonError
 from pinyon.http.answer import Reply
-from pinyon.http.budget import Budget
-from pinyon.http.limits import HttpLimits
+from pinyon.http.budget import Budget, HttpLimits
 from pinyon.http.peers import Peers, TrustedProxies
 from pinyon.http.request import RequestHead
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
-from pinyon.http.error import HttpError
-from pinyon.http.proxy_line import HEADER_MAX, read_proxy_line
+from pinyon.http.answer import HttpError
+from pinyon.http.proxy_line import BLOCK_MAX, read_proxy_line
 from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState
 
@@ -22,12 +21,17 @@ TCP_CLOSE = 7
 class Visitor:
     """A connection's client: ``arrive``, then ``ask`` and ``answered`` for each costly request, then ``leave``."""
 
-    __slots__ = ("_connection", "_request", "_shared", "_transport", "_trusted", "_watch", "address", "preface")
+    __slots__ = ("_connection", "_request", "_shared", "_socket", "_timer", "_transport", "_trusted", "_wait_s",
+                 "address", "preface")  # fmt: skip
 
     def __init__(self, shared: HttpState, transport: asyncio.BaseTransport) -> None:
         self._shared = shared
         self._transport = cast("asyncio.Transport", transport)
-        self._watch: _HalfClosed | None = None
+        self._socket: Any = None
+        """The socket, or uvloop's stand-in for it; None if it is not one of TCP."""
+        self._timer: asyncio.Handle | None = None
+        """The next look at a client that sends no more."""
+        self._wait_s = LOOK_S
         self._trusted = False
         self._connection: str | None = None
         self._request: str | None = None
@@ -40,6 +44,7 @@ class Visitor:
             # A peer that acknowledges no data for this long is dead, also after its answer was written.
             stall_ms = int(shared.limits.write_stall_s * 1e3)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+            self._socket = sock
             self.address = (transport.get_extra_info("peername") or ("",))[0]
 
     def arrive(self) -> None:
@@ -61,7 +66,7 @@ class Visitor:
     def introduce(self, data: bytes) -> bytes:
         """Reads the PROXY header and returns the bytes that follow it. Raises :class:`HttpError`."""
         data = (self.preface or b"") + data
-        line = read_proxy_line(data[:HEADER_MAX])
+        line = read_proxy_line(data[:BLOCK_MAX])
         if line is None:
             self.preface = data
             return b""
@@ -88,51 +93,27 @@ class Visitor:
             self._request = None
 
     def end(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Starts to watch a client that sends no more; returns whether its leaving would end the connection."""
-        if self._watch is None and _HalfClosed.can_tell(self._transport):
-            self._watch = _HalfClosed(loop, self._transport, self._transport.abort)
+        """Starts to watch a client that sends no more; returns whether its leaving would end the connection.
+
+        TCP says the same of a client that closed its socket and of one that only shut its sending side. They differ in
+        how they treat bytes: the kernel of a closed socket answers with a reset. So the owner sends something, and the
+        watch looks at the connection. With TLS it cannot tell, as ending one side ends the connection.
+        """
+        if not self.ended and self._socket is not None and self._transport.get_extra_info("ssl_object") is None:
+            self._timer = loop.call_soon(self._look)
         return self.ended
 
     @property
     def ended(self) -> bool:
-        return self._watch is not None
+        return self._timer is not None
 
     def leave(self) -> None:
         self.answered()
-        if self._watch is not None:
-            self._watch.close()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._connection is not None:
             self._shared.peer_connections.give(self._connection)
             self._connection = None
-
-
-class _HalfClosed:
-    """A watch on a client that sends no more, to find out whether it is still there.
-
-    Calls ``gone`` when the connection is known to be dead; ``close`` ends the watch. TCP says the same of a client that
-    closed its socket and of one that only shut its sending side. They differ in how they treat bytes: the kernel of a
-    closed socket answers with a reset. So the owner sends something, and the watch looks at the connection.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, gone: Callable[[], None]) -> None:
-        self._loop = loop
-        self._socket = transport.get_extra_info("socket")
-        self._gone = gone
-        self._wait_s = LOOK_S
-        self._timer: asyncio.TimerHandle | asyncio.Handle = loop.call_soon(self._look)
-
-    @staticmethod
-    def can_tell(transport: asyncio.Transport) -> bool:
-        """Returns whether a watch works: on TCP, but not with TLS, where ending one side ends the connection."""
-        sock = transport.get_extra_info("socket")
-        return (
-            sock is not None
-            and sock.family in (socket.AF_INET, socket.AF_INET6)
-            and transport.get_extra_info("ssl_object") is None
-        )
-
-    def close(self) -> None:
-        self._timer.cancel()
 
     def _look(self) -> None:
         try:
@@ -140,7 +121,7 @@ class _HalfClosed:
         except OSError:
             dead = True
         if dead:
-            self._gone()
+            self._transport.abort()
             return
-        self._timer = self._loop.call_later(self._wait_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._look)
         self._wait_s = min(2 * self._wait_s, LOOK_MAX_S)

@@ -134,9 +134,7 @@ class ReplyWriter:
 
     def resume(self) -> None:
         self.paused = False
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
+        self.end_timers()
         self._wake()
 
     def silence(self) -> None:

@@ -54,11 +54,6 @@ class Choice:
     offset: int = 0
     """The number of characters of the choice's text before the next token."""
 
-    def written(self) -> None:
-        self.begun = True
-        self.text = ""
-        self.tokens, self.logprobs = [], NO_LOGPROBS
-
 
 class Choices:
     """The answer to one call; ``event`` and ``whole`` write what is new in a choice."""
@@ -86,7 +81,8 @@ class Choices:
     def event(self, choice: Choice) -> bytes:
         """Returns one event with the choice's new tokens or its end."""
         event = self._event(choice, self._part(choice), choice.completion_tokens, self._prompt_ids(choice))
-        choice.written()
+        choice.begun, choice.text = True, ""
+        choice.tokens, choice.logprobs = [], NO_LOGPROBS
         return event
 
     def _event(self, choice: Choice, part: Written, completion_tokens: int, others: str = "") -> bytes:
@@ -232,12 +228,11 @@ class ChatChoices(Choices):
         return f',"prompt_token_ids":{_ids(choice.prompt_tokens)}' if shown else ""
 
     def _several(self, choice: Choice, start: int, end: int) -> str:
-        pairs = zip(choice.tokens[start:end], choice.logprobs.between(start, end), strict=True)
-        return _items([self._one(*each) for each in pairs])
-
-    def _one(self, token: int, one: TokenLogprob) -> dict[str, Any]:
-        top = [self._entry(each, logprob) for each, logprob in one.top]
-        return self._entry(token, one.logprob) | {"top_logprobs": top}
+        items = []
+        for token, one in zip(choice.tokens[start:end], choice.logprobs.between(start, end), strict=True):
+            top = [self._entry(each, logprob) for each, logprob in one.top]
+            items.append(self._entry(token, one.logprob) | {"top_logprobs": top})
+        return _items(items)
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self._token(token), "logprob": max(logprob, LOGPROB_MIN), "bytes": self._texts.data(token)}

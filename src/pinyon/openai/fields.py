@@ -64,31 +64,32 @@ def shown(value: Any) -> str:
     return text
 
 
-def wrong(name: str, wanted: str, value: Any) -> InvalidArgument:
-    return InvalidArgument(f"Invalid value for '{name}': expected {wanted}, got {shown(value)}.", field=name)
+def wrong(name: str, wanted: str, value: Any, field: str = "") -> InvalidArgument:
+    message = f"Invalid value for '{name}': expected {wanted}, got {shown(value)}."
+    return InvalidArgument(message, field=field or name)
 
 
 # ---------------------------------------------------------------- kinds of fields
 
 
-def _string(name: str, value: Any) -> None:
-    if type(value) is not str:
-        raise wrong(name, "a string", value)
+def _typed(kind: type, wanted: str) -> Check:
+    """Returns the check that a value is of that type."""
+
+    def check(name: str, value: Any) -> None:
+        if type(value) is not kind:
+            raise wrong(name, wanted, value)
+
+    return check
+
+
+_string = _typed(str, "a string")
+_boolean = _typed(bool, "a boolean")
+_object = _typed(dict, "an object")
 
 
 def _label(name: str, value: Any) -> None:
     _string(name, value)
     check_label(value, name)
-
-
-def _boolean(name: str, value: Any) -> None:
-    if type(value) is not bool:
-        raise wrong(name, "a boolean", value)
-
-
-def _object(name: str, value: Any) -> None:
-    if type(value) is not dict:
-        raise wrong(name, "an object", value)
 
 
 def _variables(name: str, value: Any) -> None:
@@ -123,45 +124,31 @@ def _sampled(kind: Kind) -> Field:
         return _BOOLEAN._replace(sampled=bool)
     if isinstance(kind, Whole):
         return _integer(kind.low, INT_MAX if kind.high is None else min(kind.high, INT_MAX), int)
-    if isinstance(kind, Number):
-        return _number(kind)
-    if isinstance(kind, Texts):
-        return _texts(kind)
-    if isinstance(kind, TokenIds):
-        return _token_ids(kind)
-    assert isinstance(kind, TokenBiases)
-    return _token_biases(kind)
+    make: dict[type, Callable[[Any], Field]]
+    make = {Number: _number, Texts: _texts, TokenIds: _token_ids, TokenBiases: _token_biases}
+    return make[type(kind)](kind)
 
 
+_GUIDED = ("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+           "guided_whitespace_pattern")  # fmt: skip
 _LACKS = {
-    "audio": "Audio",
-    "chat_template": "A chat template of the request's own",
-    "documents": "Retrieval from documents",
-    "function_call": "Tool calling",
-    "functions": "Tool calling",
-    "guided_choice": "Structured output",
-    "guided_decoding_backend": "Structured output",
-    "guided_grammar": "Structured output",
-    "guided_json": "Structured output",
-    "guided_regex": "Structured output",
-    "guided_whitespace_pattern": "Structured output",
-    "length_penalty": "Beam search",
-    "media_io_kwargs": "Input other than text",
-    "mm_processor_kwargs": "Input other than text",
-    "modalities": "Output other than text",
-    "prediction": "Predicted output",
-    "prompt_embeds": "A prompt of embeddings",
-    "response_format": "Structured output",
-    "store": "Storing completions",
-    "structural_tag": "Structured output",
-    "structured_outputs": "Structured output",
-    "suffix": "Filling in before a suffix",
-    "tool_call_id": "Tool calling",
-    "tool_calls": "Tool calling",
-    "tool_choice": "Tool calling",
-    "tools": "Tool calling",
-    "use_beam_search": "Beam search",
-    "web_search_options": "Web search",
+    name: what
+    for what, names in {
+        "A chat template of the request's own": ("chat_template",),
+        "A prompt of embeddings": ("prompt_embeds",),
+        "Audio": ("audio",),
+        "Beam search": ("length_penalty", "use_beam_search"),
+        "Filling in before a suffix": ("suffix",),
+        "Input other than text": ("media_io_kwargs", "mm_processor_kwargs"),
+        "Output other than text": ("modalities",),
+        "Predicted output": ("prediction",),
+        "Retrieval from documents": ("documents",),
+        "Storing completions": ("store",),
+        "Structured output": (*_GUIDED, "response_format", "structural_tag", "structured_outputs"),
+        "Tool calling": ("function_call", "functions", "tool_call_id", "tool_calls", "tool_choice", "tools"),
+        "Web search": ("web_search_options",),
+    }.items()
+    for name in names
 }
 """The feature that each unsupported field of a request or message asks for, where the name does not say it."""
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
@@ -250,7 +237,7 @@ def _stream_options(name: str, value: Any) -> None:
                 f"Unrecognized request argument supplied: {name}.{key[:FIELD_SHOWN_CHARS]}", field=name
             )
         if option is not None and type(option) is not bool:
-            raise InvalidArgument(wrong(f"{name}.{key}", "a boolean", option).message, field=name)
+            raise wrong(f"{name}.{key}", "a boolean", option, name)
     if value.get("include_obfuscation"):
         raise InvalidArgument("'stream_options.include_obfuscation' is not supported with the value true.", field=name)
 
@@ -261,7 +248,7 @@ def _messages(name: str, value: Any) -> None:
         raise wrong(name, "a list of messages, not empty", value)
     for index, message in enumerate(value):
         if type(message) is not dict:
-            raise InvalidArgument(wrong(f"{name}[{index}]", "an object", message).message, field=name)
+            raise wrong(f"{name}[{index}]", "an object", message, name)
         _neutral_beside(message, ("role", "content", "name"), name, f"{name}[{index}]")
         content = message.get("content")
         for number, part in enumerate(content if type(content) is list else ()):
@@ -269,9 +256,7 @@ def _messages(name: str, value: Any) -> None:
                 # a cache hint does not change the text
                 _neutral_beside(part, ("text", "cache_control"), name, f"{name}[{index}].content[{number}]")
         if message.get("name") is not None and type(message["name"]) is not str:
-            raise InvalidArgument(
-                wrong(f"{name}[{index}].name", "a string", message["name"]).message, field=name
-            )  # fmt: skip
+            raise wrong(f"{name}[{index}].name", "a string", message["name"], name)
 
 
 def _neutral_beside(value: dict[str, Any], known: tuple[str, ...], name: str, where: str) -> None:
@@ -335,44 +320,30 @@ _COMMON: Fields = {
     "prompt_cache_key": _STRING,
     "spaces_between_special_tokens": _BOOLEAN,  # special tokens are never written
     "truncation_side": _only("left", "right"),
-    # These features do not exist here: values that ask for nothing are accepted.
-    "allowed_token_ids": _only(),
-    "bad_words": _only([]),
     "cache_salt": _LABEL,
-    "ec_transfer_params": _only(),
-    "guided_choice": _only(),
-    "guided_decoding_backend": _only(),
-    "guided_grammar": _only(),
-    "guided_json": _only(),
-    "guided_regex": _only(),
-    "guided_whitespace_pattern": _only(),
-    "include_stop_str_in_output": _only(False),
-    "kv_transfer_params": _only(),
+    # These features do not exist here: values that ask for nothing are accepted.
+    **dict.fromkeys(
+        (*_GUIDED, "allowed_token_ids", "ec_transfer_params", "kv_transfer_params", "logprob_token_ids", "moderation",
+         "prompt_cache_options", "prompt_cache_retention", "repetition_detection", "request_id", "session_id",
+         "structural_tag", "structured_outputs", "truncate_prompt_tokens"),
+        _only(),
+    ),
+    **dict.fromkeys(
+        ("include_stop_str_in_output", "return_prompt_text", "return_token_offsets", "store", "use_beam_search",
+         "watermarking"),
+        _only(False),
+    ),
+    "bad_words": _only([]),
     "length_penalty": _only(1),
     "logits_processors": _only([]),
-    "logprob_token_ids": _only(),
-    "moderation": _only(),
-    "prompt_cache_options": _only(),
-    "prompt_cache_retention": _only(),
-    "repetition_detection": _only(),
-    "request_id": _only(),
     "response_format": _only({"type": "text"}),
     "return_mm_kwargs": _only(True),
-    "return_prompt_text": _only(False),
-    "return_token_offsets": _only(False),
     "routed_experts_prompt_start": _only(0),
     "service_tier": _only("auto", "default"),
-    "session_id": _only(),
     "skip_special_tokens": _only(True),
-    "store": _only(False),
     "stream_interval": _only(1),
-    "structural_tag": _only(),
-    "structured_outputs": _only(),
     "thinking_token_budget": _only(-1),
-    "truncate_prompt_tokens": _only(),
-    "use_beam_search": _only(False),
     "vllm_xargs": _only({}),
-    "watermarking": _only(False),
     **{each.name: _sampled(each.kind) for each in SAMPLING_FIELDS},
     # These override the table: their form or meaning differs in OpenAI's or vLLM's interface.
     "top_k": _integer(-1, INT_MAX, lambda value: max(0, value)),  # -1 is off too

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
 
 from pinyon import __version__
-from pinyon.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Fields
-
-Schema = dict[str, Any]
+from pinyon.openai.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Fields, Schema
 
 
 @cache
@@ -138,9 +135,9 @@ _USAGE = _object(
 )
 
 
-def _answer(name: str, choice: Schema, usage: Schema, *, usage_required: bool) -> Schema:
+def _answer(name: str, choice: Schema, *, chunk: bool = False) -> Schema:
     head = {"id": _TEXT, "object": {"const": name}, "created": _COUNT, "model": _TEXT, "choices": _list(choice)}
-    required, optional = (head | {"usage": usage}, {}) if usage_required else (head, {"usage": usage})
+    required, optional = (head, {"usage": _or_null(_USAGE)}) if chunk else (head | {"usage": _USAGE}, {})
     return _object(required, **optional, prompt_token_ids=_TOKENS, pinyon={"type": "object"})
 
 
@@ -174,18 +171,11 @@ _MODEL = _object(
 _MESSAGE = _object({"role": {"const": "assistant"}, "content": _TEXT, "refusal": {"type": "null"}})
 _DELTA = _object({}, role={"const": "assistant"}, content=_TEXT)
 _ANSWERS: Schema = {
-    "Completion": _answer("text_completion", _completion_choice(_REASON), _USAGE, usage_required=True),
-    "CompletionChunk": _answer(
-        "text_completion", _completion_choice(_or_null(_REASON)), _or_null(_USAGE), usage_required=False
-    ),
-    "ChatCompletion": _answer(
-        "chat.completion", _chat_choice("message", _MESSAGE, _REASON), _USAGE, usage_required=True
-    ),
+    "Completion": _answer("text_completion", _completion_choice(_REASON)),
+    "CompletionChunk": _answer("text_completion", _completion_choice(_or_null(_REASON)), chunk=True),
+    "ChatCompletion": _answer("chat.completion", _chat_choice("message", _MESSAGE, _REASON)),
     "ChatCompletionChunk": _answer(
-        "chat.completion.chunk",
-        _chat_choice("delta", _DELTA, _or_null(_REASON)),
-        _or_null(_USAGE),
-        usage_required=False,
+        "chat.completion.chunk", _chat_choice("delta", _DELTA, _or_null(_REASON)), chunk=True
     ),
     "Tokens": _object(
         {"count": _COUNT, "max_model_len": _COUNT, "tokens": _TOKENS, "token_strs": _or_null(_list(_TEXT))}

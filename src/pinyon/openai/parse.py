@@ -207,7 +207,8 @@ def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> tup
         else:
             values = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
-        raise InvalidArgument(f"We could not parse the JSON body of your request: {_brief(error)}.") from None
+        brief = str(error)[:120]  # jiter's messages are short and contain no input; any other message is cut
+        raise InvalidArgument(f"We could not parse the JSON body of your request: {brief}.") from None
     if type(values) is not dict:
         raise InvalidArgument("The body must be a JSON object.")
     if len(values) > FIELDS_MAX:
@@ -225,11 +226,6 @@ def _read(body: bytes | bytearray, known: Fields, tokens: str = "prompt") -> tup
             if (convert := field[2]) is not None:
                 sampled[name] = convert(value)
     return values, sampled
-
-
-def _brief(error: ValueError) -> str:
-    # jiter's messages are short and contain no input; any other message is cut
-    return str(error)[:120]
 
 
 def _call(values: dict[str, Any], prompt_field: str) -> Call:

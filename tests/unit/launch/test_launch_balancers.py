@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import select
 import socket
@@ -19,10 +20,10 @@ from launch.balancers.merged import SUMMED, Merged
 from launch.balancers.shares import DIVIDED, check_processes, process_arguments
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.auth import load_api_keys
+from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.setting_sources import load_settings
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
-from services.lb.balancer import Given
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
 
@@ -228,7 +229,7 @@ async def test_what_is_summed_is_there() -> None:
     names: set[str] = set()
     for settings, make in ((settings_of(*UPSTREAM), UpstreamLb), (settings_of(), Lb)):
         registry = CollectorRegistry(auto_describe=True)
-        lb = make(Given(settings, "lb", registry, Telemetry("lb", "lb")))
+        lb = make(settings, ServiceContext("lb", "lb", Telemetry("lb", "lb"), registry, asyncio.Event()))
         names |= {family.name for family in registry.collect() if family.type == "gauge"}
         lb.off_loop.close()
     assert {name for name in SUMMED if name.startswith("pinyon_")} <= names

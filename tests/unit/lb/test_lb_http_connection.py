@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from pinyon.core.errors import Unauthenticated
 from pinyon.frontdoor.app import error_answer
 from pinyon.http.answer import JSON
-from pinyon.http.budget import Budget
+from pinyon.http.budget import Budget, HttpLimits
 from pinyon.http.connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection
-from pinyon.http.limits import HttpLimits
 from pinyon.http.peers import Peers, TrustedProxies
 from pinyon.http.state import HttpState
 

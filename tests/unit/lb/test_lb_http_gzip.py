@@ -11,8 +11,8 @@ import pytest
 from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.gzip import INLINE_BYTES, Inflater
 from pinyon.frontdoor.off_loop import OffLoop
+from pinyon.http.answer import HttpError
 from pinyon.http.budget import Budget
-from pinyon.http.error import HttpError
 
 HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 EMPTY_BLOCK = b"\0\0\0\xff\xff"

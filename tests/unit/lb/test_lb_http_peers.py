@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError
 from pinyon.http.peers import Peers, TrustedProxies
 from pinyon.http.proxy_line import SIGNATURE, read_proxy_line
 

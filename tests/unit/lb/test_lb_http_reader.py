@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pinyon.http.error import HttpError
-from pinyon.http.limits import HttpLimits
+from pinyon.http.answer import HttpError
+from pinyon.http.budget import HttpLimits
 from pinyon.http.reader import TURN_BYTES, RequestReader
 
 LIMITS = HttpLimits(line_bytes=200, head_bytes=1000, head_fields=10, body_bytes=5000)

@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.https import Https
-from pinyon.http.budget import Budget
-from pinyon.http.limits import HttpLimits
+from pinyon.http.budget import Budget, HttpLimits
 from pinyon.http.peers import Peers, TrustedProxies
 from pinyon.http.server import HttpServer
 from pinyon.http.state import HttpState

@@ -16,7 +16,7 @@ SERVING: Any = SimpleNamespace(
     sessions=set(),
     ending=False,
     states=lambda sharing, region: [],
-    arrivals=SimpleNamespace(draining=lambda: False),
+    readiness=SimpleNamespace(draining=False),
 )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PermissionDenied
-from pinyon.frontdoor.regions.inbound import PeerServicer
+from pinyon.frontdoor.regions.inbound import Serving
 from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.routing.geography import Geography
@@ -37,14 +38,13 @@ def context_of(*names: str) -> SimpleNamespace:
     ids=["its region", "another region", "no region", "no certificate"],
 )
 def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
-    arrivals = SimpleNamespace(own=Peer("us-0", "us", ""), geography=Geography)
-    door = PeerServicer(SimpleNamespace(arrivals=arrivals))
+    door: Any = SimpleNamespace(own=Peer("us-0", "us", ""), models=SimpleNamespace(geography=Geography()))
     hello = peer_pb2.PeerHello(region="eu", lb_id="eu-0", version=PEER_VERSION)
     if admitted:
-        assert door._checked(hello, context_of(*names)).region == "eu"
+        assert Serving._checked(door, hello, context_of(*names)).region == "eu"
     else:
         with pytest.raises(PermissionDenied, match="not one for the region eu"):
-            door._checked(hello, context_of(*names))
+            Serving._checked(door, hello, context_of(*names))
 
 
 def test_a_certificate_that_does_not_name_the_region_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -397,7 +397,7 @@ async def test_connections_are_reused_until_they_are_idle_too_long() -> None:
             peer.changed.clear()
             assert await whole(pool) == b"{}"
             await asyncio.wait_for(peer.changed.wait(), WAIT_S)  # it closes by itself
-            assert pool.idle == 0
+            assert not pool._idle
             assert peer.connections == connections
         pool.close()
 
@@ -451,7 +451,7 @@ async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
     async with Peer() as peer:
         pool = Pool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
         assert await whole(pool) == b"{}"
-        assert pool.idle == 1
+        assert len(pool._idle) == 1
         peer.says = None
         peer.server.close()  # no second connection is accepted
         with pytest.raises(Broke) as broke:
@@ -469,7 +469,7 @@ async def test_what_is_broken_off_is_not_sent_to_the_same_server_again() -> None
         peer.says = b""
         asked = asyncio.ensure_future(whole(pool))
         await asyncio.sleep(0)
-        assert pool.idle == 0, "it is on the kept connection"
+        assert not pool._idle, "it is on the kept connection"
         pool.break_unanswered()
         with pytest.raises(Broke, match="stopped answering"):
             await asyncio.wait_for(asked, WAIT_S)

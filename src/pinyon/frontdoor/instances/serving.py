@@ -31,7 +31,7 @@ REQUEST_BYTES = 4096
 """The approximate bytes that a request holds beside its prompt."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class TokenServing(Serving):
     """The serving of other regions' requests by our own instances."""
 
@@ -73,7 +73,7 @@ class _TokenInbound(Inbound[TokenServing]):
         request = await self._request(submission, whose, head.arrived_s, timeout_s)
         request.gap_s = min(forwarded.gap_ms, 1000) / 1e3
         head.facts = partial(facts_of, (request,))
-        place = serving.arrivals.admit(peer, forwarded.hops, whose.geographies, whose.tenant)
+        place = serving.admit(peer, forwarded.hops, whose.geographies, whose.tenant)
         told = False
 
         def tell(delta: Delta) -> None:

@@ -1,5 +1,5 @@
 """The gRPC door for load balancers of other regions: sessions with them, reports about this region, and their requests.
-A :class:`Serving` knows what the requests consist of."""
+Subclasses know what the requests consist of."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.readiness import Readiness
 from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.answer import error_status
 from pinyon.http.budget import Budget, Share
 from pinyon.messages.checks import check_id
-from pinyon.routing.geography import Geography
-from pinyon.routing.two_layers import Room
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import LB, check_claim, check_region_claim
@@ -44,6 +43,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outbox import FRAME_BYTES
 from pinyon.runtime.outgoing import Outgoing
 from pinyon.runtime.pace import Pace
+from pinyon.runtime.tasks import ended
 
 STATE_S = 0.1
 """The time between two states, if something has changed (SkyWalker §4.1)."""
@@ -67,56 +67,17 @@ PEER_CALLERS: Callers = {"Session": frozenset({LB})}
 _log = get_logger("lb.regions")
 
 
-@dataclass(slots=True, eq=False)
-class Arrivals:
-    """The checks of each request from another region before it is served here, whatever the request consists of."""
+@dataclass(eq=False)
+class Serving(peer_pb2_grpc.PeerServiceServicer):
+    """The part of a load balancer that serves other regions' requests, over ``sessions``: the gRPC service, and the
+    checks of each request, whatever it consists of. Each kind of target has a subclass.
+
+    With TLS, callers are load balancers certified for the region they name, without TLS anybody."""
 
     own: Peer
-    geography: Callable[[], Geography]
-    """Returns this region's rules on which region may send to which."""
     line: Line
     metrics: DoorMetrics[Any]
-    draining: Callable[[], bool]
-
-    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
-        """Returns a place in the line. Raises :class:`ResourceExhausted` with :data:`REGION_FIELD` when there is no
-        room, with :data:`REJECTED_FIELD` when it may not be served here; :class:`FailedPrecondition` for a second
-        hop."""
-        if hops != 1:
-            raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
-        # Refuses again what the sender must not send, or this region must not serve.
-        verdict = self.geography().may(sender.region, self.own.region, geographies, tenant)
-        if not verdict.allowed:
-            raise ResourceExhausted(f"Not served in {self.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
-        if self.draining():
-            raise ResourceExhausted("the region's load balancer is about to end", field=REGION_FIELD)
-        try:
-            place = ForwardedPlace(self.line, tenant)
-        except ResourceExhausted as full:
-            raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
-        self.metrics.accepted.add((sender.region,))
-        return place
-
-    def state(self, model: str, room: Room) -> peer_pb2.ModelState:
-        """Returns a model's state for other regions."""
-        # If there is room, the waiting requests must not be served here, so they do not wait for it.
-        queued = 0 if room.share or room.share is None else self.line.queued
-        return peer_pb2.ModelState(
-            model=model,
-            instances=room.targets,
-            available_instances=room.available,
-            queued=queued,
-            running=room.running,
-            credits=room.share,
-        )
-
-
-@dataclass(slots=True, eq=False)
-class Serving:
-    """The part of a load balancer that serves other regions' requests, over ``sessions``. Each kind of target has a
-    subclass."""
-
-    arrivals: Arrivals
+    readiness: Readiness
     models: ServedModels
     access: AccessLog
     budget: Budget
@@ -126,6 +87,8 @@ class Serving:
     sessions: set[Inbound[Any]] = field(default_factory=set, init=False)
     ending: bool = field(default=False, init=False)
     """True once sessions end as soon as they have no requests."""
+    _connected: int = field(default=0, init=False)
+    """The number of callers, those without a session among them."""
 
     def session(self, peer: Peer) -> Inbound[Any]:
         """Returns a session that has just begun."""
@@ -144,7 +107,78 @@ class Serving:
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
         """Returns each model's state for a load balancer of that region, one of ``sharing`` that may send."""
-        return [self.arrivals.state(model, room) for model, room in self.models.rooms(sharing, region)]
+        return [
+            peer_pb2.ModelState(
+                model=model,
+                instances=room.targets,
+                available_instances=room.available,
+                # If there is room, the waiting requests must not be served here, so they do not wait for it.
+                queued=0 if room.share or room.share is None else self.line.queued,
+                running=room.running,
+                credits=room.share,
+            )
+            for model, room in self.models.rooms(sharing, region)
+        ]
+
+    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
+        """Returns a place in the line. Raises :class:`ResourceExhausted` with :data:`REGION_FIELD` when there is no
+        room, with :data:`REJECTED_FIELD` when it may not be served here; :class:`FailedPrecondition` for a second
+        hop."""
+        if hops != 1:
+            raise FailedPrecondition(f"it has come through {hops} regions, only one is allowed")
+        # Refuses again what the sender must not send, or this region must not serve.
+        verdict = self.models.geography.may(sender.region, self.own.region, geographies, tenant)
+        if not verdict.allowed:
+            raise ResourceExhausted(f"Not served in {self.own.region}: {verdict.reason}.", field=REJECTED_FIELD)
+        if self.readiness.draining:
+            raise ResourceExhausted("the region's load balancer is about to end", field=REGION_FIELD)
+        try:
+            place = ForwardedPlace(self.line, tenant)
+        except ResourceExhausted as full:
+            raise ResourceExhausted(full.message, field=REGION_FIELD, retry_after_s=full.retry_after_s) from None
+        self.metrics.accepted.add((sender.region,))
+        return place
+
+    # -- the gRPC service
+
+    async def Session(self, _: object, context: Any) -> None:
+        if not self.own.region:
+            raise FailedPrecondition("this load balancer is of no region: --region names it")
+        if self._connected >= SESSIONS_MAX:
+            raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
+        self._connected += 1
+        try:
+            await self._converse(context)
+        finally:
+            self._connected -= 1
+
+    async def _converse(self, context: Any) -> None:
+        own = self.own
+        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
+        first = await stream.first(FIRST_S)
+        if first is None:
+            return
+        peer = self._checked(first.hello, context)
+        welcome = peer_pb2.PeerWelcome(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=own.kind)
+        await self.session(peer).run(stream, welcome)
+
+    def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
+        """Returns the caller. Raises :class:`PinyonError` for callers that may not have a session."""
+        if hello.version != PEER_VERSION:
+            raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
+        if hello.kind != self.own.kind:
+            raise FailedPrecondition(
+                "one of us is in front of servers of others (--upstream), and one is not", field="kind"
+            )
+        check_geography(hello.region, "region")
+        if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
+            raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
+        check_claim(context, LB, hello.lb_id)
+        check_region_claim(context, hello.region)
+        verdict = self.models.geography.sends(hello.region, self.own.region)
+        if not verdict.allowed:
+            raise PermissionDenied(f"{hello.region} may not send to {self.own.region}: {verdict.reason}")
+        return Peer(hello.lb_id, hello.region, "")
 
 
 S = TypeVar("S", bound=Serving)
@@ -183,13 +217,9 @@ class Inbound(Generic[S]):
         try:
             await stream.run(self._take, self._outgoing)
         finally:
-            states.cancel()
             self.serving.sessions.discard(self)
             self._outgoing.close()
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, states, return_exceptions=True)
+            await ended(states, *self._tasks.values())
 
     def end_if_idle(self) -> None:
         if self.serving.ending and not self._tasks and self._stream is not None:
@@ -202,10 +232,10 @@ class Inbound(Generic[S]):
         stream_id: int,
         name: str,
         run: Callable[[Head, Share], Awaitable[int]],
-        ended: Callable[[], None] = lambda: None,
+        over: Callable[[], object] = lambda: None,
     ) -> None:
         """Serves a new request by ``run``, which fills the head for the log and returns the status. The request may be
-        cancelled at any time, even before its first step; ``ended`` is called in any case. Raises
+        cancelled at any time, even before its first step; ``over`` is called in any case. Raises
         :class:`InvalidArgument`."""
         self._received += 1
         if stream_id <= self._last_id:  # even if that request has ended
@@ -213,10 +243,10 @@ class Inbound(Generic[S]):
         self._last_id = stream_id
         if self.running >= REQUESTS_MAX:
             self.fail(stream_id, ResourceExhausted(f"{REQUESTS_MAX} requests are here", field=REGION_FIELD))
-            ended()
+            over()
             return
         task = self._tasks[stream_id] = asyncio.create_task(self._serve(stream_id, name, run), name=name)
-        task.add_done_callback(lambda _: ended())
+        task.add_done_callback(lambda _: over())
         task.add_done_callback(lambda _: self._ended(stream_id))
 
     async def _serve(self, stream_id: int, name: str, run: Callable[[Head, Share], Awaitable[int]]) -> None:
@@ -238,7 +268,7 @@ class Inbound(Generic[S]):
         finally:
             share.hold(0)
             if head.broken:
-                self.serving.arrivals.metrics.broken.add((head.broken,))
+                self.serving.metrics.broken.add((head.broken,))
             self.serving.access.answered("FORWARDED", self.peer.region, status, head)
 
     @staticmethod
@@ -318,52 +348,4 @@ class Inbound(Generic[S]):
     def _now(self) -> peer_pb2.RegionState:
         serving = self.serving
         models = serving.states(len(serving.sessions), self.peer.region)
-        return peer_pb2.RegionState(draining=serving.arrivals.draining(), received=self._received, models=models)
-
-
-class PeerServicer(peer_pb2_grpc.PeerServiceServicer):
-    """The gRPC service: with TLS for load balancers certified for the region they name, without TLS for anybody."""
-
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-        self._own = serving.arrivals.own
-        self._sessions = 0
-
-    async def Session(self, _: object, context: Any) -> None:
-        if not self._own.region:
-            raise FailedPrecondition("this load balancer is of no region: --region names it")
-        if self._sessions >= SESSIONS_MAX:
-            raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
-        self._sessions += 1
-        try:
-            await self._converse(context)
-        finally:
-            self._sessions -= 1
-
-    async def _converse(self, context: Any) -> None:
-        own = self._own
-        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
-        first = await stream.first(FIRST_S)
-        if first is None:
-            return
-        peer = self._checked(first.hello, context)
-        welcome = peer_pb2.PeerWelcome(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=own.kind)
-        await self._serving.session(peer).run(stream, welcome)
-
-    def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
-        """Returns the caller. Raises :class:`PinyonError` for callers that may not have a session."""
-        if hello.version != PEER_VERSION:
-            raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
-        if hello.kind != self._own.kind:
-            raise FailedPrecondition(
-                "one of us is in front of servers of others (--upstream), and one is not", field="kind"
-            )
-        check_geography(hello.region, "region")
-        if not hello.lb_id or len(hello.lb_id) > LB_ID_CHARS_MAX or not hello.lb_id.isprintable():
-            raise InvalidArgument(f"lb_id has 1 to {LB_ID_CHARS_MAX} characters", field="lb_id")
-        check_claim(context, LB, hello.lb_id)
-        check_region_claim(context, hello.region)
-        verdict = self._serving.arrivals.geography().sends(hello.region, self._own.region)
-        if not verdict.allowed:
-            raise PermissionDenied(f"{hello.region} may not send to {self._own.region}: {verdict.reason}")
-        return Peer(hello.lb_id, hello.region, "")
+        return peer_pb2.RegionState(draining=serving.readiness.draining, received=self._received, models=models)

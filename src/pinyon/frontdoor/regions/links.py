@@ -14,10 +14,10 @@ from pinyon.frontdoor.regions.raw_streams import RawStreams
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream, WorkerStreams
 from pinyon.routing.target import UNKNOWN, Report
-from pinyon.runtime.channel import OpenSession, open_session
+from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
+from pinyon.runtime.outbox import in_messages
 
 PEERS_MAX = 256
 PEER_VERSION = 2
@@ -51,15 +51,11 @@ class RegionLinks:
         """Starts without links. ``sessions_to`` returns what opens sessions to load balancers of a region."""
         self.own = own
         self._models = models
-        self._unread_tokens = unread_tokens
-        self._clock = clock
+        self.unread_tokens, self.clock = unread_tokens, clock
         self._sessions_to = sessions_to
         self._links: dict[str, RegionLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._links)
 
     @property
     def links(self) -> Collection[RegionLink]:
@@ -83,18 +79,18 @@ class RegionLinks:
         for name, peer in wanted.items():
             if name not in self._links:
                 self._models.expect(name, peer.region)
-                link = self._links[name] = RegionLink(
-                    self.own, peer, self._unread_tokens, self._state, self._away, self._clock,
-                    self._sessions_to(peer.region),
-                )  # fmt: skip
-                link.start()
+                self._links[name] = RegionLink(self, peer, self._sessions_to(peer.region))
+                self._links[name].start()
 
     def talk(self, name: str) -> Talk:
         """Returns the session with that load balancer. Raises :class:`Unavailable`."""
         link = self._links.get(name)
         if link is None:
             raise Unavailable("That region is not known any more.", retry_after_s=1.0)
-        return link.talk()
+        talk = link.talk
+        if talk is None or not talk.welcomed or link.streams >= REQUESTS_MAX:
+            raise Unavailable(f"The load balancer of {link.peer.region} is away.", retry_after_s=1.0)
+        return talk
 
     def region_of(self, name: str) -> str:
         """Returns the region of a load balancer; empty for an unknown one."""
@@ -107,7 +103,10 @@ class RegionLinks:
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.close() for link in links), *self._closing)
 
-    def _state(self, link: RegionLink, state: peer_pb2.RegionState) -> None:
+    # -- called by a link
+
+    def heard(self, link: RegionLink, state: peer_pb2.RegionState) -> None:
+        """Takes the present state of a region."""
         if self._links.get(link.peer.name) is not link:
             return
         models = {
@@ -124,7 +123,8 @@ class RegionLinks:
         }
         self._models.heard(link.peer.name, link.peer.region, models, link.distance_s, draining=state.draining)
 
-    def _away(self, link: RegionLink) -> None:
+    def away(self, link: RegionLink) -> None:
+        """Takes note of a load balancer that does not answer any more."""
         if self._links.get(link.peer.name) is link:
             self._models.away(link.peer.name)
 
@@ -134,58 +134,30 @@ class RegionLinks:
         task.add_done_callback(self._closing.discard)
 
 
-class RegionLink:
-    """The link to one load balancer: ``start`` → ``talk`` → ``close``. ``on_state`` is called with each state of the
-    region, ``on_away`` when the load balancer does not answer any more."""
+class RegionLink(Redialer[peer_pb2.SessionRequest, peer_pb2.SessionResponse]):
+    """The link to one load balancer: ``start`` → ``close``."""
 
-    def __init__(
-        self,
-        own: Peer,
-        peer: Peer,
-        unread_tokens: int,
-        on_state: Callable[[RegionLink, peer_pb2.RegionState], None],
-        on_away: Callable[[RegionLink], None],
-        clock: Clock,
-        connect: OpenSession = open_session,
-    ) -> None:
-        self.peer = peer
-        self._own = own
-        self._unread_limit = unread_tokens
-        self._on_state, self._on_away = on_state, on_away
-        self._clock = clock
-        self._talk: Talk | None = None
-        self._link = Redialer(
-            f"load balancer of {peer.region}", peer.address, METHOD, self._converse,
-            write_s=WRITE_S, connect=connect, log=_log,
-        )  # fmt: skip
+    def __init__(self, owner: RegionLinks, peer: Peer, connect: OpenSession) -> None:
+        name = f"load balancer of {peer.region}"
+        super().__init__(name, peer.address, METHOD, self._speak, write_s=WRITE_S, connect=connect, log=_log)
+        self.owner, self.peer = owner, peer
+        self.talk: Talk | None = None
+        """The present session, if there is one."""
         self.distance_s = 0.0
         """The round-trip time, smoothed; 0 if not measured yet."""
         self.sessions = 0
         """The number of sessions in which the peer was found to be one of ours."""
 
-    def start(self) -> None:
-        self._link.start()
-
-    async def close(self) -> None:
-        await self._link.close()
-
     @property
     def connected(self) -> bool:
-        return self._talk is not None and self._talk.welcomed
+        return self.talk is not None and self.talk.welcomed
 
     @property
     def streams(self) -> int:
-        return 0 if self._talk is None else len(self._talk.streams) + len(self._talk.raw)
+        return 0 if self.talk is None else len(self.talk.streams) + len(self.talk.raw)
 
-    def talk(self) -> Talk:
-        """Returns the present session. Raises :class:`Unavailable`."""
-        talk = self._talk
-        if talk is None or not talk.welcomed or self.streams >= REQUESTS_MAX:
-            raise Unavailable(f"The load balancer of {self.peer.region} is away.", retry_after_s=1.0)
-        return talk
-
-    async def _converse(self, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
-        talk = self._talk = Talk(self, stream)
+    async def _speak(self, stream: Dialed[peer_pb2.SessionRequest, peer_pb2.SessionResponse]) -> None:
+        talk = self.talk = Talk(self, stream)
         watch = asyncio.create_task(talk.watch(), name=f"watch {self.peer.region}")
         reason = "the stream ended"
         try:
@@ -195,14 +167,13 @@ class RegionLink:
             raise
         finally:
             watch.cancel()
-            self._talk = None
+            self.talk = None
             if talk.welcomed:
-                self._on_away(self)
+                self.owner.away(self)
             talk.end(reason)
 
-    # -- called by the talk
-
-    def _measured(self, seconds: float) -> None:
+    def measured(self, seconds: float) -> None:
+        """Takes a round-trip time."""
         known = self.distance_s
         self.distance_s = seconds if not known else known + SMOOTHING * (seconds - known)
 
@@ -215,14 +186,14 @@ class Talk:
         self._stream = stream
         self.welcomed = False
         """True once the peer has said that it is one of ours."""
-        self.streams = WorkerStreams(link._unread_limit, self._cancel)
+        self.streams = WorkerStreams(link.owner.unread_tokens, self._cancel)
         self.raw = RawStreams(link.peer.region, self._put)
         self._silent = 0
         self._probe = 0
         self._probed_s = 0.0
         self._version = 0
         self._ready: list[peer_pb2.SessionRequest] = []
-        self._size = 0
+        """The parts of the next messages."""
         self._news = asyncio.Event()
 
     # -- requests
@@ -260,7 +231,7 @@ class Talk:
             ticks += 1
             if self.welcomed and ticks % PROBE_TICKS == 0:
                 self._probe += 1
-                self._probed_s = self._link._clock()
+                self._probed_s = self._link.owner.clock()
                 self._put(peer_pb2.SessionRequest(probe=self._probe))
 
     def take(self, message: peer_pb2.SessionResponse) -> None:
@@ -269,10 +240,10 @@ class Talk:
         if not self.welcomed:
             self._welcome(message.welcome if message.HasField("welcome") else None)
         if message.probe and message.probe == self._probe:
-            link._measured(link._clock() - self._probed_s)
+            link.measured(link.owner.clock() - self._probed_s)
         if message.HasField("state") and message.state.version > self._version:
             self._version = message.state.version
-            link._on_state(link, message.state)
+            link.owner.heard(link, message.state)
         self.streams.take(message.updates)
         self.raw.take(message.raw_pieces)
 
@@ -283,33 +254,27 @@ class Talk:
             raise InvalidArgument("its first message is no welcome")
         if welcome.region != link.peer.region:
             raise InvalidArgument(f"it says that it is of the region {welcome.region!r}, not {link.peer.region!r}")
-        if welcome.kind != link._own.kind:
+        if welcome.kind != link.owner.own.kind:
             raise FailedPrecondition("one of the two is in front of --upstream servers, the other is not")
         self.welcomed = True
         link.sessions += 1
         self._put(peer_pb2.SessionRequest(probe=1))
-        self._probe, self._probed_s = 1, link._clock()
+        self._probe, self._probed_s = 1, link.owner.clock()
 
-    def _put(self, message: peer_pb2.SessionRequest) -> None:
-        """Adds to the message that is being filled, or begins the next one."""
-        size = message.ByteSize() + FRAME_BYTES
-        if self._ready and self._size + size <= MESSAGE_BYTES:
-            self._ready[-1].MergeFrom(message)
-            self._size += size
-        else:
-            self._ready.append(message)
-            self._size = size
+    def _put(self, part: peer_pb2.SessionRequest) -> None:
+        self._ready.append(part)
         self._news.set()
 
     async def written(self) -> AsyncGenerator[peer_pb2.SessionRequest, None]:
-        own = self._link._own
-        yield peer_pb2.SessionRequest(
-            hello=peer_pb2.PeerHello(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=self._link._own.kind)
-        )
+        own = self._link.owner.own
+        hello = peer_pb2.PeerHello(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=own.kind)
+        yield peer_pb2.SessionRequest(hello=hello)
         while True:
             await self._news.wait()
             self._news.clear()
-            messages, self._ready, self._size = self._ready, [], 0
-            for message in messages:
+            ready, self._ready = self._ready, []
+            for message, *others in in_messages(ready):
+                for part in others:
+                    message.MergeFrom(part)
                 yield message
                 self.raw.written(message)

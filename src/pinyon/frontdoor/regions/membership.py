@@ -28,7 +28,6 @@ _log = get_logger("lb.regions")
 class Membership:
     """The membership: ``start`` with its addresses → ``close``. ``session`` is the one with the controller."""
 
-    lb_id: str
     models: ServedModels
     line: Line
     links: RegionLinks
@@ -52,11 +51,11 @@ class Membership:
         self.links.know(
             [
                 Peer(each.info.lb_id, each.info.region, each.info.grpc_address)
-                for each in federation.peers_of(self.lb_id)
+                for each in federation.peers_of(self.links.own.name)
                 if each.state is not LbState.LEFT
             ]
         )
-        self.clusters.own(federation.owned_by(self.lb_id))
+        self.clusters.own(federation.owned_by(self.links.own.name))
         self._adopt()
 
     def _adopt(self) -> None:

@@ -26,63 +26,51 @@ _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9a-z-]+): ([^\x00\r\n]*)")
 
 
 class RawStreams:
-    """The HTTP requests of one session. ``send`` takes its messages, which are sent in order."""
+    """The HTTP requests of one session, and the ``streams`` of their answers. ``send`` takes the session's messages,
+    which are sent in order."""
 
     def __init__(self, region: str, send: Callable[[peer_pb2.SessionRequest], None]) -> None:
         self._region = region
-        self._send = send
-        self._streams: dict[int, _Stream] = {}
+        self.send = send
+        self.streams: dict[int, _Stream] = {}
         self._opened = 0
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self.streams)
 
     def open(self, head: peer_pb2.RawHead, body: bytes | bytearray) -> Answer:
         """Sends a request, whose number is chosen here. The caller must close the answer, even if none comes."""
         self._opened = head.stream_id = self._opened + 1
-        stream = self._streams[head.stream_id] = _Stream(self, head.stream_id, body)
+        stream = self.streams[head.stream_id] = _Stream(self, head.stream_id, body)
         request = peer_pb2.RawRequest(head=head.SerializeToString(), hops=1, body=stream.next_piece())
-        self._send(peer_pb2.SessionRequest(raw_requests=[request]))
+        self.send(peer_pb2.SessionRequest(raw_requests=[request]))
         self._send_more(stream)
         return stream.answer
 
     def take(self, pieces: Iterable[peer_pb2.RawPiece]) -> None:
         """Delivers pieces to their streams."""
         for piece in pieces:
-            stream = self._streams.get(piece.stream_id)
+            stream = self.streams.get(piece.stream_id)
             if stream is not None:
                 stream.take(piece)
 
     def written(self, message: peer_pb2.SessionRequest) -> None:
         """Continues the bodies of a sent message: each has one piece under way, with pieces of others in between."""
         for each in message.raw_bodies:
-            stream = self._streams.get(each.stream_id)
+            stream = self.streams.get(each.stream_id)
             if stream is not None:
                 self._send_more(stream)
 
     def end(self) -> int:
         """Ends all streams with the session. Returns how many."""
-        streams, self._streams = self._streams, {}
+        streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.answer.broke(f"The region {self._region} went away.")
         return len(streams)
 
-    # -- called by a stream
-
-    def forget(self, stream_id: int) -> None:
-        self._streams.pop(stream_id, None)
-
-    def cancel(self, stream_id: int) -> None:
-        if self._streams.pop(stream_id, None) is not None:
-            self._send(peer_pb2.SessionRequest(cancel_stream_ids=[stream_id]))
-
-    def taken(self, stream_id: int, size: int) -> None:
-        if stream_id in self._streams:
-            self._send(peer_pb2.SessionRequest(raw_taken=[peer_pb2.RawTaken(stream_id=stream_id, bytes=size)]))
-
     def _send_more(self, stream: _Stream) -> None:
         if piece := stream.next_piece():
-            self._send(peer_pb2.SessionRequest(raw_bodies=[peer_pb2.RawBody(stream_id=stream.stream_id, data=piece)]))
+            self.send(peer_pb2.SessionRequest(raw_bodies=[peer_pb2.RawBody(stream_id=stream.stream_id, data=piece)]))
 
 
 class _Stream:
@@ -112,7 +100,7 @@ class _Stream:
                 answer.begun = True
                 self._head(piece.answer)
             if piece.HasField("error"):
-                self._owner.forget(self.stream_id)
+                self._owner.streams.pop(self.stream_id, None)
                 answer.failed(_failure(error_from_proto(piece.error), begun=answer.has_head))
                 return
             if piece.data or piece.end:
@@ -120,11 +108,11 @@ class _Stream:
                     raise InvalidArgument("an answer without a head")
                 self._data(piece.data)
         except InvalidArgument:
-            self._owner.cancel(self.stream_id)
+            self.give_up(answer)
             answer.broke("The other region's answer cannot be understood.")
             return
         if piece.end:
-            self._owner.forget(self.stream_id)
+            self._owner.streams.pop(self.stream_id, None)
             answer.got_all()
         answer.arrived()
 
@@ -147,8 +135,9 @@ class _Stream:
             self._tell()
 
     def _tell(self) -> None:
-        untaken, self._untaken = self._untaken, 0
-        self._owner.taken(self.stream_id, untaken)
+        taken, self._untaken = peer_pb2.RawTaken(stream_id=self.stream_id, bytes=self._untaken), 0
+        if self.stream_id in self._owner.streams:
+            self._owner.send(peer_pb2.SessionRequest(raw_taken=[taken]))
 
     # -- called by the answer
 
@@ -161,7 +150,8 @@ class _Stream:
             self._tell()
 
     def give_up(self, answer: Answer) -> None:
-        self._owner.cancel(self.stream_id)
+        if self._owner.streams.pop(self.stream_id, None) is not None:
+            self._owner.send(peer_pb2.SessionRequest(cancel_stream_ids=[self.stream_id]))
 
 
 def read_fields(lines: bytes) -> list[tuple[bytes, bytes]]:
@@ -169,13 +159,8 @@ def read_fields(lines: bytes) -> list[tuple[bytes, bytes]]:
     if len(lines) > HEAD_BYTES_MAX:
         raise InvalidArgument("the header fields are too large")
     *found, rest = lines.split(b"\r\n")
-    fields = []
-    for line in found:
-        field = _LINE.fullmatch(line)
-        if field is None:
-            raise InvalidArgument("that is no header field")
-        fields.append((field[1], field[2]))
-    if rest:
+    fields = [(field[1], field[2]) for line in found if (field := _LINE.fullmatch(line)) is not None]
+    if rest or len(fields) < len(found):
         raise InvalidArgument("that is no header field")
     return fields
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from pinyon.core.clock import Clock
@@ -25,21 +25,20 @@ class UpstreamClusters(Adopted[Watch]):
 
     def __init__(
         self,
-        fleet: Fleet,
         urls: Sequence[UpstreamUrl],
         models: ServedModels,
         make: Callable[[UpstreamUrl], Server],
         times: WatchTimes,
         clock: Clock,
     ) -> None:
-        """Takes the ``fleet`` of this load balancer's own servers, those of the ``urls``."""
-        self.fleet = fleet
-        self._urls = tuple(urls)
+        """Takes the ``urls`` of this load balancer's own servers."""
         super().__init__(models)
+        self.fleet = Fleet([make(url) for url in urls], models, clock)
+        self._urls = urls
         self._make = make
         self._times = times
         self._clock = clock
-        self._watch = Watch(fleet, times, clock)
+        self._watch = Watch(self.fleet, times, clock)
         self._dropped: list[Fleet] = []
         """The fleets that have been given back; requests may still run there."""
 
@@ -54,17 +53,16 @@ class UpstreamClusters(Adopted[Watch]):
         self.fleet.close()
 
     def targets(self, cluster: str) -> Fleet:
-        """Returns the fleet of an adopted cluster."""
-        return self.adopted[cluster].fleet
+        """Returns the fleet of an adopted cluster; the own one if the name is empty."""
+        return self.adopted[cluster].fleet if cluster else self.fleet
 
-    def servers(self) -> Iterator[tuple[Fleet, Server]]:
-        """Yields all servers with their fleets, each name once."""
-        seen = set()
+    def servers(self) -> Collection[tuple[Fleet, Server]]:
+        """Returns all servers with their fleets, each name once."""
+        found: dict[str, tuple[Fleet, Server]] = {}
         for watch in (self._watch, *self.adopted.values()):
-            for server in watch.fleet.servers.values():
-                if server.name not in seen:
-                    seen.add(server.name)
-                    yield watch.fleet, server
+            for name, server in watch.fleet.servers.items():
+                found.setdefault(name, (watch.fleet, server))
+        return found.values()
 
     # -- what the controller says
 
@@ -98,7 +96,7 @@ class UpstreamClusters(Adopted[Watch]):
     def end(self, cluster: Watch) -> Coroutine[Any, Any, None]:
         # Requests there run on, as they hold the fleet. Servers must leave before their models' layers do.
         cluster.fleet.use([])
-        self._dropped = [fleet for fleet in self._dropped if fleet.leaves]
+        self._dropped = [fleet for fleet in self._dropped if fleet.leaving]
         self._dropped.append(cluster.fleet)
         return cluster.close()
 

@@ -83,7 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         answer = self._answer = Answer(self)
         self._fields = []
         self._bytes = self._head_bytes = self._interim = 0
-        self._deadline.set(self._loop.time() + first_byte_s if first_byte_s < inf else inf)
+        self._deadline.set(self._loop.time() + first_byte_s)
         if body:
             self._transport.writelines((head, body))
         else:
@@ -140,8 +140,7 @@ class UpstreamConnection(asyncio.Protocol):
         answer.begun = True
         if not answer.has_head:
             self._bytes += len(data)
-        if self._limits.stall_s < inf:
-            self._deadline.set(self._loop.time() + self._limits.stall_s)
+        self._deadline.set(self._loop.time() + self._limits.stall_s)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):  # no upgrade was requested
@@ -213,8 +212,7 @@ class UpstreamConnection(asyncio.Protocol):
     def resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
             self._transport.resume_reading()
-            if self._limits.stall_s < inf:
-                self._deadline.set(self._loop.time() + self._limits.stall_s)
+            self._deadline.set(self._loop.time() + self._limits.stall_s)
 
     def give_up(self, answer: Answer) -> None:
         if answer is self._answer:

@@ -31,9 +31,10 @@ class Fleet:
     def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock, cluster: str = "") -> None:
         """Takes the ``servers``; ``cluster`` names an adopted one of another region, and is empty for the own."""
         self.servers: dict[str, Server] = {}
-        self._leaving: dict[str, Server] = {}
+        self.leaving: dict[str, Server] = {}
         """The servers that get no new requests, and still have some of ours."""
         self._models = models
+        self.models: Mapping[str, Served] = models.by_name
         self._clock = clock
         self._cluster = cluster
         self._breaker = Breaker()
@@ -50,26 +51,22 @@ class Fleet:
                     self._models.drop_unserved(model)
                 server.models = {}
                 self._breaker.remove(name)
-                self._leaving[name] = server
+                self.leaving[name] = server
                 self._let_go(name)
         for name, server in wanted.items():
             if name not in self.servers:
-                self.servers[name] = self._leaving.pop(name, server)
+                self.servers[name] = self.leaving.pop(name, server)
                 self._breaker.add(name, self._clock())
         self._models.tell()
 
     def _let_go(self, name: str) -> None:
-        if name in self._leaving and not self._leaving[name].outstanding:
-            self._leaving.pop(name).close()
+        if name in self.leaving and not self.leaving[name].outstanding:
+            self.leaving.pop(name).close()
 
     def _layer(self, model: str) -> Layer:
         layer = self._models.layer(model, self._cluster)
         assert layer is not None
         return layer
-
-    @property
-    def models(self) -> Mapping[str, Served]:
-        return self._models.by_name
 
     def described(self) -> Iterator[Mapping[str, Any]]:
         """Yields each model as the server with the shortest context describes it: that is all one can count on."""
@@ -137,12 +134,7 @@ class Fleet:
         live = server.healthy and self._breaker.allows(server.name, now_s)
         rests = now_s < server.rests_until_s or server.removed
         changed = False
-        for name in server.models:
-            served = self.models[name]
-            layer = self._layer(name)
-            target = layer.get(server.name)
-            if target is None:
-                continue
+        for name, layer, target in self._targets(server):
             if target.capacity != server.room_for:
                 layer.set_capacity(server.name, server.room_for)
                 changed = True
@@ -150,44 +142,44 @@ class Fleet:
                 layer.set_live(server.name, live)
                 layer.set_draining(server.name, rests)
                 changed = True
-                served.look()
+                self.models[name].look()
         if changed:
             self._models.tell()
 
     def marks(self, server: Server) -> dict[str, int]:
         """Returns by model how many of our requests a server can know of if it is asked now."""
-        found: dict[str, int] = {}
-        for name in server.models:
-            target = self._layer(name).get(server.name)
-            if target is not None:
-                found[name] = target.sent
-        return found
+        return {name: target.sent for name, _, target in self._targets(server)}
+
+    def _targets(self, server: Server) -> list[tuple[str, Layer, Target]]:
+        """Returns a server as the targets that it is, one for each model, with the model's name and layer."""
+        layers = [(name, self._layer(name)) for name in server.models]
+        return [(name, layer, target) for name, layer in layers if (target := layer.get(server.name)) is not None]
 
     def report(self, server: Server, report: Report, marks: Mapping[str, int]) -> None:
         """Records a server's report; ``marks`` were taken when it was asked."""
         server.report = report
         now_s = self._clock()
-        for name in server.models:
-            layer = self._layer(name)
-            target = layer.get(server.name)
-            if target is not None:
-                mark = marks.get(name, 0)
-                layer.report(
-                    server.name, Report(report.pending, report.running, report.room, min(mark, target.sent)), now_s
-                )
+        for name, layer, target in self._targets(server):
+            seen = min(marks.get(name, 0), target.sent)
+            layer.report(server.name, Report(report.pending, report.running, report.room, seen), now_s)
         self.refresh(server)
         self._models.tell()
 
-    # -- a request's path (pinyon.frontdoor.upstreams.kind.Targets)
+    # -- a request's path, as pinyon.frontdoor.upstreams.regions.RegionTargets has it for other regions
 
     def _server(self, name: str) -> Server:
         """Returns the server of that name, even one that leaves."""
-        return self.servers.get(name) or self._leaving[name]
+        return self.servers.get(name) or self.leaving[name]
 
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
+        """Sends a request and returns when the answer's head is here, which must begin within ``first_byte_s``. The
+        caller closes the answer, and watches the deadline. Raises :class:`Absent`, :class:`Broke` and
+        :class:`ConnectionsFull` (:mod:`pinyon.frontdoor.failures`).
+        """
         return self._server(target).send(forward.url, forward.fields, forward.body, first_byte_s)
 
     def sent(self, target: str, forward: Forward) -> Target | None:
+        """Counts a request that goes to the target; the result is for :meth:`ended`."""
         server = self._server(target)
         server.outstanding += 1
         if self._breaker.is_open(target):
@@ -196,13 +188,15 @@ class Fleet:
         return self._layer(forward.served.name).sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
+        """Counts the end of a request, however it ended."""
         server = self._server(target)
         server.outstanding -= 1
         Layer.ended(sent)
-        if self._leaving:
+        if self.leaving:
             self._let_go(target)
 
     def answered(self, target: str, began_s: float) -> None:
+        """Records an answer that was good and complete."""
         server = self._server(target)
         was_open = self._breaker.is_open(target)
         self._breaker.succeeded(target, began_s, self._clock())
@@ -211,10 +205,12 @@ class Fleet:
             self.refresh(server)
 
     def failed(self, target: str, *, absent: bool = False) -> None:
+        """Records a failure by the target's fault; ``absent`` if it was not there."""
         self._breaker.failed(target, self._clock(), absent=absent)
         self.refresh(self._server(target))
 
     def refused(self, model: str, target: str, rest_s: float) -> None:
+        """Records a refusal for lack of room; ``rest_s`` is the requested pause in seconds, 0 for none."""
         server = self._server(target)
         if server.kind is None:
             server.learned.refused(server.outstanding)
@@ -249,13 +245,8 @@ class Fleet:
         """Waits until there may be room for more requests, at most ``timeout_s``."""
         await self._models.wait_news(timeout_s)
 
-    @property
-    def leaves(self) -> bool:
-        """True while servers that have left the fleet still have requests."""
-        return bool(self._leaving)
-
     def close(self) -> None:
-        for server in (*self.servers.values(), *self._leaving.values()):
+        for server in (*self.servers.values(), *self.leaving.values()):
             server.close()
 
 

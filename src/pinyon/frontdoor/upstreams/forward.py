@@ -30,20 +30,8 @@ class Incoming(NamedTuple):
 class Forward(Flight):
     """The state of one request. ``asked`` is read from its body; ``url`` and the lines ``fields`` go to the server."""
 
-    __slots__ = (
-        "_used",
-        "asked",
-        "body",
-        "cluster",
-        "fields",
-        "final",
-        "head",
-        "passing",
-        "reply",
-        "status",
-        "ticket",
-        "url",
-    )
+    __slots__ = ("_used", "asked", "body", "cluster", "fields", "final", "head", "passing", "reply", "status",
+                 "ticket", "url")  # fmt: skip
 
     def __init__(
         self, head: Head, body: bytes | bytearray, asked: Asked, fields: bytes, reply: Reply, incoming: Incoming

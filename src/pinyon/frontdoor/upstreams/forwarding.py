@@ -20,8 +20,7 @@ from pinyon.frontdoor.upstreams.fields import to_server
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
 from pinyon.frontdoor.upstreams.passing import stream_error
 from pinyon.frontdoor.upstreams.reading import read_asked
-from pinyon.http.answer import Reply
-from pinyon.http.error import HttpError
+from pinyon.http.answer import HttpError, Reply
 from pinyon.openai.large import is_large
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.deadlines import TimeLimit
@@ -29,31 +28,24 @@ from pinyon.runtime.deadlines import TimeLimit
 SHOWN_CHARS: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardingLimits:
-    """The limits: ``request_s`` for a whole request; ``default_tokens`` count as generated if a client sets no limit.
-    Routing keys start from ``secret``."""
-
-    request_s: float = 600.0
-    default_tokens: int = 256
-    secret: bytes = b""
-
-
 @dataclass(slots=True, eq=False)
 class Forwarding:
-    """The handler of requests, one per load balancer."""
+    """The handler of requests, one per load balancer. A whole request may take ``request_s``; ``default_tokens`` count
+    as generated if a client sets no limit. Routing keys start from ``secret``."""
 
     admission: Admission
     models: ServedModels
     loop: RequestLoop[Forward]
     off_loop: OffLoop
-    limits: ForwardingLimits
+    request_s: float
+    default_tokens: int
+    secret: bytes
     clock: Clock
 
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Serves a request and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         with self.admission.admit(head.client) as ticket:
-            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self.limits.request_s))
+            return await self.serve_forwarded(head, body, reply, Incoming(ticket, self.request_s))
 
     async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         """Serves a request that the caller has admitted; one from another region goes to a server of this region, or
@@ -83,20 +75,20 @@ class Forwarding:
         assert passing is not None
         if passing.is_stream and passing.said_all:
             await reply.end(b"")
-            return passing.status
+            return passing.answer.status
         head.broken = error.grpc_code.lower()
         if forward.sender:
             raise error  # the region of the client's connection reports it
         if passing.is_stream:
             await reply.end(stream_error(head.path, error))
-        return passing.status
+        return passing.answer.status
 
     async def _read(self, head: Head, body: bytes | bytearray, incoming: Incoming, reply: Reply) -> Forward:
         assert head.raw is not None
         if not head.raw.target.startswith(b"/v1/") or b"#" in head.raw.target:
             # Absolute or disguised targets are refused: the server must be asked for the path that was checked here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:SHOWN_CHARS]})")
-        arguments = (head.path, head.raw.content_type, body, self.limits.secret, self.limits.default_tokens)
+        arguments = (head.path, head.raw.content_type, body, self.secret, self.default_tokens)
         if is_large(body):
             asked = await self.off_loop.run(head.client.holder, partial(read_asked, large=True), *arguments)
         else:

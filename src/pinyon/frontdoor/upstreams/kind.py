@@ -4,10 +4,9 @@ answer has come."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted
@@ -16,14 +15,15 @@ from pinyon.frontdoor.failures import REGION_FIELD, Absent, Broke, ConnectionsFu
 from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import TRIES_MAX, LoopLimits
 from pinyon.frontdoor.served_models import ServedModels
+from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.fields import from_server
+from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.passing import Passing
-from pinyon.http.answer import JSON
-from pinyon.http.error import HttpError
+from pinyon.frontdoor.upstreams.regions import RegionTargets
+from pinyon.http.answer import JSON, HttpError
 from pinyon.openai.format import error_body
-from pinyon.routing.target import Target
 from pinyon.routing.two_layers import Choice, Where
 from pinyon.runtime.logging import get_logger
 
@@ -37,46 +37,13 @@ REFUSAL_S: Final = 1.0
 _log = get_logger("lb.upstreams")
 
 
-class Targets(Protocol):
-    """The servers of this region, or other regions: sends requests there, and records the results."""
-
-    def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
-        """Sends a request and returns when the answer's head is here, which must begin within ``first_byte_s``. The
-        caller closes the answer, and watches the deadline.
-
-        Raises :class:`Absent`, :class:`Broke`, :class:`ConnectionsFull` and :class:`NoRoom`
-        (:mod:`pinyon.frontdoor.failures`).
-        """
-        ...
-
-    def sent(self, target: str, forward: Forward) -> Target | None:
-        """Counts a request that goes to the target; the result is for :meth:`ended`."""
-        ...
-
-    def ended(self, target: str, sent: Target | None) -> None:
-        """Counts the end of a request, however it ended."""
-        ...
-
-    def answered(self, target: str, began_s: float) -> None:
-        """Records an answer that was good and complete."""
-        ...
-
-    def failed(self, target: str, *, absent: bool = False) -> None:
-        """Records a failure by the target's fault; ``absent`` if it was not there."""
-        ...
-
-    def refused(self, model: str, target: str, rest_s: float) -> None:
-        """Records a refusal for lack of room; ``rest_s`` is the requested pause in seconds, 0 for none."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class ServerKind:
     """The :class:`pinyon.frontdoor.request_loop.Kind` of requests for other people's servers."""
 
     models: ServedModels
-    targets: Callable[[Where, str], Targets]
-    """Returns the own servers for ``LOCAL``, those of a named cluster for ``ADOPTED``, other regions for ``REMOTE``."""
+    clusters: UpstreamClusters
+    regions: RegionTargets
     metrics: UpstreamMetrics
     limits: LoopLimits
     first_byte_s: float
@@ -102,7 +69,7 @@ class ServerKind:
         forward.tries += 1
         forward.error = None
         name, here = forward.choice.target, forward.here
-        targets = self.targets(forward.choice.where, forward.cluster)
+        targets: Fleet | RegionTargets = self.clusters.targets(forward.cluster) if here else self.regions
         sent = targets.sent(name, forward)
         began_s = self.clock()
         first_byte_s = self.first_byte_s if forward.asked.stream else inf
@@ -134,7 +101,9 @@ class ServerKind:
         finally:
             targets.ended(name, sent)
 
-    def _failed(self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Targets) -> None:
+    def _failed(
+        self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Fleet | RegionTargets
+    ) -> None:
         name = forward.choice.target
         if forward.here:
             self.metrics.got_answer(name, 0)
@@ -148,10 +117,15 @@ class ServerKind:
         if not isinstance(error, Absent) or not forward.here:
             forward.exclude.add(name)  # absent targets get nothing until they are back
 
-    async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
+    async def _refused(self, forward: Forward, answer: Answer, targets: Fleet | RegionTargets) -> None:
         """Stores the refusal, in case no other target has room."""
-        body, fields = await _refusal_text(answer), answer.fields
-        if body is None:
+        fields = answer.fields
+        try:
+            async with asyncio.timeout(REFUSAL_S):
+                body = await answer.whole(REFUSAL_BYTES)
+        except (Broke, TimeoutError):
+            body = None
+        if body is None:  # it is too large, incomplete or late
             fields = [each for each in fields if each[0] == b"retry-after"] + [(b"content-type", JSON)]
             body = error_body(HttpError(answer.status, REFUSED), answer.status)
         kind, lines = from_server(fields, own_rates=True)
@@ -183,15 +157,6 @@ class ServerKind:
     async def wait_change(self, forward: Forward, timeout_s: float) -> None:
         """Drops no exclusions: a server that failed the request is not asked twice, even if it is back."""
         await self.models.wait_news(timeout_s)
-
-
-async def _refusal_text(answer: Answer) -> bytes | None:
-    """Returns the text of a refusal; None if it is too large, incomplete or late."""
-    try:
-        async with asyncio.timeout(REFUSAL_S):
-            return await answer.whole(REFUSAL_BYTES)
-    except (Broke, TimeoutError):
-        return None
 
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -15,8 +15,8 @@ from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.runtime.tally import Count
 
-Servers = Callable[[], Iterator[tuple[Fleet, Server]]]
-"""A function that yields all present servers with their fleets, each name once."""
+Servers = Callable[[], Collection[tuple[Fleet, Server]]]
+"""A function that returns all present servers with their fleets, each name once."""
 
 
 class UpstreamMetrics(DoorMetrics[Forward]):
@@ -41,6 +41,21 @@ class UpstreamMetrics(DoorMetrics[Forward]):
         self.count(forward, outcome, now_s, first_s, forward.used, answered=outcome == "answered")
 
 
+_GAUGES: tuple[tuple[str, str, Callable[[Fleet, Server], float]], ...] = (
+    ("live", "1 for a server that gets requests",
+     lambda fleet, server: float(server.healthy and not fleet.closed(server))),
+    ("requests", "Requests of ours that a server has", lambda fleet, server: server.outstanding),
+    ("connections", "Connections to a server, idle ones too", lambda fleet, server: server.pool.open),
+    ("pending", "Requests that wait at a server, as it said last; -1: it does not say",
+     lambda fleet, server: server.report.pending),
+    ("running", "Requests that a server runs, as it said last; -1: it does not say",
+     lambda fleet, server: server.report.running),
+    ("capacity", "Requests in a server's batch, as set, said or learned; 0: unknown",
+     lambda fleet, server: server.room_for),
+    ("models", "Models that a server lists", lambda fleet, server: len(server.models)),
+)  # fmt: skip
+
+
 class _Servers(Collector):
     """The gauges of servers, which read the state when they are scraped, so they are exact."""
 
@@ -48,37 +63,14 @@ class _Servers(Collector):
         self._servers = servers
 
     def describe(self) -> Iterator[Metric]:
-        yield from self._gauges().values()
+        return self._gauges([])
 
     def collect(self) -> Iterator[Metric]:
-        gauges = self._gauges()
-        for fleet, server in self._servers():
-            for name, value in self._values(fleet, server).items():
-                gauges[name].add_metric([server.name], value)
-        yield from gauges.values()
+        return self._gauges(self._servers())
 
-    def _values(self, fleet: Fleet, server: Server) -> dict[str, float]:
-        return {
-            "live": float(server.healthy and not fleet.closed(server)),
-            "requests": server.outstanding,
-            "connections": server.pool.open,
-            "pending": server.report.pending,
-            "running": server.report.running,
-            "capacity": server.room_for,
-            "models": len(server.models),
-        }
-
-    @staticmethod
-    def _gauges() -> dict[str, GaugeMetricFamily]:
-        return {
-            name: GaugeMetricFamily(f"pinyon_lb_upstream_{name}", text, labels=("upstream",))
-            for name, text in (
-                ("live", "1 for a server that gets requests"),
-                ("requests", "Requests of ours that a server has"),
-                ("connections", "Connections to a server, idle ones too"),
-                ("pending", "Requests that wait at a server, as it said last; -1: it does not say"),
-                ("running", "Requests that a server runs, as it said last; -1: it does not say"),
-                ("capacity", "Requests in a server's batch, as set, said or learned; 0: unknown"),
-                ("models", "Models that a server lists"),
-            )
-        }
+    def _gauges(self, servers: Collection[tuple[Fleet, Server]]) -> Iterator[Metric]:
+        for name, text, value in _GAUGES:
+            gauge = GaugeMetricFamily(f"pinyon_lb_upstream_{name}", text, labels=("upstream",))
+            for fleet, server in servers:
+                gauge.add_metric([server.name], value(fleet, server))
+            yield gauge

@@ -7,8 +7,6 @@ import json
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from pydantic_core import from_json
-
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Usage
@@ -25,8 +23,6 @@ EVENT_BYTES: Final = 64 << 10
 TAIL_BYTES: Final = 4 << 10
 """The bytes kept of an answer's end, where the usage stands: in all of OpenAI's objects and streams' last events."""
 TOKENS_MAX: Final = 1 << 40
-DEPTH_MAX: Final = 16
-"""The maximum number of objects in the usage."""
 _NAMES = (
     ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
     ("input_tokens", "output_tokens", "input_tokens_details"),
@@ -36,17 +32,18 @@ _ENDS: Final = (b"\n\n", b"\n\r\n")
 _LAST: Final = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.failed",
                 b"event: response.incomplete")  # fmt: skip
 """The beginnings of a stream's last event: of completions and chats, of Anthropic's messages, of responses."""
+_decoder = json.JSONDecoder()
 
 
 class Passing:
     """One answer on its way."""
 
-    __slots__ = ("_answer", "_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
-                 "events", "first_s", "is_stream")  # fmt: skip
+    __slots__ = ("_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
+                 "answer", "events", "first_s", "is_stream")  # fmt: skip
 
     def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
         """Takes the answer and the client's ``reply``; ``rates`` are lines about the client's own limits."""
-        self._answer = answer
+        self.answer = answer
         self._reply = reply
         self._clock = clock
         kind, fields = from_server(answer.fields, own_rates=bool(rates))
@@ -65,10 +62,6 @@ class Passing:
         """The time at which the first byte of the body came."""
 
     @property
-    def status(self) -> int:
-        return self._answer.status
-
-    @property
     def said_all(self) -> bool:
         """True if a stream is complete, even if it breaks off now."""
         return has_ended(b"".join(self._recent))
@@ -83,7 +76,7 @@ class Passing:
 
     async def _stream(self) -> None:
         """Passes a stream on. While the client keeps up, this happens where bytes come in, and no task is woken."""
-        answer, reply = self._answer, self._reply
+        answer, reply = self.answer, self._reply
         while True:
             await answer.pour(self._push)
             if self._behind:
@@ -133,7 +126,7 @@ class Passing:
         return events
 
     async def _whole(self) -> None:
-        answer, reply, length = self._answer, self._reply, self._answer.length
+        answer, reply, length = self.answer, self._reply, self.answer.length
         pieces: list[bytes] = []
         size = 0
         while size <= WHOLE_BYTES and length <= WHOLE_BYTES:
@@ -160,7 +153,7 @@ class Passing:
 
     def _begin(self, length: int) -> None:
         if not self._reply.begun:
-            self._reply.begin(self._kind, self._fields, self._answer.status, length)
+            self._reply.begin(self._kind, self._fields, self.answer.status, length)
 
     def _came(self, data: bytes) -> None:
         if not self.first_s and data:
@@ -210,22 +203,14 @@ def read_usage(tail: bytes) -> Usage | None:
             return None
         end = at
         start = tail.find(b"{", at, at + 16)
-        if start >= 0 and (used := _used(_object(tail, start))) is not None:
-            return used
-    return None
-
-
-def _object(tail: bytes, start: int) -> Any:
-    """Returns the JSON object that begins at ``start``, or None."""
-    end = start
-    for _ in range(DEPTH_MAX):  # it ends with one of its first closing braces, as it holds few objects and no texts
-        end = tail.find(b"}", end) + 1
-        if not end:
-            return None
-        try:
-            return from_json(tail[start:end])
-        except ValueError:
+        if start < 0:
             continue
+        try:
+            usage, _ = _decoder.raw_decode(tail.decode("latin-1"), start)
+        except (ValueError, RecursionError):
+            continue
+        if (used := _used(usage)) is not None:
+            return used
     return None
 
 

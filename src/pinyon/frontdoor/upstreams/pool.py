@@ -41,10 +41,6 @@ class Pool:
         """The number of open connections."""
         return len(self._open)
 
-    @property
-    def idle(self) -> int:
-        return len(self._idle)
-
     async def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Answer:
         """Sends a request and returns when the answer's head is here. The caller closes the answer.
 

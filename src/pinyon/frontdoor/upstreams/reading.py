@@ -61,23 +61,16 @@ def read_asked(
         model = ""
     elif type(model) is not str or len(model) > MODEL_CHARS_MAX:
         raise InvalidArgument(f"model must be a string of at most {MODEL_CHARS_MAX} characters.", field="model")
+    stream, user = values.get("stream") is True, _user(values)
     if path not in _PROMPTS:
-        return Asked(model, values.get("stream") is True, b"", _user(values), tokens=_guess(len(body)))
+        return Asked(model, stream, b"", user, tokens=_guess(len(body)))
     text = prompt_text(values)
     salt = values.get("cache_salt")
     # A server has one cache for all tenants, so one tenant's requests tell where another's prompt is reused.
     root = routing_root(model, "", secret, salt) if type(salt) is str else _unsalted_root(model, secret)
     prompt_tokens = _guess(len(text))
-    generated = _limit(values, default_tokens)
-    return Asked(
-        model,
-        values.get("stream") is True,
-        byte_keys(root, text),
-        _user(values),
-        _priority(values),
-        prompt_tokens,
-        prompt_tokens + generated,
-    )
+    tokens = prompt_tokens + _limit(values, default_tokens)
+    return Asked(model, stream, byte_keys(root, text), user, _priority(values), prompt_tokens, tokens)
 
 
 @lru_cache(maxsize=256)

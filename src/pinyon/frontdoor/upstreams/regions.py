@@ -21,7 +21,7 @@ from pinyon.routing.target import Target
 
 
 class RegionTargets:
-    """The ``REMOTE`` :class:`pinyon.frontdoor.upstreams.kind.Targets`."""
+    """The load balancers of other regions, with the methods of a :class:`pinyon.frontdoor.upstreams.fleet.Fleet`."""
 
     def __init__(self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics[Any], clock: Clock) -> None:
         self._models = models
@@ -30,6 +30,7 @@ class RegionTargets:
         self._clock = clock
 
     async def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Answer:
+        """Sends a request as a fleet does. Raises :class:`NoRoom` as well."""
         head = peer_pb2.RawHead(
             request_id=forward.name,
             target=forward.url,

@@ -8,13 +8,8 @@ from pinyon.frontdoor.upstreams.fleet import Fleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
 
 LABELS = {
-    "/v1/completions": "completions",
     "/v1/chat/completions": "chat",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
-    "/v1/embeddings": "embeddings",
-    "/v1/rerank": "rerank",
-    "/v1/score": "score",
+    **{f"/v1/{name}": name for name in ("completions", "responses", "messages", "embeddings", "rerank", "score")},
 }
 """The labels of the metric by path; all other paths share one."""
 NOT_FOR_ONE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Mapping
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Broke
@@ -19,13 +19,6 @@ from pinyon.routing.target import Report
 
 PROBE_CONNECTIONS = 4
 """The number of separate connections for probes, which must work even when all others are taken."""
-
-
-class Said(NamedTuple):
-    """The answer to a probe."""
-
-    status: int
-    body: bytes
 
 
 class Server:
@@ -99,8 +92,8 @@ class Server:
         head = self._head(b"POST", url, fields, b"content-length: %d\r\n" % len(body))
         return self.pool.send(head, body, first_byte_s)
 
-    async def ask(self, path: bytes, within_s: float, bytes_max: int) -> Said:
-        """Returns the whole answer to a small GET request, of at most ``bytes_max``. Raises :class:`Unavailable`:
+    async def ask(self, path: bytes, within_s: float, bytes_max: int) -> tuple[int, bytes]:
+        """Returns the status and body of a small GET request, of at most ``bytes_max``. Raises :class:`Unavailable`:
         :class:`Absent` if the server is not there, :class:`Broke` for an invalid, too long or late answer."""
         head = self._head(b"GET", path, b"accept: */*\r\n")
         try:
@@ -110,7 +103,7 @@ class Server:
                     body = await answer.whole(bytes_max)
                     if body is None:
                         raise Broke(f"The answer to {path.decode()} is longer than {bytes_max} bytes.", begun=True)
-                    return Said(answer.status, body)
+                    return answer.status, body
                 finally:
                     answer.close()
         except TimeoutError:

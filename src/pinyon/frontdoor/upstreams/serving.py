@@ -26,9 +26,8 @@ from pinyon.frontdoor.upstreams.forward import Incoming
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
 from pinyon.frontdoor.upstreams.peer_reply import PeerReply
 from pinyon.frontdoor.upstreams.routes import passes
-from pinyon.http.budget import Share
-from pinyon.http.error import HttpError
-from pinyon.http.limits import HttpLimits
+from pinyon.http.answer import HttpError
+from pinyon.http.budget import HttpLimits, Share
 from pinyon.http.request import parse_head
 from pinyon.messages.request_class import class_from_proto
 
@@ -36,7 +35,7 @@ ADDED_FIELDS: Final = 4
 """The number of fields that a load balancer adds to those that a client may send."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class RawServing(Serving):
     """The serving of other regions' requests by other people's servers."""
 
@@ -50,9 +49,8 @@ class RawServing(Serving):
 class _RawInbound(Inbound[RawServing]):
     def __init__(self, serving: RawServing, peer: Peer) -> None:
         super().__init__(serving, peer)
-        self._arriving: dict[int, _Arriving] = {}
-        """The requests whose bodies have not arrived yet."""
-        self._replies: dict[int, PeerReply] = {}
+        self._requests: dict[int, tuple[_Arriving, PeerReply]] = {}
+        """The bodies and answers of the requests that are here."""
 
     def take(self, message: peer_pb2.SessionRequest) -> None:
         if message.requests:
@@ -60,13 +58,11 @@ class _RawInbound(Inbound[RawServing]):
         for request in message.raw_requests:
             self._begin(request)
         for body in message.raw_bodies:
-            arriving = self._arriving.get(body.stream_id)
-            if arriving is not None:  # otherwise it has been refused already
-                arriving.add(body.data)
+            if body.stream_id in self._requests:  # otherwise it has been refused already
+                self._requests[body.stream_id][0].add(body.data)
         for taken in message.raw_taken:
-            reply = self._replies.get(taken.stream_id)
-            if reply is not None:
-                reply.taken(taken.bytes)
+            if taken.stream_id in self._requests:
+                self._requests[taken.stream_id][1].taken(taken.bytes)
 
     def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:
         message.raw_pieces.append(part)
@@ -77,7 +73,7 @@ class _RawInbound(Inbound[RawServing]):
         return ResourceExhausted(error.message, field=REGION_FIELD) if isinstance(error, ResourceExhausted) else error
 
     def fail(self, stream_id: int, error: PinyonError) -> None:
-        self._replies[stream_id].fail(error)
+        self._requests[stream_id][1].fail(error)
 
     def _begin(self, request: peer_pb2.RawRequest) -> None:
         head = peer_pb2.RawHead()
@@ -88,13 +84,9 @@ class _RawInbound(Inbound[RawServing]):
         stream_id = head.stream_id
         arriving, reply = _Arriving(head.body_length), PeerReply(self, stream_id)
         arriving.add(request.body)
-        self._arriving[stream_id], self._replies[stream_id] = arriving, reply
+        self._requests[stream_id] = arriving, reply
         run = partial(self._run, head, request.hops, arriving, reply)
-        self.begin(stream_id, head.request_id, run, partial(self._forget, stream_id))
-
-    def _forget(self, stream_id: int) -> None:
-        self._arriving.pop(stream_id, None)
-        self._replies.pop(stream_id, None)
+        self.begin(stream_id, head.request_id, run, lambda: self._requests.pop(stream_id, None))
 
     async def _run(
         self, message: peer_pb2.RawHead, hops: int, arriving: _Arriving, reply: PeerReply, head: Head, share: Share
@@ -112,39 +104,29 @@ class _RawInbound(Inbound[RawServing]):
             session=whose.session, user=whose.user, priority=whose.priority, geographies=whose.geographies
         )
         limit_s = min(message.timeout_ms / 1e3 or serving.timeout_s, serving.timeout_s)
-        with serving.arrivals.admit(peer, hops, whose.geographies, whose.tenant) as place:
+        with serving.admit(peer, hops, whose.geographies, whose.tenant) as place:
             try:
                 async with asyncio.timeout(limit_s):
-                    body = await arriving.whole()
+                    body = await arriving.readexactly(message.body_length)
             except TimeoutError:
                 raise DeadlineExceeded("its body did not come in time") from None
             incoming = Incoming(place, limit_s, peer.region, message.model)
             return await serving.forwarding.serve_forwarded(head, body, reply, incoming)
 
 
-class _Arriving:
+class _Arriving(asyncio.StreamReader):
     """The body of a request while it arrives, of a known length in bytes."""
 
-    __slots__ = ("_complete", "_left", "_pieces")
-
     def __init__(self, length: int) -> None:
+        super().__init__()
         self._left = length
-        self._pieces: list[bytes] = []
-        self._complete = asyncio.Event()
 
     def add(self, data: bytes) -> None:
         """Adds a piece. Raises :class:`InvalidArgument` for more bytes than announced."""
         self._left -= len(data)
         if self._left < 0 or len(data) > PIECE_BYTES:
             raise InvalidArgument("a body that is larger than it was said to be", field="body")
-        self._pieces.append(data)
-        if not self._left:
-            self._complete.set()
-
-    async def whole(self) -> bytes:
-        await self._complete.wait()
-        pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.feed_data(data)
 
 
 def _fill(head: Head, message: peer_pb2.RawHead, limits: HttpLimits) -> None:

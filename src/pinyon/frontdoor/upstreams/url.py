@@ -96,9 +96,6 @@ class UpstreamKeys:
         return self.by_server.get(server, self.default if own else "")
 
 
-NO_KEYS = UpstreamKeys()
-
-
 def read_upstream_keys(path: str) -> UpstreamKeys:
     """Reads a file of lines ``KEY``, for all servers of ``--upstream``, or ``URL KEY``, for one; ``#`` begins a
     comment. An empty path means no keys.
@@ -106,7 +103,7 @@ def read_upstream_keys(path: str) -> UpstreamKeys:
     Raises :class:`InvalidArgument`; the message never holds a key.
     """
     if not path:
-        return NO_KEYS
+        return UpstreamKeys()
     try:
         with Path(path).open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)

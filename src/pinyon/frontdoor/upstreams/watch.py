@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from pinyon.frontdoor.upstreams.server import Server
 from pinyon.routing.server_load import kind_of_page, read_load
 from pinyon.routing.target import Report
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 
 PAGE_BYTES_MAX = 4 << 20
 HEALTH_BYTES_MAX = 64 << 10
@@ -78,40 +79,45 @@ class Watch:
                 task.cancel()
         for server in servers:
             if server not in self._tasks:
+                asker = _Asker(self, server)
                 self._tasks[server] = [
-                    asyncio.create_task(self._forever(_Health(self, server)), name="upstream health"),
-                    asyncio.create_task(self._forever(_Load(self, server)), name="upstream load"),
+                    asyncio.create_task(self._forever(server, asker.health), name="upstream health"),
+                    asyncio.create_task(self._forever(server, asker.load), name="upstream load"),
                 ]
 
     async def close(self) -> None:
         tasks = [task for each in self._tasks.values() for task in each]
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(*tasks)
 
-    async def _forever(self, asker: _Health | _Load) -> None:
+    async def _forever(self, server: Server, ask: Callable[[], Awaitable[float]]) -> None:
         while True:
             try:
-                pause_s = await asker.ask()
+                pause_s = await ask()
             except Exception:
-                _log.exception("how %s is cannot be found out", asker.server.name)
+                _log.exception("how %s is cannot be found out", server.name)
                 pause_s = self.times.health_s
             await asyncio.sleep(pause_s)
 
 
-class _Health:
-    """The check of a server's health and models."""
+class _Asker:
+    """The questions to one server. Each returns the pause before the next one of its kind, in seconds."""
 
     def __init__(self, watch: Watch, server: Server) -> None:
-        self.server = server
+        self._server = server
         self._fleet, self._times, self._clock = watch.fleet, watch.times, watch.clock
-        self._path = b"/health"
+        self._health_path, self._load_path = b"/health", b"/metrics"
         self._failures = 0
-        self._models_due_s = 0.0
+        """The failures in a row to show that the server is well."""
+        self._misses = 0
+        """The failures in a row to report the load."""
+        self._models_due_s = self._metrics_due_s = 0.0
 
-    async def ask(self) -> float:
-        server = self.server
+    # -- health and models
+
+    async def health(self) -> float:
+        """Asks whether the server is well and, now and then, for its models."""
+        server = self._server
         try:
             status = await self._status()
             if status == 200:
@@ -121,9 +127,10 @@ class _Health:
                 elif server.models:
                     self._fleet.found(server)
                 return self._times.health_s
-            why, gone, silent = f"its {self._path.decode()} answers {status}", False, False
+            why, gone, silent = f"its {self._health_path.decode()} answers {status}", False, False
         except Unavailable as error:
-            why, gone = _plain(error.message), isinstance(error, Absent)
+            said, gone = error.message, isinstance(error, Absent)
+            why = said[:1].lower() + said[1:].rstrip(".")  # a part of another sentence
             silent = isinstance(error, Absent | Broke) and error.silent
         self._failures += 1
         if gone or self._failures >= FAILURES or not server.healthy:
@@ -132,17 +139,17 @@ class _Health:
         return self._times.health_s
 
     async def _status(self) -> int:
-        kind = self.server.kind
+        server, kind = self._server, self._server.kind
         if kind is not None and kind.name == "pinyon":
-            self._path = b"/health/ready"  # its /health is about the process only
-        said = await self.server.ask(self._path, self._times.answer_s, HEALTH_BYTES_MAX)
-        if said.status in (404, 405, 501) and self._path == b"/health":
-            self._path = b"/v1/models"  # every server has that
-            said = await self.server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
-        return said.status
+            self._health_path = b"/health/ready"  # its /health is about the process only
+        status, _ = await server.ask(self._health_path, self._times.answer_s, HEALTH_BYTES_MAX)
+        if status in (404, 405, 501) and self._health_path == b"/health":
+            self._health_path = b"/v1/models"  # every server has that
+            status, _ = await server.ask(self._health_path, self._times.answer_s, PAGE_BYTES_MAX)
+        return status
 
     async def _ask_models(self) -> None:
-        server = self.server
+        server = self._server
         found = await discover_models(server)
         if isinstance(found, str):
             self._fleet.missing(server, found)
@@ -151,19 +158,11 @@ class _Health:
         self._fleet.listed(server, found)
         self._fleet.found(server)
 
+    # -- load
 
-class _Load:
-    """The check of a server's load."""
-
-    def __init__(self, watch: Watch, server: Server) -> None:
-        self.server = server
-        self._fleet, self._times, self._clock = watch.fleet, watch.times, watch.clock
-        self._path = b"/metrics"
-        self._metrics_due_s = 0.0
-        self._misses = 0
-
-    async def ask(self) -> float:
-        server = self.server
+    async def load(self) -> float:
+        """Asks for the server's load."""
+        server = self._server
         if not server.healthy:
             if server.gone:  # another kind of server may come back
                 self._metrics_due_s = 0.0
@@ -178,8 +177,8 @@ class _Load:
         began_s = self._clock()
         marks = self._fleet.marks(server)
         try:
-            page = await server.ask(self._path, self._times.answer_s, PAGE_BYTES_MAX)
-            load = read_load(server.kind, page.body) if page.status == 200 else None
+            status, page = await server.ask(self._load_path, self._times.answer_s, PAGE_BYTES_MAX)
+            load = read_load(server.kind, page) if status == 200 else None
         except Unavailable:  # the health check finds out whether it is well
             load = None
         took_s = self._clock() - began_s
@@ -194,18 +193,18 @@ class _Load:
         return max(self._times.load_s, min(REST * took_s, FRESH_S - 2 * took_s))
 
     def _missed(self) -> None:
-        self._path = b"/metrics"
+        self._load_path = b"/metrics"
         self._misses += 1
         if self._misses >= MISSES:
-            _log.warning("%s shows no load any longer: its outstanding requests are counted", self.server.name)
+            _log.warning("%s shows no load any longer: its outstanding requests are counted", self._server.name)
             self._misses = 0
-            self.server.kind = None
+            self._server.kind = None
 
     async def _find_kind(self) -> None:
-        server = self.server
+        server = self._server
         try:
-            page = await server.ask(b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
-            kind = kind_of_page(page.body) if page.status == 200 else None
+            status, page = await server.ask(b"/metrics", self._times.answer_s, PAGE_BYTES_MAX)
+            kind = kind_of_page(page) if status == 200 else None
             if kind is None:
                 _log.info("%s shows no load: its outstanding requests are counted", server.name)
                 return
@@ -214,30 +213,25 @@ class _Load:
             _log.info("%s is %s, capacity %d", server.name, kind.name, server.room_for)
             # Some servers compute only the metrics that are asked for.
             few = b"/metrics?name[]=%b&name[]=%b" % (kind.pending, kind.running)
-            page = await server.ask(few, self._times.answer_s, PAGE_BYTES_MAX)
-            self._path = few if page.status == 200 and read_load(kind, page.body) is not None else b"/metrics"
+            status, page = await server.ask(few, self._times.answer_s, PAGE_BYTES_MAX)
+            self._load_path = few if status == 200 and read_load(kind, page) is not None else b"/metrics"
         except Unavailable:
             return
-
-
-def _plain(message: str) -> str:
-    """Returns a sentence as a part of another one."""
-    return message[:1].lower() + message[1:].rstrip(".")
 
 
 async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
     """Returns a server's descriptions of its models by name, or why there are none: a sentence without a capital
     letter. Raises :class:`Unavailable`."""
-    said = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
-    if said.status in (401, 403):
+    status, body = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
+    if status in (401, 403):
         return "it wants an API key, or another one (--upstream-api-key-file)"
-    if said.status == 404:  # an old text-generation-inference
+    if status == 404:  # an old text-generation-inference
         name = (await _told(server, b"/info")).get("model_id")
         return {str(name): {}} if _is_name(name) else "it has no /v1/models"
-    if said.status != 200:
-        return f"its /v1/models answers {said.status}"
+    if status != 200:
+        return f"its /v1/models answers {status}"
     try:
-        listed = json.loads(said.body)["data"]
+        listed = json.loads(body)["data"]
         found: dict[str, Mapping[str, Any]] = {}
         for each in listed[:SERVER_MODELS_MAX]:
             if _is_name(each["id"]):
@@ -276,9 +270,9 @@ async def discover_capacity(server: Server) -> int:
 async def _told(server: Server, path: bytes) -> Mapping[str, Any]:
     """Returns the JSON object of a 200 answer; an empty one for other statuses and content. Raises as
     :meth:`Server.ask`."""
-    said = await server.ask(path, ANSWER_S, BYTES_MAX)
+    status, body = await server.ask(path, ANSWER_S, BYTES_MAX)
     try:
-        value = from_json(said.body) if said.status == 200 else None
+        value = from_json(body) if status == 200 else None
     except ValueError:
         value = None
     return value if type(value) is dict else {}
