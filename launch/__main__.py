@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from rich.table import Table
 
 from launch.cluster import POLICIES, ClusterSpec, LocalCluster
 from launch.hints import hints
-from launch.local_controller import LocalController
 from launch.ports import port_faults
 from launch.preflight import file_faults, option_faults
+from launch.process import ServiceProcess
 from launch.regions import LocalRegions, RegionsSpec
 from launch.supervisor import LOOK_S, Supervisor
 from pinyon.core.errors import PinyonError
@@ -111,17 +111,17 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--log-format", default="text", choices=("text", "json"))
 
 
-def _show_services(console: Console, cluster: LocalCluster | LocalController, title: str, prefix: str = "") -> None:
+def _show_services(console: Console, services: Mapping[str, ServiceProcess], title: str, prefix: str = "") -> None:
     table = Table(title=title, title_justify="left")
     for column in ("service", "pid", "gRPC", "other endpoints"):
         table.add_column(column, overflow="fold")
-    for name, service in cluster.services.items():
+    for name, service in services.items():
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
         table.add_row(prefix + name, str(service.pid), service.endpoints["grpc"], others)
     console.print(table)
 
 
-def _show(console: Console, cluster: LocalCluster, controller: LocalController | None) -> None:
+def _show(console: Console, cluster: LocalCluster, controller: ServiceProcess | None) -> None:
     for service in cluster.of_kind("lb")[1:]:
         places = " and ".join(
             f"{kind} at {service.endpoints[name]}" for name, kind in (("http", "HTTP"), ("grpc", "gRPC"))
@@ -139,7 +139,7 @@ def _show(console: Console, cluster: LocalCluster, controller: LocalController |
         authority=access.authority,
         admin=access.admin,
         api_keys_file=spec.api_keys_file,
-        controller="" if controller is None else controller.address,
+        controller="" if controller is None else controller.endpoints["grpc"],
     ):
         # Rich would wrap these lines, which users copy.
         sys.stdout.write(f"  {line}\n\n")
@@ -172,7 +172,7 @@ def up(arguments: argparse.Namespace) -> int:
     regions = [name.strip() for name in values.pop("regions").split(",") if name.strip()]
     delay_ms, static_peers = values.pop("region_delay_ms"), values.pop("static_peers")
     controller_port = values.pop("controller_port")
-    controller: LocalController | None = None
+    controller: ServiceProcess | None = None
     whole: LocalCluster | LocalRegions | None = None
     clusters: list[LocalCluster] = []
     try:
@@ -211,16 +211,18 @@ def up(arguments: argparse.Namespace) -> int:
             whole.start(say)
         starting = False
         for name, cluster in zip(regions or [""], clusters, strict=True):
-            _show_services(console, cluster, f"the region {name}" if name else "pinyon is up", cluster.spec.prefix)
+            _show_services(
+                console, cluster.services, f"the region {name}" if name else "pinyon is up", cluster.spec.prefix
+            )
         if controller is not None:
-            _show_services(console, controller, "of all regions")
+            _show_services(console, {controller.name: controller}, "of all regions")
         _show(console, clusters[0], controller)
         supervisors = [
-            Supervisor(cluster, partial(say_of, name), stop.is_set, time.monotonic())
+            Supervisor(cluster.processes, partial(say_of, name), time.monotonic())
             for name, cluster in zip(regions or [""], clusters, strict=True)
         ]
         if controller is not None:
-            supervisors.append(Supervisor(controller, say, stop.is_set, time.monotonic()))
+            supervisors.append(Supervisor([controller], say, time.monotonic()))
         while not stop.wait(LOOK_S):
             for supervisor in supervisors:
                 supervisor.tick(time.monotonic())

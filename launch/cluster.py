@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import Access, role_of
 from launch.ports import HeldPorts, Port, next_port
-from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess, end_all, first_ready
+from launch.process import INTERPRETER, START_S, Launch, Process, Progress, ServiceProcess, end_all, first_ready
 from launch.redis_server import NoRedis, RedisServer, find_redis
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
@@ -203,6 +203,12 @@ class LocalCluster:
     def conductor(self) -> str:
         return self.services["conductor"].endpoints["grpc"]
 
+    @property
+    def processes(self) -> list[Process]:
+        """Our processes, for a supervisor; a Redis that runs elsewhere is none of them."""
+        redis = [] if self.redis is None or self.redis.process is None else [self.redis]
+        return [*redis, *self.services.values()]
+
     def of_kind(self, kind: str) -> list[ServiceProcess]:
         """Returns the services whose name is ``kind`` or ``kind-N``."""
         return [service for name, service in self.services.items() if name.rpartition("-")[0] == kind or name == kind]
@@ -255,7 +261,10 @@ class LocalCluster:
         return port or self._ports.take(self.spec.host)
 
     def _make(self, name: str, kind: str, arguments: Sequence[str]) -> ServiceProcess:
-        service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log", self._launch_one)
+        log = self.log_dir / f"{name}.log"
+        # The conductor learns the new port of an instance when it registers again.
+        moves = kind in ("worker", "kvstore")
+        service = ServiceProcess(name, f"services.{kind}", arguments, log, self._launch_one, moves=moves)
         self.services[name] = service
         return service
 
@@ -292,18 +301,7 @@ class LocalCluster:
         while waiting:  # a service that ends is noticed at once, not after those before it
             service = first_ready(waiting, deadline)
             waiting.remove(service)
-            progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")
-
-    def restart(self, name: str, wait: bool = True) -> ServiceProcess:
-        """Starts a stopped or killed service again on its old ports; without ``wait`` the caller waits.
-
-        An instance takes another port if its own is in use by now: the conductor learns the new one when it registers.
-        Metrics do so for every service, since no service should wait for them.
-        """
-        service = self.services[name]
-        moves = name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore")
-        service.start_again(START_S if wait else None, yielding=("metrics", "grpc") if moves else ("metrics",))
-        return service
+            progress(f"{service.name} {service.addresses}")
 
     def wait_serving(self, deadline: float) -> None:
         """Waits until all are healthy, the conductor knows every instance and each load balancer would serve."""
@@ -357,10 +355,6 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{service.name} does not become ready")
             time.sleep(0.02)  # a poll with a deadline, as above
-
-    def dead(self) -> list[ServiceProcess]:
-        """Returns the services that ended by themselves."""
-        return [service for service in self.services.values() if service.process is not None and not service.alive]
 
     def stop(self) -> None:
         """Ends all services, outermost first; kills those that do not end in time."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.access import Access
 from launch.cluster import ClusterSpec, LocalCluster
-from launch.local_controller import LocalController
 from launch.ports import HeldPorts, Port
-from launch.process import INTERPRETER, START_S, Launch, Progress
+from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geography
@@ -69,6 +68,19 @@ class RegionsSpec:
         return self.delay_ms if found is None else found
 
 
+def controller_process(
+    address: str, folder: Path, log_dir: Path, arguments: Sequence[str], launch: Launch, metrics_port: int
+) -> ServiceProcess:
+    """Returns the controller, which is not started. Its state is in ``folder``, so that it outlives restarts."""
+    host = address.rpartition(":")[0]
+    own = (
+        *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
+        *("--metrics-listen", f"{host}:{metrics_port}", "--state-file", str(folder / "controller.json")),
+    )
+    log = log_dir / f"{CONTROLLER}.log"
+    return ServiceProcess(CONTROLLER, "services.controller", [*own, *arguments], log, launch)
+
+
 class LocalRegions:
     """The suites of all regions: use it as a context manager, or call :meth:`stop` in any case."""
 
@@ -96,11 +108,13 @@ class LocalRegions:
             following = following and following + len(each.names)
         tls = spec.cluster.tls
         tls_dir = spec.cluster.tls_dir or str(root / "tls")
-        self.controller: LocalController | None = None
+        self.controller: ServiceProcess | None = None
+        address = ""
         if not spec.static_peers:
             host = spec.cluster.host
-            self.controller = LocalController(
-                f"{host}:{spec.controller_port or free_port(host)}",
+            address = f"{host}:{spec.controller_port or free_port(host)}"
+            self.controller = controller_process(
+                address,
                 root,
                 root if log_dir is None else log_dir,
                 [
@@ -122,7 +136,7 @@ class LocalRegions:
             extra = dict(each.extra)
             extra["lb"] = (
                 *("--region", name, "--test-region-delays-ms", delays, *arguments),
-                *(("--peers", peers) if self.controller is None else ("--controller", self.controller.address)),
+                *(("--controller", address) if address else ("--peers", peers)),
                 *(("--admin-listen", f"{each.host}:{doors[name]}") if tls else ()),
                 *extra.get("lb", ()),
             )
@@ -156,7 +170,12 @@ class LocalRegions:
                 cluster.make_certificates()
             if self.controller is not None:
                 access = next(iter(self.clusters.values())).access
-                self.controller.start(access.folder(CONTROLLER, CONTROLLER), progress)
+                if (tls_dir := access.folder(CONTROLLER, CONTROLLER)) is not None:
+                    self.controller.arguments += ["--tls-dir", str(tls_dir)]
+                self.controller.log_path.parent.mkdir(parents=True, exist_ok=True)
+                self.controller.spawn()
+                self.controller.wait_ready(time.monotonic() + START_S)
+                progress(f"{CONTROLLER} {self.controller.addresses}")
             for name, cluster in self.clusters.items():
                 cluster.start(lambda line, name=name: progress(f"{name}: {line}"))  # type: ignore[misc]
             if self.controller is not None:
@@ -171,7 +190,7 @@ class LocalRegions:
             raise RuntimeError("these regions have no controller")
         # The controller's id has no region prefix.
         access = Access(next(iter(self.clusters.values())).access.root)
-        with access.channel(self.controller.services[CONTROLLER]) as channel:
+        with access.channel(self.controller) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             reply: controller_pb2.ListRegionsResponse = stub.ListRegions(
                 controller_pb2.ListRegionsRequest(), timeout=START_S, wait_for_ready=True
@@ -191,7 +210,8 @@ class LocalRegions:
 
     def stop(self) -> None:
         if self.controller is not None:
-            self.controller.stop()
+            # At once: nothing is kept, and no load balancer should replace others that end now.
+            self.controller.kill()
         for cluster in self.clusters.values():
             cluster.stop()
         self._ports.close()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 
 from launch.cluster import LocalCluster
-from launch.process import ServiceProcess
+from launch.process import Child, ServiceProcess
 from launch.scrape import Scrape
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
@@ -126,7 +125,8 @@ async def generating(answers: list[Answer], tokens: int = 3) -> None:
 
 async def restart(cluster: LocalCluster, name: str) -> None:
     # A child ends with the thread that started it, and this thread lives on.
-    service = cluster.restart(name, wait=False)
+    service = cluster.services[name]
+    service.start_again()
     await asyncio.to_thread(service.wait_ready, time.monotonic() + WAIT_S)
 
 
@@ -170,7 +170,7 @@ def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
     return {holder.instance_id: holder.prefix_blocks for holder in reply.holders}
 
 
-def redis_process(cluster: LocalCluster) -> subprocess.Popen[bytes]:
+def redis_process(cluster: LocalCluster) -> Child:
     assert cluster.redis is not None
     assert cluster.redis.process is not None
     return cluster.redis.process

@@ -17,7 +17,7 @@ from pinyon.api.lb.v1 import lb_pb2_grpc
 from tests.cluster.fault_tools import lookup
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
-from tests.cluster.specs import CHUNKS, cluster_spec
+from tests.cluster.specs import CHUNKS, cluster_spec, start_again
 from tests.forks import forked
 from tests.long import usually
 
@@ -129,7 +129,7 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
                 lost.extend(ask for ask in asks[:dies] if stored(ask))
                 cluster.services["kvstore-0"].kill()
             elif finished == returns:
-                cluster.restart("kvstore-0")
+                start_again(cluster, "kvstore-0")
 
         def stored(ask: Ask) -> int:
             return lookup(cluster, ask.prompt).get("kvstore-0", 0)
