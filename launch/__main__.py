@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from launch.cluster import POLICIES, ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster
 from launch.hints import hints
 from launch.ports import port_faults
 from launch.preflight import file_faults, option_faults
@@ -28,11 +29,9 @@ from pinyon.runtime.arguments import Parser
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--prefill", type=int, default=2, help="prefill workers (default 2)")
-    add("--decode", type=int, default=2, help="decode workers (default 2)")
-    add("--mixed", type=int, default=0, help="workers that do both (default 0)")
-    add("--stores", type=int, default=1, help="KV store nodes; 0 serves without a store and without Redis (default 1)")
-    add("--lbs", type=int, default=1, help="load balancers; further ones take the next free ports (default 1)")
+    for each in fields(ClusterSpec):
+        if each.metadata:
+            add(f"--{each.name.replace('_', '-')}", **each.metadata)
     add(
         "--regions",
         default="",
@@ -59,56 +58,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no controller: each load balancer is told once where the others are",
     )
-    add("--host", default="127.0.0.1", help="address everything listens on (default 127.0.0.1)")
-    add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
-    add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
-    add("--conductor-port", type=int, default=7000, help="the conductor's gRPC (default 7000; 0: a free one)")
-    add(
-        "--metrics-base-port",
-        type=int,
-        default=7300,
-        metavar="PORT",
-        help="Prometheus metrics: the first of as many ports in a row as there are services, each the same at every "
-        "start (default 7300; 0: free ones)",
-    )
-    add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
-    add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
-    add("--served-model-name", default="", help="name clients ask for; default: the model's own")
-    add(
-        "--more-models",
-        default="",
-        metavar="[NAME=]FOLDER,...",
-        help="further models behind the same load balancer, each with that many workers of its own",
-    )
-    engines = "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take"
-    add("--engine", default="numpy", choices=("numpy", "instant", "paced"), help=engines)
-    add(
-        "--engine-profile",
-        default="",
-        help="what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file",
-    )
-    for name, registry in POLICIES.items():
-        add(f"--{name.replace('_', '-')}", default="", help=f"{name.replace('_', ' ')} policy: {registry.described}")
-    kernels = "whose tokens read KV together in a step: nobody's, the whole batch's, any two's (default grouped)"
-    add("--attention-kernel", default="", choices=("plain", "whole", "grouped"), help=kernels)
-    add(
-        "--pool-blocks",
-        type=int,
-        default=ClusterSpec.pool_blocks,
-        help="KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)",
-    )
-    add("--dram-blocks", type=int, default=0, help="KV blocks of a second tier per worker (default 0: none)")
-    add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
-    add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
-    add("--tls", action="store_true", help="TLS between all services, HTTPS for clients; the files are made for it")
-    add("--tls-dir", default="", metavar="DIR", help="keep these files here; default: deleted at the end")
-    add("--allow-insecure", action="store_true", help="listen on --host without TLS or API keys though others reach it")
-    add("--api-keys-file", default="", help="lines of KEY TENANT; default: no keys, one public tenant")
-    add("--otlp-endpoint", default="", help="send traces there (http://host:4317)")
-    add("--journal", default="", metavar="DIR", help="write what workers and load balancers decide, one file each")
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add("--log-format", default="text", choices=("text", "json"))
 
 
 def _show_services(console: Console, services: Mapping[str, ServiceProcess], title: str, prefix: str = "") -> None:
