@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.messages.checks import check_keys
 from pinyon.messages.explanation import explained_to_proto
 from pinyon.messages.role import role_from_proto
+from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import ADMIN, KVSTORE, LB, WORKER
-from services.conductor.explaining import Explainer
+from services.conductor.explaining import explained
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
@@ -49,7 +51,8 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
     listing: Listing
     intake: ReportIntake
     placer: Placer
-    explainer: Explainer
+    log: DecisionLog | None
+    clock: Clock
     metrics: ConductorMetrics
     lb_sessions_max: int
     _lb_sessions: int = field(default=0, init=False)
@@ -88,7 +91,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
 
     async def Explain(self, request: conductor_pb2.ExplainRequest, context: Any) -> conductor_pb2.ExplainResponse:
         response = conductor_pb2.ExplainResponse()
-        async for logged, explanation, age_s in self.explainer.explain(request.request_id):
+        async for logged, explanation, age_s in explained(self.log, request.request_id, self.clock):
             response.decisions.append(explained_to_proto(logged, explanation, age_s))
         return response
 
