@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from launch.balancers.balancer import Balancer
-from launch.balancers.held_port import HeldPort
 from launch.balancers.merged import Merged
 from launch.balancers.shares import check_processes, process_arguments
+from launch.ports import HeldPort
 from launch.process import end_all
 from launch.supervisor import LOOK_S, Supervisor
 from pinyon.core.errors import Unavailable

@@ -82,8 +82,7 @@ def build(
     )
     if state is not None:
         registry.recover(state, clock())
-    metrics = ControllerMetrics(metrics_registry)
-    metrics.watch(registry, clock)
+    metrics = ControllerMetrics(metrics_registry, registry, clock)
     announcer = Announcer(registry)
     restarts = Restarts(settings.restart_hook, settings.restart_timeout_s, settings.restart_attempts, metrics.restarted)
     page = RegionsPage()

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
-from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass, Role
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
+from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.refit_thread import RefitThread
@@ -252,3 +253,35 @@ class StoreNode:
     def _changed(self) -> None:
         for callback in self._on_change:
             callback()
+
+
+class StoreReport:
+    """The reports of a store node to the conductor: a :class:`pinyon.runtime.report_session.ReportSource`."""
+
+    def __init__(self, node: StoreNode) -> None:
+        self._node = node
+        self._changes = node.table.listen()
+
+    def info(self, address: str) -> InstanceInfo:
+        """Returns how the node registers. Its capacity in blocks depends on their size, so it is left open."""
+        return InstanceInfo(self._node.node_id, self._node.boot_id, Role.STORE, address)
+
+    def snapshot_keys(self) -> Sequence[bytes]:
+        return self._node.table.keys()
+
+    def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        return self._changes.drain()
+
+    def load(self) -> InstanceLoad:
+        table = self._node.table
+        return InstanceLoad(
+            used_blocks=table.leased_objects + table.reserved_objects,
+            cached_blocks=table.idle_objects,
+            draining=self._node.draining,
+        )
+
+    def news(self) -> None:
+        """Reports nothing, because a store node computes nothing."""
+
+    def decoding(self) -> Sequence[str]:
+        return ()

@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 
+import grpc
 import pytest
 
 from launch.cluster import LocalCluster
@@ -48,7 +49,7 @@ async def send_all(cluster: LocalCluster, asks: list[Ask], on_done=lambda count:
     answers: list[Answer | None] = [None] * len(asks)
     queue = iter(range(len(asks)))
     finished = 0
-    async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
+    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
 
         async def client() -> None:

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from launch import supervisor
 from launch.balancers.balancer import Balancer
 from launch.balancers.group import Group
-from launch.balancers.held_port import HeldPort
+from launch.ports import HeldPort
 from launch.process import ServiceProcess
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable

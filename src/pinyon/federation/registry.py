@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from pinyon.federation.changes import Changes, is_upstream
-from pinyon.federation.clusters import cluster_of, owned_before, owners_of
+from pinyon.federation.clusters import Changes, cluster_of, is_upstream, owned_before, owners_of
 from pinyon.federation.distances import Distances, Pair
 from pinyon.federation.members import LbInfo, LbLoad, LbState
 from pinyon.federation.position import Position
