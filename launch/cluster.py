@@ -218,7 +218,8 @@ class LocalCluster:
             _check_folder(folder, option)
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
-        self._access: Access = Access(None)
+        self.access = Access(None)
+        """The way to reach the services from outside."""
         self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # -- endpoints
@@ -227,11 +228,6 @@ class LocalCluster:
     def http(self) -> str:
         """The base URL of the first load balancer, without a path."""
         return f"{'https' if self.spec.tls else 'http'}://{self.services['lb-0'].endpoints['http']}"
-
-    @property
-    def access(self) -> Access:
-        """The way to reach the services from outside."""
-        return self._access
 
     @property
     def conductor(self) -> str:
@@ -270,7 +266,7 @@ class LocalCluster:
         self.make_certificates()
         if self.spec.stores:
             try:
-                self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
+                self.redis = find_redis(self.spec.redis_url, tls_dir=self.access.folder(REDIS, "redis"))
                 progress(f"redis ({self.redis.origin}) at {self.redis.url}")
             except NoRedis as error:
                 self.spec = replace(self.spec, stores=0)
@@ -313,7 +309,7 @@ class LocalCluster:
     def make_certificates(self) -> None:
         """Creates missing certificates if TLS is on. Clusters that share a ``tls_dir`` do so before any starts."""
         spec = self.spec
-        if not spec.tls or self._access.root is not None:
+        if not spec.tls or self.access.root is not None:
             return
         # Imported with TLS only, because it needs cryptography.
         from pinyon.runtime.certificates import Authority, Wanted
@@ -326,7 +322,7 @@ class LocalCluster:
         prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
         for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,), spec.region)), now)
-        self._access = Access(root, spec.prefix)
+        self.access = Access(root, spec.prefix)
 
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:
@@ -342,7 +338,7 @@ class LocalCluster:
         for service in self.services.values():
             if service in self.of_kind("lb"):
                 continue  # a load balancer is healthy only when it would serve
-            with self._access.channel(service) as channel:
+            with self.access.channel(service) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(
                     health_pb2.HealthCheckRequest(), timeout=max(0.1, deadline - time.monotonic()), wait_for_ready=True
@@ -355,7 +351,7 @@ class LocalCluster:
 
     def wait_instances(self, count: int, deadline: float) -> list[conductor_pb2.Instance]:
         """Waits until the conductor lists ``count`` schedulable instances (store nodes count too); returns them."""
-        with self._access.channel(self.services["conductor"]) as channel:
+        with self.access.channel(self.services["conductor"]) as channel:
             stub = conductor_pb2_grpc.ConductorServiceStub(channel)
             while True:
                 left = deadline - time.monotonic()
@@ -377,7 +373,7 @@ class LocalCluster:
     def _wait_lb(self, service: ServiceProcess, deadline: float) -> None:
         while True:
             service.check_alive()
-            connection = self._access.http(service, timeout_s=2)
+            connection = self.access.http(service, timeout_s=2)
             try:
                 connection.request("GET", "/health/ready")
                 if connection.getresponse().status == 200:
@@ -410,7 +406,7 @@ class LocalCluster:
 
     def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
         spec = self.spec
-        folder = self._access.folder(role_of(name), spec.prefix + name)
+        folder = self.access.folder(role_of(name), spec.prefix + name)
         return [
             *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
             *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),

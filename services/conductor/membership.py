@@ -80,10 +80,6 @@ class Membership:
         """Set, and replaced, at each change."""
 
     @property
-    def version(self) -> int:
-        return self._fleet.version
-
-    @property
     def sessions(self) -> int:
         """The number of instances with a live report session."""
         return sum(reporter.state.connected for reporter in list(self._reporters.values()))
