@@ -68,10 +68,6 @@ class LeaseTable(Generic[T]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def held(self) -> list[list[T]]:
-        """Returns the items of each lease."""
-        return [items for _, items in self._leases.values()]
-
     @property
     def count(self) -> int:
         return len(self._leases)

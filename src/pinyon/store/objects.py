@@ -378,27 +378,3 @@ class ObjectTable:
         """Returns the earliest time at which a lease or a put may be overdue."""
         times = (self._puts.next_deadline(), self._leases.next_deadline())
         return min((time_s for time_s in times if time_s is not None), default=None)
-
-    def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the table's books do not balance. O(objects log objects)."""
-        self._allocator.check_integrity()
-        evictable = [held for held in self._readable.values() if not held.readers]
-        faults = [
-            (set(self._readable) & set(self._reserved), "a key is readable and reserved"),
-            (any((held.key in self.eviction) == bool(held.readers) for held in self._readable.values()), "evictable"),
-            (len(self.eviction) != len(evictable), "the eviction policy holds something else"),
-            (not self._idle.is_of(evictable), "idle sizes"),
-            (self._being_put() != len(self._reserved), "reservations without a put"),
-            (not self.leases and (self._unlisted or len(evictable) != len(self._readable)), "readers without a lease"),
-            (not self._unlisted and self._bytes() != self.used_bytes, "bytes in use"),
-        ]
-        broken = [text for wrong, text in faults if wrong]
-        if broken:
-            raise RuntimeError(f"object table: {', '.join(broken)}")
-
-    def _being_put(self) -> int:
-        return sum(map(len, [*self._puts.held(), *self._closing.values()]))
-
-    def _bytes(self) -> int:
-        every = [*self._readable.values(), *self._reserved.values(), *self._lost]
-        return sum(self._allocator.rounded(each.size) for each in every)
