@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,15 +81,18 @@ def test_an_instance_killed_in_mid_stream(regions: LocalRegions) -> None:
 
 
 def test_law_holds_whatever_fails(tmp_path: Path) -> None:
+    policy = tmp_path / "geography.json"
     spec = cluster_spec(
         prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256,
-        extra={"mixed": ("--max-batch", "4")},
+        extra={"mixed": ("--max-batch", "4"), "lb": ("--geography-file", str(policy))},
     )  # fmt: skip
     law = {
         "regions": {"us": [], "eu": ["gdpr"], "uk": ["gdpr"]},
         "rules": [{"from": ["gdpr"], "to": ["gdpr"]}, {"from": ["us"], "to": ["us"]}],
     }
-    with LocalRegions(RegionsSpec(("eu", "uk", "us"), spec, delay_ms=20.0, geography=law), tmp_path, forked) as regions:
+    policy.write_text(json.dumps(law))
+    several = RegionsSpec(("eu", "uk", "us"), spec, delay_ms=20.0, controller_arguments=("--geography", str(policy)))
+    with LocalRegions(several, tmp_path, forked) as regions:
         with Load(regions, "eu", may_fail=True) as load:
             taken_by(regions, "uk")
             regions.clusters["uk"].services["lb-0"].signal(signal.SIGKILL)
