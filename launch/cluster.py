@@ -372,7 +372,8 @@ class LocalCluster:
 
     def _wait_lb(self, service: ServiceProcess, deadline: float) -> None:
         while True:
-            service.check_alive()
+            if not service.alive:
+                raise Unavailable(f"{service.name} ended{service.log_tail()}")
             connection = self.access.http(service, timeout_s=2)
             try:
                 connection.request("GET", "/health/ready")

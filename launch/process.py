@@ -148,11 +148,6 @@ class Process:
         self.restarts += 1
         self.spawn()
 
-    def check_alive(self) -> None:
-        """Raises :class:`Unavailable` with the end of the log if the process has ended."""
-        if not self.alive:
-            raise Unavailable(f"{self.name} ended{self.log_tail()}")
-
     def signal(self, number: int) -> None:
         """Sends a signal if the process is alive."""
         if self.process is not None and self.alive:

@@ -39,12 +39,7 @@ _log = get_logger("lb.processes")
 class Group(Collector):
     """The load balancer processes: ``start`` → ``keep`` → ``close``. As a collector it yields the metrics of all."""
 
-    def __init__(
-        self,
-        balancers: Sequence[Balancer],
-        drain_s: float,
-        quick_deaths_max: int = QUICK_DEATHS_MAX,
-    ) -> None:
+    def __init__(self, balancers: Sequence[Balancer], drain_s: float, quick_deaths_max: int = QUICK_DEATHS_MAX) -> None:
         """Takes ``drain_s``, the time that a process may take from SIGTERM to its end.
 
         After ``quick_deaths_max`` quick deaths of one process in a row, another one ends the group.

@@ -92,7 +92,7 @@ async def until(what: str, true: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def value(cluster: LocalCluster, service: str, metric: str) -> float:
-    return (await asyncio.to_thread(Scrape, cluster, (service,), (metric,))).of(service, metric)
+    return (await asyncio.to_thread(Scrape, cluster, (service,), (metric,))).total(metric, service)
 
 
 async def busiest(
@@ -106,9 +106,9 @@ async def busiest(
             await begin()
         names = [each.name for each in cluster.of_kind(kind)]
         scrape = await asyncio.to_thread(Scrape, cluster, names, (metric,))
-        best = max(cluster.of_kind(kind), key=lambda each: scrape.of(each.name, metric))
+        best = max(cluster.of_kind(kind), key=lambda each: scrape.total(metric, each.name))
         found[:] = [best]
-        return scrape.of(best.name, metric) > 0
+        return scrape.total(metric, best.name) > 0
 
     await until(f"{kind} with {metric}", some)
     return found[0]
@@ -150,8 +150,8 @@ async def whole(cluster: LocalCluster) -> None:
     await wait_idle(cluster)
     scrape = await asyncio.to_thread(Scrape, cluster, WORKERS)
     for name in WORKERS:
-        parts = [scrape.of(name, f"pinyon_worker_{part}_blocks") for part in ("used", "cached", "free")]
-        assert sum(parts) == scrape.of(name, "pinyon_worker_total_blocks"), f"{name}: used, cached, free are {parts}"
+        parts = [scrape.total(f"pinyon_worker_{part}_blocks", name) for part in ("used", "cached", "free")]
+        assert sum(parts) == scrape.total("pinyon_worker_total_blocks", name), f"{name}: used, cached, free are {parts}"
 
 
 def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
