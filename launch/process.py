@@ -95,7 +95,7 @@ class Process:
     def __init__(self, name: str, log_path: Path | None, start_s: float = START_S) -> None:
         """Takes the file of its log, if it has one, and the time within which it must serve after its start."""
         self.name = name
-        self.log = log_path
+        self.log_path = log_path
         self.start_s = start_s
         self.process: Child | None = None
         self.restarts = 0
@@ -103,12 +103,6 @@ class Process:
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def log_path(self) -> Path:
-        if self.log is None:
-            raise RuntimeError(f"{self.name} has no log of its own")
-        return self.log
 
     @property
     def pid(self) -> int:
@@ -170,7 +164,8 @@ class Process:
 
     def log_tail(self) -> str:
         """Returns the end of the log as a clause to append to a message; empty without a log."""
-        text = self.log.read_text(errors="replace")[-2000:] if self.log is not None and self.log.exists() else ""
+        path = self.log_path
+        text = path.read_text(errors="replace")[-2000:] if path is not None and path.exists() else ""
         return f"; its log ends with:\n{text}" if text else ""
 
 
@@ -219,7 +214,7 @@ class ServiceProcess(Process):
         """Starts the process; :meth:`wait_ready` waits until it serves."""
         reader, writer = os.pipe()
         try:
-            with nullcontext() if self.log is None else self.log.open("ab") as log:
+            with nullcontext() if self.log_path is None else self.log_path.open("ab") as log:
                 self.process = self._started(log, writer)
         except BaseException:
             os.close(reader)

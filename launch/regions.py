@@ -86,6 +86,7 @@ class LocalRegions:
         self._ports = HeldPorts()
         free_port = self._ports.take
         root = Path(self._folder.name)
+        self._log_dir = log_dir or root
         host, tls, metrics_port = spec.cluster.host, spec.cluster.tls, spec.cluster.metrics_base_port
         clusters: dict[str, ClusterSpec] = {}
         for number, name in enumerate(spec.names):
@@ -102,7 +103,7 @@ class LocalRegions:
             self.controller = controller_process(
                 address,
                 root,
-                root if log_dir is None else log_dir,
+                self._log_dir,
                 [
                     *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
                     *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
@@ -157,7 +158,7 @@ class LocalRegions:
                 access = next(iter(self.clusters.values())).access
                 if (tls_dir := access.folder(CONTROLLER, CONTROLLER)) is not None:
                     self.controller.arguments += ["--tls-dir", str(tls_dir)]
-                self.controller.log_path.parent.mkdir(parents=True, exist_ok=True)
+                self._log_dir.mkdir(parents=True, exist_ok=True)
                 self.controller.spawn()
                 self.controller.wait_ready(time.monotonic() + START_S)
                 progress(f"{CONTROLLER} {self.controller.addresses}")

@@ -97,7 +97,8 @@ class Supervisor:
         elif not process.alive:
             watched.ready_by_s = None
             code = process.process.returncode if process.process is not None else None
-            self._plan(watched, _how_it_ended(code) + (_last_words(process.log) if code and code > 0 else ""), now_s)
+            how = _how_it_ended(code) + (_last_words(process.log_path) if code and code > 0 else "")
+            self._plan(watched, how, now_s)
         elif watched.ready_by_s is not None:
             self._await_ready(watched, process, watched.ready_by_s, now_s)
         elif process.hangs(now_s):
@@ -120,7 +121,7 @@ class Supervisor:
 
     def _plan(self, watched: _Watched, how: str, now_s: float) -> None:
         process, restarts = watched.process, watched.restarts
-        where = "" if process.log is None else f"; its log: {process.log}"
+        where = "" if process.log_path is None else f"; its log: {process.log_path}"
         pause_s = restarts.died(now_s, watched.served)
         if pause_s is None:
             watched.given_up = True

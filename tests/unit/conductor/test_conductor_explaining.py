@@ -7,7 +7,7 @@ import pytest
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.policy import PlacementRequest
-from services.conductor.explaining import DECISIONS_MAX, explained
+from services.conductor.servicer import DECISIONS_MAX, explained
 
 
 async def test_of_many_decisions_the_last_ones_are_told() -> None:
