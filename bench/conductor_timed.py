@@ -22,7 +22,7 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.placement.scheduler import Scheduler
 from services.conductor import __main__ as service
 from services.conductor import app, intake, placing
-from services.conductor.turns import Steps
+from services.conductor.intake import Steps
 
 PARTS = (
     "placing", "decision", "request from its message", "placement to its message", "reports", "events", "messages read",

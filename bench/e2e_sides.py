@@ -16,7 +16,8 @@ from launch.cluster import LocalCluster
 from pinyon.core.block_keys import namespace
 from pinyon.frontdoor.instances.prompts import KeyChains
 from pinyon.frontdoor.instances.tokenizer_process import tokenize
-from pinyon.runtime.identity import LB
+from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
+from pinyon.runtime.identity import LB, WORKER, peer_name
 
 CONCURRENCY = 16
 
@@ -86,8 +87,15 @@ class DirectTaker:
         layout_id = self._card.config.kv_layout(BLOCK_TOKENS).layout_id
         self._start = namespace(self._card.fingerprint, layout_id, "", access.secret)
         self._chains = KeyChains()
+        channels = PLAIN_CHANNELS
+        if access.root is not None:
+            from pinyon.runtime.tls import Tls  # with TLS only: it brings cryptography
+
+            folder = access.first(LB)
+            channels = Channels(Tls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt"))
         self._clients = [
-            DirectClient(service.endpoints["grpc"], access.session(service, LB)) for service in cluster.of_kind("mixed")
+            DirectClient(service.endpoints["grpc"], channels.sessions_to(peer_name(WORKER, service.name)))
+            for service in cluster.of_kind("mixed")
         ]
 
     def prepare(self, count: int) -> list[tuple[int, Work]]:

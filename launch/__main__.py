@@ -8,18 +8,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from launch.cluster import POLICIES, ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster
 from launch.hints import hints
-from launch.local_controller import LocalController
 from launch.ports import port_faults
 from launch.preflight import file_faults, option_faults
+from launch.process import ServiceProcess
 from launch.regions import LocalRegions, RegionsSpec
 from launch.supervisor import LOOK_S, Supervisor
 from pinyon.core.errors import PinyonError
@@ -28,11 +29,9 @@ from pinyon.runtime.arguments import Parser
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--prefill", type=int, default=2, help="prefill workers (default 2)")
-    add("--decode", type=int, default=2, help="decode workers (default 2)")
-    add("--mixed", type=int, default=0, help="workers that do both (default 0)")
-    add("--stores", type=int, default=1, help="KV store nodes; 0 serves without a store and without Redis (default 1)")
-    add("--lbs", type=int, default=1, help="load balancers; further ones take the next free ports (default 1)")
+    for each in fields(ClusterSpec):
+        if each.metadata:
+            add(f"--{each.name.replace('_', '-')}", **each.metadata)
     add(
         "--regions",
         default="",
@@ -59,69 +58,20 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no controller: each load balancer is told once where the others are",
     )
-    add("--host", default="127.0.0.1", help="address everything listens on (default 127.0.0.1)")
-    add("--http-port", type=int, default=8000, help="OpenAI-compatible HTTP (default 8000; 0: a free one)")
-    add("--lb-port", type=int, default=8001, help="the load balancer's gRPC (default 8001; 0: a free one)")
-    add("--conductor-port", type=int, default=7000, help="the conductor's gRPC (default 7000; 0: a free one)")
-    add(
-        "--metrics-base-port",
-        type=int,
-        default=7300,
-        metavar="PORT",
-        help="Prometheus metrics: the first of as many ports in a row as there are services, each the same at every "
-        "start (default 7300; 0: free ones)",
-    )
-    add("--redis-url", default="", help="a running Redis; default: redis-server from the PATH, else the embedded one")
-    add("--model", default="", help="Hugging Face checkpoint folder; default: the small built-in model")
-    add("--served-model-name", default="", help="name clients ask for; default: the model's own")
-    add(
-        "--more-models",
-        default="",
-        metavar="[NAME=]FOLDER,...",
-        help="further models behind the same load balancer, each with that many workers of its own",
-    )
-    engines = "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take"
-    add("--engine", default="numpy", choices=("numpy", "instant", "paced"), help=engines)
-    add(
-        "--engine-profile",
-        default="",
-        help="what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file",
-    )
-    for name, registry in POLICIES.items():
-        add(f"--{name.replace('_', '-')}", default="", help=f"{name.replace('_', ' ')} policy: {registry.described}")
-    kernels = "whose tokens read KV together in a step: nobody's, the whole batch's, any two's (default grouped)"
-    add("--attention-kernel", default="", choices=("plain", "whole", "grouped"), help=kernels)
-    add(
-        "--pool-blocks",
-        type=int,
-        default=ClusterSpec.pool_blocks,
-        help="KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)",
-    )
-    add("--dram-blocks", type=int, default=0, help="KV blocks of a second tier per worker (default 0: none)")
-    add("--block-tokens", type=int, default=32, help="tokens per KV block (default 32)")
-    add("--store-mib", type=int, default=256, help="DRAM pool of each store node in MiB (default 256)")
-    add("--tls", action="store_true", help="TLS between all services, HTTPS for clients; the files are made for it")
-    add("--tls-dir", default="", metavar="DIR", help="keep these files here; default: deleted at the end")
-    add("--allow-insecure", action="store_true", help="listen on --host without TLS or API keys though others reach it")
-    add("--api-keys-file", default="", help="lines of KEY TENANT; default: no keys, one public tenant")
-    add("--otlp-endpoint", default="", help="send traces there (http://host:4317)")
-    add("--journal", default="", metavar="DIR", help="write what workers and load balancers decide, one file each")
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
-    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add("--log-format", default="text", choices=("text", "json"))
 
 
-def _show_services(console: Console, cluster: LocalCluster | LocalController, title: str, prefix: str = "") -> None:
+def _show_services(console: Console, services: Mapping[str, ServiceProcess], title: str, prefix: str = "") -> None:
     table = Table(title=title, title_justify="left")
     for column in ("service", "pid", "gRPC", "other endpoints"):
         table.add_column(column, overflow="fold")
-    for name, service in cluster.services.items():
+    for name, service in services.items():
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
         table.add_row(prefix + name, str(service.pid), service.endpoints["grpc"], others)
     console.print(table)
 
 
-def _show(console: Console, cluster: LocalCluster, controller: LocalController | None) -> None:
+def _show(console: Console, cluster: LocalCluster, controller: ServiceProcess | None) -> None:
     for service in cluster.of_kind("lb")[1:]:
         places = " and ".join(
             f"{kind} at {service.endpoints[name]}" for name, kind in (("http", "HTTP"), ("grpc", "gRPC"))
@@ -139,7 +89,7 @@ def _show(console: Console, cluster: LocalCluster, controller: LocalController |
         authority=access.authority,
         admin=access.admin,
         api_keys_file=spec.api_keys_file,
-        controller="" if controller is None else controller.address,
+        controller="" if controller is None else controller.endpoints["grpc"],
     ):
         # Rich would wrap these lines, which users copy.
         sys.stdout.write(f"  {line}\n\n")
@@ -172,7 +122,7 @@ def up(arguments: argparse.Namespace) -> int:
     regions = [name.strip() for name in values.pop("regions").split(",") if name.strip()]
     delay_ms, static_peers = values.pop("region_delay_ms"), values.pop("static_peers")
     controller_port = values.pop("controller_port")
-    controller: LocalController | None = None
+    controller: ServiceProcess | None = None
     whole: LocalCluster | LocalRegions | None = None
     clusters: list[LocalCluster] = []
     try:
@@ -211,16 +161,18 @@ def up(arguments: argparse.Namespace) -> int:
             whole.start(say)
         starting = False
         for name, cluster in zip(regions or [""], clusters, strict=True):
-            _show_services(console, cluster, f"the region {name}" if name else "pinyon is up", cluster.spec.prefix)
+            _show_services(
+                console, cluster.services, f"the region {name}" if name else "pinyon is up", cluster.spec.prefix
+            )
         if controller is not None:
-            _show_services(console, controller, "of all regions")
+            _show_services(console, {controller.name: controller}, "of all regions")
         _show(console, clusters[0], controller)
         supervisors = [
-            Supervisor(cluster, partial(say_of, name), stop.is_set, time.monotonic())
+            Supervisor(cluster.processes, partial(say_of, name), time.monotonic())
             for name, cluster in zip(regions or [""], clusters, strict=True)
         ]
         if controller is not None:
-            supervisors.append(Supervisor(controller, say, stop.is_set, time.monotonic()))
+            supervisors.append(Supervisor([controller], say, time.monotonic()))
         while not stop.wait(LOOK_S):
             for supervisor in supervisors:
                 supervisor.tick(time.monotonic())

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from launch.process import ServiceProcess
-from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, PLAIN_CHANNELS, Channels, OpenSession, tls_options
+from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
 
@@ -49,34 +49,18 @@ class Access:
         """The secret from which block keys are derived; empty in a plain cluster."""
         return b"" if self.root is None else read_secret(self.root / "ca" / "cluster.secret")
 
-    def channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.Channel:
-        """Returns a channel as an admin, or as the first instance of another role that has a certificate."""
-        channel: grpc.Channel = self._open(grpc, service, endpoint, role)
-        return channel
+    def channel(self, service: ServiceProcess, role: str = ADMIN, kind: Any = grpc) -> Any:
+        """Returns a channel as an admin, or as the first instance of another role that has a certificate.
 
-    def aio_channel(self, service: ServiceProcess, endpoint: str = "grpc", role: str = ADMIN) -> grpc.aio.Channel:
-        """Returns a channel as :meth:`channel` does, for an event loop."""
-        channel: grpc.aio.Channel = self._open(grpc.aio, service, endpoint, role)
-        return channel
-
-    def _open(self, kind: Any, service: ServiceProcess, endpoint: str, role: str) -> Any:
-        address = service.endpoints[endpoint]
+        It is one of ``kind``: ``grpc``, or ``grpc.aio`` for an event loop.
+        """
+        address = service.endpoints["grpc"]
         if self.root is None:
             return kind.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
         from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
 
-        options = tls_options(self._name(service), PATIENT_CHANNEL_OPTIONS)
-        return kind.secure_channel(address, client_credentials(self._first(role)), options=options)
-
-    def session(self, service: ServiceProcess, role: str) -> OpenSession:
-        """Returns how the first instance with a certificate for this role opens sessions to that service."""
-        channels = PLAIN_CHANNELS
-        if self.root is not None:
-            from pinyon.runtime.tls import Tls  # with TLS only: it brings cryptography
-
-            folder = self._first(role)
-            channels = Channels(Tls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt"))
-        return channels.sessions_to(self._name(service))
+        options = tls_options(peer_name(role_of(service.name), self._prefix + service.name), PATIENT_CHANNEL_OPTIONS)
+        return kind.secure_channel(address, client_credentials(self.first(role)), options=options)
 
     def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:
         """Returns a connection to a load balancer; the caller closes it."""
@@ -89,9 +73,7 @@ class Access:
         """Returns the TLS context for HTTP clients of the load balancers; None if those speak plain HTTP."""
         return None if self.authority is None else ssl.create_default_context(cafile=str(self.authority))
 
-    def _first(self, role: str) -> Path:
+    def first(self, role: str) -> Path:
+        """Returns the folder of the first instance with that role; there are certificates."""
         assert self.root is not None
         return next(path for path in sorted((self.root / role).iterdir()) if path.is_dir())
-
-    def _name(self, service: ServiceProcess) -> str:
-        return peer_name(role_of(service.name), self._prefix + service.name)

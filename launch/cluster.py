@@ -16,13 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import Access, role_of
 from launch.ports import HeldPorts, Port, next_port
-from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess, end_all, first_ready
+from launch.process import INTERPRETER, START_S, Launch, Process, Progress, ServiceProcess, end_all, first_ready
 from launch.redis_server import NoRedis, RedisServer, find_redis
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
@@ -40,6 +40,8 @@ from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 
 STOP_S = 15.0
 
+T = TypeVar("T")
+
 POLICIES: dict[str, Registry[Any]] = {
     "placement": PLACEMENT_POLICIES,
     "routing": ROUTING_POLICIES,
@@ -50,56 +52,88 @@ POLICIES: dict[str, Registry[Any]] = {
 """The policies that can be chosen for a whole cluster, by the name of the field and of the services' option."""
 
 
+def _option(
+    default: T, text: str, *, up: T | None = None, choices: Sequence[str] | None = None, metavar: str | None = None
+) -> T:
+    """Returns a field for which ``./dev up`` has an option; ``up`` is the option's default if it is another one."""
+    words = {"help": text, "default": default if up is None else up}
+    if isinstance(default, bool):
+        words["action"] = "store_true"
+    else:
+        words |= {"type": type(default), "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=words)
+
+
+def _policy(name: str) -> str:
+    return _option("", f"{name.replace('_', ' ')} policy: {POLICIES[name].described}")
+
+
 @dataclass(frozen=True)
 class ClusterSpec:
     """The services of a suite, their addresses and options. Port 0 is a free one, an empty policy the default."""
 
-    prefill: int = 2
-    decode: int = 2
-    mixed: int = 0
-    stores: int = 1
-    lbs: int = 1
     prefix: str = ""
     """The prefix of all instance ids, where several clusters know each other."""
     region: str = ""
     """The region that the certificates of the load balancers name."""
-    host: str = "127.0.0.1"
-    http_port: int = 0
-    lb_port: int = 0
-    conductor_port: int = 0
-    metrics_base_port: int = 0
-    """The first of as many consecutive ports as there are services, see :attr:`names`; 0 takes free ports."""
-    redis_url: str = ""
-    model: str = ""
-    served_model_name: str = ""
-    more_models: str = ""
-    """Further models as ``[NAME=]FOLDER`` with commas; each has as many workers as the first model."""
-    engine: str = "numpy"
-    engine_profile: str = ""
-    placement: str = ""
-    routing: str = ""
-    batching: str = ""
-    attention_kernel: str = ""
-    service_order: str = ""
-    eviction: str = ""
-    pool_blocks: int = 1280
-    dram_blocks: int = 0
-    block_tokens: int = 32
-    store_mib: int = 256
-    api_keys_file: str = ""
-    tls: bool = False
-    """True for TLS between all services and HTTPS at the load balancers."""
-    tls_dir: str = ""
-    """The folder in which the certificates are kept; empty for a temporary one."""
-    journal: str = ""
-    """The folder for the journals of workers and load balancers, created if missing; empty for no journals."""
-    otlp_endpoint: str = ""
-    allow_insecure: bool = False
-    """True to listen on a ``host`` that is not loopback without TLS or without API keys."""
-    log_level: str = "info"
-    log_format: str = "text"
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Additional arguments by kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
+    prefill: int = _option(2, "prefill workers (default 2)")
+    decode: int = _option(2, "decode workers (default 2)")
+    mixed: int = _option(0, "workers that do both (default 0)")
+    stores: int = _option(1, "KV store nodes; 0 serves without a store and without Redis (default 1)")
+    lbs: int = _option(1, "load balancers; further ones take the next free ports (default 1)")
+    host: str = _option("127.0.0.1", "address everything listens on (default 127.0.0.1)")
+    http_port: int = _option(0, "OpenAI-compatible HTTP (default 8000; 0: a free one)", up=8000)
+    lb_port: int = _option(0, "the load balancer's gRPC (default 8001; 0: a free one)", up=8001)
+    conductor_port: int = _option(0, "the conductor's gRPC (default 7000; 0: a free one)", up=7000)
+    metrics_base_port: int = _option(
+        0,
+        "Prometheus metrics: the first of as many ports in a row as there are services, each the same at every "
+        "start (default 7300; 0: free ones)",
+        up=7300,
+        metavar="PORT",
+    )
+    """The first of the ports, in the order of :attr:`names`."""
+    redis_url: str = _option("", "a running Redis; default: redis-server from the PATH, else the embedded one")
+    model: str = _option("", "Hugging Face checkpoint folder; default: the small built-in model")
+    served_model_name: str = _option("", "name clients ask for; default: the model's own")
+    more_models: str = _option(
+        "",
+        "further models behind the same load balancer, each with that many workers of its own",
+        metavar="[NAME=]FOLDER,...",
+    )
+    engine: str = _option(
+        "numpy",
+        "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take",
+        choices=("numpy", "instant", "paced"),
+    )
+    engine_profile: str = _option("", "what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file")
+    placement: str = _policy("placement")
+    routing: str = _policy("routing")
+    batching: str = _policy("batching")
+    service_order: str = _policy("service_order")
+    eviction: str = _policy("eviction")
+    attention_kernel: str = _option(
+        "",
+        "whose tokens read KV together in a step: nobody's, the whole batch's, any two's (default grouped)",
+        choices=("plain", "whole", "grouped"),
+    )
+    pool_blocks: int = _option(
+        1280, "KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)"
+    )
+    dram_blocks: int = _option(0, "KV blocks of a second tier per worker (default 0: none)")
+    block_tokens: int = _option(32, "tokens per KV block (default 32)")
+    store_mib: int = _option(256, "DRAM pool of each store node in MiB (default 256)")
+    tls: bool = _option(False, "TLS between all services, HTTPS for clients; the files are made for it")
+    tls_dir: str = _option("", "keep these files here; default: deleted at the end", metavar="DIR")
+    allow_insecure: bool = _option(False, "listen on --host without TLS or API keys though others reach it")
+    api_keys_file: str = _option("", "lines of KEY TENANT; default: no keys, one public tenant")
+    otlp_endpoint: str = _option("", "send traces there (http://host:4317)")
+    journal: str = _option("", "write what workers and load balancers decide, one file each", metavar="DIR")
+    """The folder for the journals, created if missing."""
+    log_level: str = _option("info", "", choices=("debug", "info", "warning", "error"))
+    log_format: str = _option("text", "", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "mixed", "stores"):
@@ -184,7 +218,8 @@ class LocalCluster:
             _check_folder(folder, option)
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
-        self._access: Access = Access(None)
+        self.access = Access(None)
+        """The way to reach the services from outside."""
         self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # -- endpoints
@@ -195,13 +230,14 @@ class LocalCluster:
         return f"{'https' if self.spec.tls else 'http'}://{self.services['lb-0'].endpoints['http']}"
 
     @property
-    def access(self) -> Access:
-        """The way to reach the services from outside."""
-        return self._access
-
-    @property
     def conductor(self) -> str:
         return self.services["conductor"].endpoints["grpc"]
+
+    @property
+    def processes(self) -> list[Process]:
+        """Our processes, for a supervisor; a Redis that runs elsewhere is none of them."""
+        redis = [] if self.redis is None or self.redis.process is None else [self.redis]
+        return [*redis, *self.services.values()]
 
     def of_kind(self, kind: str) -> list[ServiceProcess]:
         """Returns the services whose name is ``kind`` or ``kind-N``."""
@@ -230,7 +266,7 @@ class LocalCluster:
         self.make_certificates()
         if self.spec.stores:
             try:
-                self.redis = find_redis(self.spec.redis_url, tls_dir=self._access.folder(REDIS, "redis"))
+                self.redis = find_redis(self.spec.redis_url, tls_dir=self.access.folder(REDIS, "redis"))
                 progress(f"redis ({self.redis.origin}) at {self.redis.url}")
             except NoRedis as error:
                 self.spec = replace(self.spec, stores=0)
@@ -255,7 +291,10 @@ class LocalCluster:
         return port or self._ports.take(self.spec.host)
 
     def _make(self, name: str, kind: str, arguments: Sequence[str]) -> ServiceProcess:
-        service = ServiceProcess(name, f"services.{kind}", arguments, self.log_dir / f"{name}.log", self._launch_one)
+        log = self.log_dir / f"{name}.log"
+        # The conductor learns the new port of an instance when it registers again.
+        moves = kind in ("worker", "kvstore")
+        service = ServiceProcess(name, f"services.{kind}", arguments, log, self._launch_one, moves=moves)
         self.services[name] = service
         return service
 
@@ -270,7 +309,7 @@ class LocalCluster:
     def make_certificates(self) -> None:
         """Creates missing certificates if TLS is on. Clusters that share a ``tls_dir`` do so before any starts."""
         spec = self.spec
-        if not spec.tls or self._access.root is not None:
+        if not spec.tls or self.access.root is not None:
             return
         # Imported with TLS only, because it needs cryptography.
         from pinyon.runtime.certificates import Authority, Wanted
@@ -283,7 +322,7 @@ class LocalCluster:
         prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
         for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,), spec.region)), now)
-        self._access = Access(root, spec.prefix)
+        self.access = Access(root, spec.prefix)
 
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:
@@ -292,25 +331,14 @@ class LocalCluster:
         while waiting:  # a service that ends is noticed at once, not after those before it
             service = first_ready(waiting, deadline)
             waiting.remove(service)
-            progress(f"{service.name} {' '.join(f'{key}={value}' for key, value in service.endpoints.items())}")
-
-    def restart(self, name: str, wait: bool = True) -> ServiceProcess:
-        """Starts a stopped or killed service again on its old ports; without ``wait`` the caller waits.
-
-        An instance takes another port if its own is in use by now: the conductor learns the new one when it registers.
-        Metrics do so for every service, since no service should wait for them.
-        """
-        service = self.services[name]
-        moves = name.rpartition("-")[0] in ("prefill", "decode", "mixed", "kvstore")
-        service.start_again(START_S if wait else None, yielding=("metrics", "grpc") if moves else ("metrics",))
-        return service
+            progress(f"{service.name} {service.addresses}")
 
     def wait_serving(self, deadline: float) -> None:
         """Waits until all are healthy, the conductor knows every instance and each load balancer would serve."""
         for service in self.services.values():
             if service in self.of_kind("lb"):
                 continue  # a load balancer is healthy only when it would serve
-            with self._access.channel(service) as channel:
+            with self.access.channel(service) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(
                     health_pb2.HealthCheckRequest(), timeout=max(0.1, deadline - time.monotonic()), wait_for_ready=True
@@ -323,7 +351,7 @@ class LocalCluster:
 
     def wait_instances(self, count: int, deadline: float) -> list[conductor_pb2.Instance]:
         """Waits until the conductor lists ``count`` schedulable instances (store nodes count too); returns them."""
-        with self._access.channel(self.services["conductor"]) as channel:
+        with self.access.channel(self.services["conductor"]) as channel:
             stub = conductor_pb2_grpc.ConductorServiceStub(channel)
             while True:
                 left = deadline - time.monotonic()
@@ -344,8 +372,9 @@ class LocalCluster:
 
     def _wait_lb(self, service: ServiceProcess, deadline: float) -> None:
         while True:
-            service.check_alive()
-            connection = self._access.http(service, timeout_s=2)
+            if not service.alive:
+                raise Unavailable(f"{service.name} ended{service.log_tail()}")
+            connection = self.access.http(service, timeout_s=2)
             try:
                 connection.request("GET", "/health/ready")
                 if connection.getresponse().status == 200:
@@ -357,10 +386,6 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{service.name} does not become ready")
             time.sleep(0.02)  # a poll with a deadline, as above
-
-    def dead(self) -> list[ServiceProcess]:
-        """Returns the services that ended by themselves."""
-        return [service for service in self.services.values() if service.process is not None and not service.alive]
 
     def stop(self) -> None:
         """Ends all services, outermost first; kills those that do not end in time."""
@@ -382,7 +407,7 @@ class LocalCluster:
 
     def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
         spec = self.spec
-        folder = self._access.folder(role_of(name), spec.prefix + name)
+        folder = self.access.folder(role_of(name), spec.prefix + name)
         return [
             *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
             *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),

@@ -282,8 +282,8 @@ def _why_not_shm(cluster: LocalCluster) -> str:
     unavailable = shm_available()
     if unavailable:
         return unavailable
-    for service in cluster.services.values():
-        with service.log_path.open(errors="replace") as log:
+    for path in [service.log_path for service in cluster.services.values() if service.log_path is not None]:
+        with path.open(errors="replace") as log:
             for line in itertools.islice(log, MAX_LOG_LINES):
                 if found := re.search(r"not using shm with a peer on this host: (.+)", line):
                     return found[1]

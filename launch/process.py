@@ -1,4 +1,4 @@
-"""A service as a child process: started, awaited until it serves, ended."""
+"""Child processes with one owner each: started, awaited until they serve, started again, ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, Protocol
 
 from launch.ports import is_free
 from pinyon.core.errors import DeadlineExceeded, Unavailable
@@ -85,36 +85,24 @@ class Interpreter:
 
 
 INTERPRETER = Interpreter()
-Service = TypeVar("Service", bound="ServiceProcess")
 Progress = Callable[[str], None]
 """A callback that receives a line about each started service."""
 
 
-class ServiceProcess:
-    """A child process of the suite."""
+class Process:
+    """A child process, which a supervisor can start again."""
 
-    def __init__(
-        self, name: str, module: str, arguments: Sequence[str], log_path: Path | None, launch: Launch = INTERPRETER
-    ) -> None:
-        """Takes ``log_path``, the file for its output; without one the output goes to the parent's."""
+    def __init__(self, name: str, log_path: Path | None, start_s: float = START_S) -> None:
+        """Takes the file of its log, if it has one, and the time within which it must serve after its start."""
         self.name = name
-        self.module = module
-        self.arguments = list(arguments)
-        self.log = log_path
-        self._launch = launch
-        self.endpoints: dict[str, str] = {}
+        self.log_path = log_path
+        self.start_s = start_s
         self.process: Child | None = None
-        self._ready_fd = -1
-        self._announced = b""
+        self.restarts = 0
+        """The number of starts after the first."""
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def log_path(self) -> Path:
-        if self.log is None:
-            raise RuntimeError(f"{self.name} has no log of its own")
-        return self.log
 
     @property
     def pid(self) -> int:
@@ -127,90 +115,32 @@ class ServiceProcess:
         return self.process is not None and self.process.poll() is None
 
     @property
-    def serving(self) -> bool:
-        """True if the process lives and has announced its endpoints."""
-        return self.alive and self._announced.endswith(b"\n")
+    def shown(self) -> str:
+        """The facts about a process that serves, for people."""
+        return f"pid {self.pid}"
 
     def hangs(self, now_s: float) -> bool:
         """Returns whether the process lives but does nothing; subclasses that can tell override this."""
         return False
 
     def spawn(self) -> None:
-        """Starts the process; :meth:`wait_ready` waits until it serves."""
-        reader, writer = os.pipe()
-        try:
-            with nullcontext() if self.log is None else self.log.open("ab") as log:
-                self.process = self._started(log, writer)
-        except BaseException:
-            os.close(reader)
-            raise
-        finally:
-            os.close(writer)
-        self.close_ready()
-        self._ready_fd, self._announced = reader, b""
-
-    def _started(self, log: BinaryIO | None, ready_fd: int) -> Child:
-        return self._launch(self.module, self.arguments, log, ready_fd)
-
-    def start_again(self, ready_s: float | None, yielding: Sequence[str] = ("metrics",)) -> None:
-        """Starts an ended process at its old addresses and waits up to ``ready_s``; None leaves the wait to the caller.
-
-        Endpoints in ``yielding`` move to a free port if another process has theirs by now.
-        """
-        if self.alive:
-            raise RuntimeError(f"{self.name} is still running")
-        for endpoint, option in _LISTENING.items():
-            if (address := self.endpoints.get(endpoint)) and option in self.arguments:
-                port = int(address.rpartition(":")[2])
-                last = len(self.arguments) - self.arguments[::-1].index(option)  # the last value of an option counts
-                host = self.arguments[last].rpartition(":")[0]
-                if endpoint in yielding and not is_free(host, port):
-                    port = 0
-                self.arguments[last] = f"{host}:{port}"
-        self.spawn()
-        if ready_s is not None:
-            self.wait_ready(time.monotonic() + ready_s)
-
-    def wait_ready(self, deadline: float) -> None:
-        """Waits for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
-        first_ready([self], deadline)
+        """Starts the process; :meth:`announced` says when it serves."""
+        raise NotImplementedError
 
     def announced(self, timeout_s: float) -> bool:
-        """Waits up to ``timeout_s`` and returns whether the endpoints were announced.
+        """Waits up to ``timeout_s`` and returns whether the process serves.
 
-        To be called after each :meth:`spawn` until it returns True. Raises :class:`Unavailable` as :meth:`wait_ready`
-        does.
+        To be called after each :meth:`spawn` until it returns True. Raises :class:`Unavailable` with the end of the log
+        if the process has ended.
         """
-        deadline = time.monotonic() + timeout_s
-        while not self._announced.endswith(b"\n"):
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._ready_fd], [], [], left)[0]:
-                return False
-            part = os.read(self._ready_fd, 65536)
-            if not part:
-                self.close_ready()
-                raise Unavailable(f"{self} ended while starting{self.log_tail()}")
-            self._announced += part
-        self.close_ready()
-        announced = json.loads(self._announced)
-        self.endpoints = {
-            key: value for key, value in announced.items() if key not in ("service", "instance_id", "pid")
-        }
-        return True
+        raise NotImplementedError
 
-    def check_alive(self) -> None:
-        """Raises :class:`Unavailable` with the end of the log if the process has ended."""
-        if not self.alive:
-            raise Unavailable(f"{self.name} ended{self.log_tail()}")
-
-    def fileno(self) -> int:
-        """Returns the pipe of the announcement, for ``select``; valid from :meth:`spawn` to the announcement."""
-        return self._ready_fd
-
-    def close_ready(self) -> None:
-        if self._ready_fd >= 0:
-            os.close(self._ready_fd)
-            self._ready_fd = -1
+    def start_again(self) -> None:
+        """Starts an ended process where it served before. Raises ``OSError``."""
+        if self.alive:
+            raise RuntimeError(f"{self.name} is still running")
+        self.restarts += 1
+        self.spawn()
 
     def signal(self, number: int) -> None:
         """Sends a signal if the process is alive."""
@@ -231,23 +161,130 @@ class ServiceProcess:
         """Kills the process and waits until it has ended."""
         self.signal(signal.SIGKILL)
         self.wait(KILLED_S)
-        self.close_ready()
 
     def log_tail(self) -> str:
         """Returns the end of the log as a clause to append to a message; empty without a log."""
-        text = self.log.read_text(errors="replace")[-2000:] if self.log is not None and self.log.exists() else ""
+        path = self.log_path
+        text = path.read_text(errors="replace")[-2000:] if path is not None and path.exists() else ""
         return f"; its log ends with:\n{text}" if text else ""
 
 
-def end_all(services: Sequence[Service], within_s: float) -> list[Service]:
+class ServiceProcess(Process):
+    """A service of the suite, which announces its endpoints on a pipe."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log_path: Path | None,
+        launch: Launch = INTERPRETER,
+        *,
+        moves: bool = False,
+    ) -> None:
+        """Takes ``log_path``, the file for its output; without one the output goes to the parent's.
+
+        A service that ``moves`` may have its gRPC at another port after a restart, because it registers anew.
+        """
+        super().__init__(name, log_path)
+        self.module = module
+        self.arguments = list(arguments)
+        self._launch = launch
+        self._yielding = ("metrics", "grpc") if moves else ("metrics",)
+        """The endpoints that move to a free port if another process has theirs when this one starts again."""
+        self.endpoints: dict[str, str] = {}
+        self._ready_fd = -1
+        self._announced = b""
+
+    @property
+    def serving(self) -> bool:
+        """True if the process lives and has announced its endpoints."""
+        return self.alive and self._announced.endswith(b"\n")
+
+    @property
+    def addresses(self) -> str:
+        """The endpoints, for people."""
+        return " ".join(f"{key}={value}" for key, value in self.endpoints.items())
+
+    @property
+    def shown(self) -> str:
+        return f"{super().shown} {self.addresses}"
+
+    def spawn(self) -> None:
+        """Starts the process; :meth:`wait_ready` waits until it serves."""
+        reader, writer = os.pipe()
+        try:
+            with nullcontext() if self.log_path is None else self.log_path.open("ab") as log:
+                self.process = self._started(log, writer)
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        self.close_ready()
+        self._ready_fd, self._announced = reader, b""
+
+    def _started(self, log: BinaryIO | None, ready_fd: int) -> Child:
+        return self._launch(self.module, self.arguments, log, ready_fd)
+
+    def start_again(self) -> None:
+        """Starts an ended process at its old addresses, as far as it must have the same ones; does not wait."""
+        for endpoint, option in _LISTENING.items():
+            if (address := self.endpoints.get(endpoint)) and option in self.arguments:
+                port = int(address.rpartition(":")[2])
+                last = len(self.arguments) - self.arguments[::-1].index(option)  # the last value of an option counts
+                host = self.arguments[last].rpartition(":")[0]
+                if endpoint in self._yielding and not is_free(host, port):
+                    port = 0
+                self.arguments[last] = f"{host}:{port}"
+        super().start_again()
+
+    def wait_ready(self, deadline: float) -> None:
+        """Waits for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
+        first_ready([self], deadline)
+
+    def announced(self, timeout_s: float) -> bool:
+        """Waits up to ``timeout_s`` and returns whether the endpoints were announced; raises as the base class does."""
+        deadline = time.monotonic() + timeout_s
+        while not self._announced.endswith(b"\n"):
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._ready_fd], [], [], left)[0]:
+                return False
+            part = os.read(self._ready_fd, 65536)
+            if not part:
+                self.close_ready()
+                raise Unavailable(f"{self} ended while starting{self.log_tail()}")
+            self._announced += part
+        self.close_ready()
+        announced = json.loads(self._announced)
+        self.endpoints = {
+            key: value for key, value in announced.items() if key not in ("service", "instance_id", "pid")
+        }
+        return True
+
+    def fileno(self) -> int:
+        """Returns the pipe of the announcement, for ``select``; valid from :meth:`spawn` to the announcement."""
+        return self._ready_fd
+
+    def close_ready(self) -> None:
+        if self._ready_fd >= 0:
+            os.close(self._ready_fd)
+            self._ready_fd = -1
+
+    def kill(self) -> None:
+        super().kill()
+        self.close_ready()
+
+
+def end_all(processes: Sequence[Process], within_s: float) -> list[Process]:
     """Sends SIGTERM to all; kills and returns those that have not ended in time."""
-    for service in services:
-        service.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
-        service.signal(signal.SIGTERM)
+    for process in processes:
+        process.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
+        process.signal(signal.SIGTERM)
     deadline = time.monotonic() + within_s
-    late = [service for service in services if not service.wait(deadline - time.monotonic())]
-    for service in late:
-        service.kill()
+    late = [process for process in processes if not process.wait(deadline - time.monotonic())]
+    for process in late:
+        process.kill()
     return late
 
 

@@ -13,18 +13,18 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from launch.ports import HeldPorts
+from launch.process import Process, end_all
 from pinyon.core.errors import Unavailable
 
 _START_S = 30.0
-_KILLED_S = 60.0
-"""The time for the kernel to end a killed process, however busy the machine is."""
+_STOP_S = 5.0
 _SERVER = "valkey-server"
 _VERSION_MIN = (6, 2)
 """The oldest version that runs the store's scripts."""
@@ -62,8 +62,11 @@ def _version(executable: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-class RedisServer:
-    """A Redis and, if it was started here, its process. ``origin`` is url, path or embedded."""
+class RedisServer(Process):
+    """A Redis and, if it was started here, its process. ``origin`` is url, path or embedded.
+
+    Its log is in ``folder``, which :meth:`close` deletes.
+    """
 
     def __init__(
         self,
@@ -75,53 +78,47 @@ class RedisServer:
         ports: HeldPorts | None = None,
     ) -> None:
         """Takes ``client``, further arguments for clients, and ``ports``, which are closed with the server."""
+        super().__init__("redis", Path(folder) / "redis.log" if folder else None, _START_S)
         self.url = url
         self.origin = origin
-        self.process: subprocess.Popen[bytes] | None = None
         self._command = tuple(command)
         self._folder = folder
         self._client = client or {}
         self._ports = ports
 
     @property
-    def log_path(self) -> Path | None:
-        """The log of a server that was started here; :meth:`close` deletes it."""
-        return Path(self._folder) / "redis.log" if self._folder else None
+    def shown(self) -> str:
+        return f"{super().shown}, empty, for it keeps nothing on disk; store nodes list what they hold again"
 
-    def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Starts our process, empty, and waits until it answers; also restarts it after it has ended.
-
-        Raises ``OSError``, or :class:`Unavailable` after ending the process; returns early if ``stopped`` returns true.
-        """
+    def spawn(self) -> None:
+        """Starts our process, empty. Raises ``OSError``."""
         wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "TERM"]
         command = [*wrapper, *self._command] if wrapper[0] else list(self._command)
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + _START_S
-        while True:
-            try:
-                _ping(self.url, 1, self._client)
-                return
-            except redis.RedisError as error:
-                if stopped():
-                    return
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    self.process.kill()  # a process that does not answer is useless and occupies the port
-                    self.process.wait()
-                    log = self.log_path
-                    text = log.read_text(errors="replace")[-500:] if log is not None and log.exists() else ""
-                    raise Unavailable(f"{self._command[0]} did not start: {error} {text}") from error
-                time.sleep(0.02)  # a poll, since the process gives no other sign
+
+    def announced(self, timeout_s: float) -> bool:
+        """Returns whether it answers, which takes a second at most, or ``timeout_s`` if that is more."""
+        try:
+            _ping(self.url, max(1.0, timeout_s), self._client)
+        except redis.RedisError as error:
+            if not self.alive:
+                raise Unavailable(f"{self._command[0]} did not start: {error}{self.log_tail()}") from error
+            return False
+        return True
+
+    def start(self) -> None:
+        """Starts our process, and waits until it answers. Raises ``OSError``, or :class:`Unavailable` after its end."""
+        self.spawn()
+        deadline = time.monotonic() + self.start_s
+        while not self.announced(0):
+            if time.monotonic() > deadline:
+                self.kill()  # a process that does not answer is useless and occupies the port
+            time.sleep(0.02)  # a poll, since the process gives no other sign
 
     def close(self) -> None:
         """Ends the process if it is ours, within a bounded time."""
-        if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(timeout=_KILLED_S)
-            self.process = None
+        end_all([self], _STOP_S)
+        self.process = None
         if self._ports is not None:
             self._ports.close()
         if self._folder:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.access import Access
 from launch.cluster import ClusterSpec, LocalCluster
-from launch.local_controller import LocalController
 from launch.ports import HeldPorts, Port
-from launch.process import INTERPRETER, START_S, Launch, Progress
+from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geography
@@ -27,7 +25,7 @@ REGIONS_MAX = 8
 
 @dataclass(frozen=True)
 class RegionsSpec:
-    """The regions, each with a suite like ``cluster`` unless ``clusters`` has another for it.
+    """The regions, each with a suite like ``cluster``.
 
     The load balancers have free ports, except the first region's. ``delays_ms`` are round trips between two regions,
     keyed ``"one:other"`` in either order; ``delay_ms`` applies to all other pairs.
@@ -35,11 +33,8 @@ class RegionsSpec:
 
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
-    clusters: Mapping[str, ClusterSpec] = field(default_factory=dict)
     delay_ms: float = 0.0
     delays_ms: Mapping[str, float] = field(default_factory=dict)
-    geography: Mapping[str, object] | None = None
-    """The rules that :func:`pinyon.routing.geography.parse_geography` reads."""
     static_peers: bool = False
     """True: each load balancer gets a fixed list of the others, and none replaces one that fails.
 
@@ -69,6 +64,19 @@ class RegionsSpec:
         return self.delay_ms if found is None else found
 
 
+def controller_process(
+    address: str, folder: Path, log_dir: Path, arguments: Sequence[str], launch: Launch, metrics_port: int
+) -> ServiceProcess:
+    """Returns the controller, which is not started. Its state is in ``folder``, so that it outlives restarts."""
+    host = address.rpartition(":")[0]
+    own = (
+        *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
+        *("--metrics-listen", f"{host}:{metrics_port}", "--state-file", str(folder / "controller.json")),
+    )
+    log = log_dir / f"{CONTROLLER}.log"
+    return ServiceProcess(CONTROLLER, "services.controller", [*own, *arguments], log, launch)
+
+
 class LocalRegions:
     """The suites of all regions: use it as a context manager, or call :meth:`stop` in any case."""
 
@@ -78,33 +86,25 @@ class LocalRegions:
         self._ports = HeldPorts()
         free_port = self._ports.take
         root = Path(self._folder.name)
-        arguments: list[str] = []
-        policy = root / "geography.json"
-        if spec.geography is not None:
-            policy.write_text(json.dumps(spec.geography))
-            arguments += ["--geography-file", str(policy)]
-        clusters = {name: spec.clusters.get(name, spec.cluster) for name in spec.names}
-        for number, (name, each) in enumerate(clusters.items()):
+        self._log_dir = log_dir or root
+        host, tls, metrics_port = spec.cluster.host, spec.cluster.tls, spec.cluster.metrics_base_port
+        clusters: dict[str, ClusterSpec] = {}
+        for number, name in enumerate(spec.names):
+            # The controller's metrics port comes first, then those of the regions in order.
+            following = metrics_port and metrics_port + 1 + number * len(spec.cluster.names)
+            clusters[name] = each = replace(spec.cluster, metrics_base_port=following)
             if number or not each.lb_port:
-                clusters[name] = replace(
-                    each, lb_port=free_port(each.host), http_port=free_port(each.host), conductor_port=0
-                )
-        # The controller's metrics port comes first, then those of the regions in order.
-        metrics_port = following = spec.cluster.metrics_base_port
-        for name, each in clusters.items():
-            clusters[name] = replace(each, metrics_base_port=following and following + 1)
-            following = following and following + len(each.names)
-        tls = spec.cluster.tls
+                clusters[name] = replace(each, lb_port=free_port(host), http_port=free_port(host), conductor_port=0)
         tls_dir = spec.cluster.tls_dir or str(root / "tls")
-        self.controller: LocalController | None = None
+        self.controller: ServiceProcess | None = None
+        address = ""
         if not spec.static_peers:
-            host = spec.cluster.host
-            self.controller = LocalController(
-                f"{host}:{spec.controller_port or free_port(host)}",
+            address = f"{host}:{spec.controller_port or free_port(host)}"
+            self.controller = controller_process(
+                address,
                 root,
-                root if log_dir is None else log_dir,
+                self._log_dir,
                 [
-                    *(() if spec.geography is None else ("--geography", str(policy))),
                     *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
                     *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
                     *spec.controller_arguments,
@@ -113,17 +113,17 @@ class LocalRegions:
                 metrics_port,
             )
         # With TLS, other load balancers connect to the admin port, which demands certificates.
-        doors = {name: free_port(each.host) if tls else each.lb_port for name, each in clusters.items()}
+        doors = {name: free_port(host) if tls else each.lb_port for name, each in clusters.items()}
         self.clusters: dict[str, LocalCluster] = {}
         for name, each in clusters.items():
             others = [other for other in spec.names if other != name]
-            peers = ",".join(f"{other}={each.host}:{doors[other]}" for other in others)
+            peers = ",".join(f"{other}={host}:{doors[other]}" for other in others)
             delays = ",".join(f"{other}={spec.delay(name, other) / 2:g}" for other in others if spec.delay(name, other))
             extra = dict(each.extra)
             extra["lb"] = (
-                *("--region", name, "--test-region-delays-ms", delays, *arguments),
-                *(("--peers", peers) if self.controller is None else ("--controller", self.controller.address)),
-                *(("--admin-listen", f"{each.host}:{doors[name]}") if tls else ()),
+                *("--region", name, "--test-region-delays-ms", delays),
+                *(("--controller", address) if address else ("--peers", peers)),
+                *(("--admin-listen", f"{host}:{doors[name]}") if tls else ()),
                 *extra.get("lb", ()),
             )
             # The controller and the certificates tell instances apart by id; one authority signs for all regions.
@@ -156,7 +156,12 @@ class LocalRegions:
                 cluster.make_certificates()
             if self.controller is not None:
                 access = next(iter(self.clusters.values())).access
-                self.controller.start(access.folder(CONTROLLER, CONTROLLER), progress)
+                if (tls_dir := access.folder(CONTROLLER, CONTROLLER)) is not None:
+                    self.controller.arguments += ["--tls-dir", str(tls_dir)]
+                self._log_dir.mkdir(parents=True, exist_ok=True)
+                self.controller.spawn()
+                self.controller.wait_ready(time.monotonic() + START_S)
+                progress(f"{CONTROLLER} {self.controller.addresses}")
             for name, cluster in self.clusters.items():
                 cluster.start(lambda line, name=name: progress(f"{name}: {line}"))  # type: ignore[misc]
             if self.controller is not None:
@@ -171,7 +176,7 @@ class LocalRegions:
             raise RuntimeError("these regions have no controller")
         # The controller's id has no region prefix.
         access = Access(next(iter(self.clusters.values())).access.root)
-        with access.channel(self.controller.services[CONTROLLER]) as channel:
+        with access.channel(self.controller) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             reply: controller_pb2.ListRegionsResponse = stub.ListRegions(
                 controller_pb2.ListRegionsRequest(), timeout=START_S, wait_for_ready=True
@@ -191,7 +196,8 @@ class LocalRegions:
 
     def stop(self) -> None:
         if self.controller is not None:
-            self.controller.stop()
+            # At once: nothing is kept, and no load balancer should replace others that end now.
+            self.controller.kill()
         for cluster in self.clusters.values():
             cluster.stop()
         self._ports.close()

@@ -31,20 +31,15 @@ class Scrape:
                         key = (name, sample.name, tuple(sample.labels.values()))
                         self.samples[key] = self.samples.get(key, 0.0) + sample.value
 
-    def total(self, metric: str) -> float:
-        """Returns the sum over services and labels. An unknown metric is an error, as a misspelt name must not read as
-        0."""
-        values = [value for (_, name, _), value in self.samples.items() if name == metric]
-        if not values:
-            raise LookupError(f"no service has a metric {metric}")
-        return sum(values)
+    def total(self, metric: str, service: str = "") -> float:
+        """Returns the sum over labels, and over services unless one is named.
 
-    def of(self, service: str, metric: str) -> float:
-        """Returns the sum over the labels of one service's metric. Raises :class:`LookupError` if it has none."""
-        values = [value for (owner, name, _), value in self.samples.items() if (owner, name) == (service, metric)]
-        if not values:
-            raise LookupError(f"{service} has no metric {metric}")
-        return sum(values)
+        Raises :class:`LookupError` for an unknown metric, as a misspelt name must not read as 0.
+        """
+        found = [value for (owner, name, _), value in self.samples.items() if name == metric and service in ("", owner)]
+        if not found:
+            raise LookupError(f"there is no metric {metric} of {service or 'any service'}")
+        return sum(found)
 
     def labelled(self, metric: str, label: str) -> float:
         """Returns the sum over services of the samples with this label value; 0 where it has not occurred yet."""

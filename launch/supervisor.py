@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from launch.process import START_S, ServiceProcess
-from launch.redis_server import RedisServer
-from launch.restarts import QUICK_DEATHS_MAX, Restarts, how_it_ended
+from launch.process import Process
 from pinyon.core.errors import PinyonError
 
 LOOK_S = 0.2
 """The time between two looks at the processes."""
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 10.0
+QUICK_S = 30.0
+"""The time after a start within which a death counts as quick."""
+QUICK_DEATHS_MAX = 8
 LOG_TAIL_BYTES = 4096
 SHOWN_CHARS = 200
 
 
-class Supervised(Protocol):
-    """A cluster, or another owner of services that are restarted."""
+@dataclass(slots=True)
+class Restarts:
+    """The restart schedule of one process. Pure; times are in seconds by the caller's clock."""
 
-    @property
-    def services(self) -> Mapping[str, ServiceProcess]: ...
+    started_s: float
+    quick_deaths_max: int = QUICK_DEATHS_MAX
+    """The number of quick deaths in a row after which one more is the last."""
+    quick_deaths: int = 0
+    pause_s: float = 0.0
 
-    @property
-    def redis(self) -> RedisServer | None: ...
+    def died(self, now_s: float, served: bool = True) -> float | None:
+        """Returns the pause before the next start, doubled with each quick death in a row; None after too many.
 
-    def restart(self, name: str, wait: bool = True) -> ServiceProcess: ...
+        A process that never served died quickly, however long it took.
+        """
+        if not served or now_s - self.started_s < QUICK_S:
+            self.quick_deaths += 1
+        else:
+            self.quick_deaths, self.pause_s = 0, 0.0
+        if self.quick_deaths > self.quick_deaths_max:
+            return None
+        self.pause_s = min(MAX_PAUSE_S, 2 * self.pause_s or FIRST_PAUSE_S)
+        return self.pause_s
 
 
 @dataclass(slots=True)
 class _Watched:
+    process: Process
     restarts: Restarts
     due_s: float | None = None
     """The time of the restart of a dead process; None if no restart is planned."""
@@ -43,112 +60,87 @@ class _Watched:
     given_up: bool = False
 
 
-@dataclass(slots=True)
 class Supervisor:
-    """The supervisor of a cluster: call ``tick`` every ``LOOK_S``, from the thread that started the cluster.
+    """The supervisor of processes: call ``tick`` every ``LOOK_S``, from the thread that started them."""
 
-    ``say`` receives a line about each event. ``stopped`` returns true when the cluster is to end; it cuts short a start
-    of Redis, which blocks.
-    """
-
-    cluster: Supervised
-    say: Callable[[str], None]
-    stopped: Callable[[], bool]
-    started_s: float
-    start_s: float = START_S
-    """The time within which a service must serve after its start."""
-    quick_deaths_max: int = QUICK_DEATHS_MAX
-    given_up: list[str] = field(default_factory=list)
-    """The messages about processes that are not restarted any more."""
-    _watched: dict[str, _Watched] = field(default_factory=dict)
+    def __init__(
+        self,
+        processes: Iterable[Process],
+        say: Callable[[str], None],
+        started_s: float,
+        quick_deaths_max: int = QUICK_DEATHS_MAX,
+    ) -> None:
+        """Takes the processes, which serve since ``started_s``; ``say`` receives a line about each event."""
+        self._say = say
+        self._watched = [_Watched(each, Restarts(started_s, quick_deaths_max)) for each in processes]
+        self.given_up: list[str] = []
+        """The messages about processes that are not restarted any more."""
 
     def tick(self, now_s: float) -> None:
-        """Looks at every process once; never waits for a service."""
-        self._tick_redis(now_s)
-        for service in self.cluster.services.values():
-            self._tick_service(service, now_s)
+        """Looks at every process once; never waits for one to serve."""
+        for watched in self._watched:
+            if not watched.given_up:
+                self._look(watched, watched.process, now_s)
 
-    def _of(self, name: str) -> _Watched:
-        return self._watched.setdefault(name, _Watched(Restarts(self.started_s, self.quick_deaths_max)))
-
-    def _tick_service(self, service: ServiceProcess, now_s: float) -> None:
-        watched = self._of(service.name)
-        if watched.given_up:
-            return
+    def _look(self, watched: _Watched, process: Process, now_s: float) -> None:
         if watched.due_s is not None:
             if now_s >= watched.due_s:
                 watched.due_s = None
                 watched.served = False
-                watched.restarts.started(now_s)
+                watched.restarts.started_s = now_s
                 try:
-                    self.cluster.restart(service.name, wait=False)
+                    process.start_again()
                 except OSError as error:
-                    self._plan(str(service), watched, f"cannot be started: {error}", service.log, now_s)
+                    self._plan(watched, f"cannot be started: {error}", now_s)
                     return
-                watched.ready_by_s = now_s + self.start_s
-        elif not service.alive:
+                watched.ready_by_s = now_s + process.start_s
+        elif not process.alive:
             watched.ready_by_s = None
-            code = service.process.returncode if service.process is not None else None
-            how = how_it_ended(code) + (_last_words(service.log) if code and code > 0 else "")
-            self._plan(str(service), watched, how, service.log, now_s)
+            code = process.process.returncode if process.process is not None else None
+            how = _how_it_ended(code) + (_last_words(process.log_path) if code and code > 0 else "")
+            self._plan(watched, how, now_s)
         elif watched.ready_by_s is not None:
-            self._await_ready(service, watched, now_s)
-        elif service.hangs(now_s):
-            self.say(f"{service} hangs: killed")
-            service.kill()
+            self._await_ready(watched, process, watched.ready_by_s, now_s)
+        elif process.hangs(now_s):
+            self._say(f"{process} hangs: killed")
+            process.kill()
 
-    def _await_ready(self, service: ServiceProcess, watched: _Watched, now_s: float) -> None:
+    def _await_ready(self, watched: _Watched, process: Process, ready_by_s: float, now_s: float) -> None:
         try:
-            ready = service.announced(0)
-        except PinyonError:  # the service has ended, or is about to
+            ready = process.announced(0)
+        except PinyonError:  # the process has ended, or is about to
             watched.ready_by_s = None
             return
         if ready:
             watched.ready_by_s = None
             watched.served = True
-            endpoints = " ".join(f"{key}={value}" for key, value in service.endpoints.items())
-            self.say(f"{service.name} is back: pid {service.pid} {endpoints}")
-        elif watched.ready_by_s is not None and now_s >= watched.ready_by_s:
-            self.say(f"{service} was not ready within {self.start_s:g} s")
-            service.kill()
+            self._say(f"{process.name} is back: {process.shown}")
+        elif now_s >= ready_by_s:
+            self._say(f"{process} was not ready within {process.start_s:g} s")
+            process.kill()
 
-    def _tick_redis(self, now_s: float) -> None:
-        redis = self.cluster.redis
-        if redis is None or redis.process is None:  # no Redis, or not our process
-            return
-        watched = self._of("redis")
-        if watched.given_up or redis.process.poll() is None:
-            return
-        if watched.due_s is None:
-            self._plan("redis", watched, how_it_ended(redis.process.returncode), redis.log_path, now_s)
-        elif now_s >= watched.due_s:
-            watched.due_s = None
-            watched.restarts.started(now_s)
-            try:
-                redis.start(self.stopped)
-            except OSError as error:
-                self._plan("redis", watched, f"cannot be started: {error}", redis.log_path, now_s)
-                return
-            except PinyonError:
-                return  # the next look finds it dead
-            if not self.stopped():
-                self.say(
-                    f"redis is back: pid {redis.process.pid}, empty, for it keeps nothing on disk; "
-                    "store nodes list what they hold again"
-                )
-
-    def _plan(self, who: str, watched: _Watched, how: str, log_path: Path | None, now_s: float) -> None:
-        where = "" if log_path is None else f"; its log: {log_path}"
-        pause_s = watched.restarts.died(now_s, watched.served)
+    def _plan(self, watched: _Watched, how: str, now_s: float) -> None:
+        process, restarts = watched.process, watched.restarts
+        where = "" if process.log_path is None else f"; its log: {process.log_path}"
+        pause_s = restarts.died(now_s, watched.served)
         if pause_s is None:
             watched.given_up = True
-            self.given_up.append(
-                f"{who} {how}: given up after {self.quick_deaths_max + 1} quick deaths in a row{where}"
-            )
-            self.say(self.given_up[-1])
+            message = f"{process} {how}: given up after {restarts.quick_deaths} quick deaths in a row{where}"
+            self.given_up.append(message)
+            self._say(message)
             return
         watched.due_s = now_s + pause_s
-        self.say(f"{who} {how}: started again in {pause_s:g} s{where}")
+        self._say(f"{process} {how}: started again in {pause_s:g} s{where}")
+
+
+def _how_it_ended(code: int | None) -> str:
+    """Describes ``code`` as ``subprocess`` has it: the exit status, or minus the signal."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def _last_words(path: Path | None) -> str:

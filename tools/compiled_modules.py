@@ -79,7 +79,7 @@ LEFT_OUT = {
 }
 
 SERVICES = (
-    *(f"conductor/{name}.py" for name in ("intake", "membership", "metrics", "placing", "sessions", "turns")),
+    *(f"conductor/{name}.py" for name in ("intake", "membership", "metrics", "placing", "sessions")),
     *(
         f"worker/{name}.py"
         for name in (

@@ -16,10 +16,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from launch.balancers.balancer import Balancer
-from launch.balancers.held_port import HeldPort
 from launch.balancers.merged import Merged
 from launch.balancers.shares import check_processes, process_arguments
-from launch.process import START_S, ServiceProcess, end_all
+from launch.ports import HeldPort
+from launch.process import end_all
 from launch.supervisor import LOOK_S, Supervisor
 from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.auth import load_api_keys
@@ -39,25 +39,14 @@ _log = get_logger("lb.processes")
 class Group(Collector):
     """The load balancer processes: ``start`` → ``keep`` → ``close``. As a collector it yields the metrics of all."""
 
-    def __init__(
-        self,
-        balancers: Sequence[Balancer],
-        drain_s: float,
-        start_s: float = START_S,
-        quick_deaths_max: int = QUICK_DEATHS_MAX,
-    ) -> None:
+    def __init__(self, balancers: Sequence[Balancer], drain_s: float, quick_deaths_max: int = QUICK_DEATHS_MAX) -> None:
         """Takes ``drain_s``, the time that a process may take from SIGTERM to its end.
 
         After ``quick_deaths_max`` quick deaths of one process in a row, another one ends the group.
         """
         self.balancers = balancers
-        self.services = {each.name: each for each in balancers}
-        self.redis = None
-        self.start_s = start_s
-        """The time within which a process must serve after its start."""
         self._drain_s = drain_s
         self._quick_deaths_max = quick_deaths_max
-        self._restarts = 0
         self._merged = Merged()
         self._merged_pids: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -68,7 +57,7 @@ class Group(Collector):
 
         Raises :class:`Unavailable` if a process does not serve; others may still run then, see :meth:`close`.
         """
-        deadline_s = time.monotonic() + self.start_s
+        started_s = time.monotonic()
         for each in self.balancers:
             try:
                 each.spawn()
@@ -76,8 +65,8 @@ class Group(Collector):
                 raise Unavailable(f"{each} cannot be started: {error}") from None
         waiting = list(self.balancers)
         while waiting := [each for each in waiting if not each.announced(0)]:
-            if time.monotonic() >= deadline_s:
-                raise Unavailable(f"{waiting[0]} was not ready within {self.start_s:g} s")
+            if time.monotonic() >= started_s + waiting[0].start_s:
+                raise Unavailable(f"{waiting[0]} was not ready within {waiting[0].start_s:g} s")
             if await _is_set(stopping, LOOK_S / 4):
                 return False
         return True
@@ -92,20 +81,11 @@ class Group(Collector):
 
     async def keep(self, stopping: asyncio.Event) -> None:
         """Restarts processes until ``stopping`` is set. Raises :class:`Unavailable` when one dies again and again."""
-        supervisor = Supervisor(
-            self, _log.warning, stopping.is_set, time.monotonic(), self.start_s, self._quick_deaths_max
-        )
+        supervisor = Supervisor(self.balancers, _log.warning, time.monotonic(), self._quick_deaths_max)
         while not await _is_set(stopping, LOOK_S):
             supervisor.tick(time.monotonic())
             if supervisor.given_up:
                 raise Unavailable(supervisor.given_up[0])
-
-    def restart(self, name: str, wait: bool = False) -> ServiceProcess:
-        """Restarts a process for the supervisor, at the addresses where it served, since clients know those."""
-        self._restarts += 1
-        balancer = self.services[name]
-        balancer.start_again(self.start_s if wait else None)
-        return balancer
 
     async def close(self) -> None:
         """Sends SIGTERM to all, and SIGKILL to those that have not ended within the draining time."""
@@ -127,7 +107,7 @@ class Group(Collector):
         alive = GaugeMetricFamily("pinyon_lb_processes", "Processes that serve")
         alive.add_metric([], sum([each.answers for each in self.balancers]))
         restarts = CounterMetricFamily("pinyon_lb_process_restarts", "Starts of processes in place of those that ended")
-        restarts.add_metric([], self._restarts)
+        restarts.add_metric([], sum([each.restarts for each in self.balancers]))
         return iter([alive, restarts, *families])
 
     def _ask(self) -> None:

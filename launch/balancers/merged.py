@@ -7,8 +7,8 @@ in the sums: a falling counter would look like one that restarted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,36 +23,20 @@ SUMMED: Final = frozenset(
     )
 )  # fmt: skip
 """The gauges that are summed over all processes."""
+GROWING: Final = ("counter", "histogram", "summary")
+"""The types of families whose samples are sums since a process began."""
 PROCESS: Final = "process"
 
-
-class _Key(NamedTuple):
-    """The name and labels of one sample."""
-
-    name: str
-    labels: tuple[tuple[str, str], ...]
-
-
-class _Family(NamedTuple):
-    name: str
-    text: str
-    kind: str
-
-    @property
-    def grows(self) -> bool:
-        """True if the samples are sums since a process began."""
-        return self.kind in ("counter", "histogram", "summary")
-
-
-Samples = dict[_Key, float]
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+"""The values of samples by their names and labels."""
 
 
 class Merged:
     """The merged metrics, for one thread at a time: ``told`` takes pages, ``ended`` an end, ``families`` yields all."""
 
     def __init__(self) -> None:
-        self._families: dict[str, _Family] = {}
-        """The families, in the order in which they were first seen."""
+        self._families: dict[str, Metric] = {}
+        """The families, without samples, in the order in which they were first seen."""
         self._grown: dict[int, dict[str, Samples]] = {}
         """The last known growing samples, by process and family."""
         self._now: dict[int, dict[str, Samples]] = {}
@@ -64,14 +48,13 @@ class Merged:
         """Stores a process's page. Raises ``ValueError``, with nothing changed, if the page is not one of metrics."""
         grown: dict[str, Samples] = {}
         now: dict[str, Samples] = {}
-        families: dict[str, _Family] = {}
+        families: dict[str, Metric] = {}
         for metric in text_string_to_metric_families(page):
-            family = families[metric.name] = _Family(metric.name, metric.documentation, metric.type)
-            samples = (grown if family.grows else now).setdefault(metric.name, {})
+            families[metric.name] = Metric(metric.name, metric.documentation, metric.type)
+            samples = (grown if metric.type in GROWING else now).setdefault(metric.name, {})
             for sample in metric.samples:
-                samples[_Key(sample.name, tuple(sample.labels.items()))] = sample.value
-        for name, family in families.items():
-            self._families.setdefault(name, family)
+                samples[sample.name, tuple(sample.labels.items())] = sample.value
+        self._families |= families
         self._grown[process], self._now[process] = grown, now
 
     def silent(self, process: int) -> None:
@@ -87,35 +70,28 @@ class Merged:
     def families(self) -> Iterator[Metric]:
         """Yields the merged families in Prometheus' form."""
         for family in self._families.values():
-            metric = Metric(family.name, family.text, family.kind)
-            for key, value in self._samples(family).items():
-                metric.add_sample(key.name, dict(key.labels), value)
+            metric = Metric(family.name, family.documentation, family.type)
+            for (name, labels), value in self._samples(family).items():
+                metric.add_sample(name, dict(labels), value)
             if metric.samples:
                 yield metric
 
-    def _samples(self, family: _Family) -> Samples:
-        name = family.name
-        if family.grows:
-            return _sum([self._past.get(name, {}), *[each.get(name, {}) for each in self._grown.values()]])
-        told = {process: each[name] for process, each in sorted(self._now.items()) if name in each}
-        if name in SUMMED:
-            return _sum(told.values())
-        if name.endswith("_info"):
-            return {key: value for samples in told.values() for key, value in samples.items()}
-        return {
-            _Key(key.name, (*key.labels, (PROCESS, str(process)))): value
-            for process, samples in told.items()
-            for key, value in samples.items()
-        }
+    def _samples(self, family: Metric) -> Samples:
+        name, total = family.name, Samples()
+        if family.type in GROWING:
+            for grown in (self._past, *self._grown.values()):
+                _add(total, grown.get(name, {}))
+            return total
+        for process, now in sorted(self._now.items()):
+            samples = now.get(name, {})
+            if name in SUMMED:
+                _add(total, samples)
+            else:  # processes have their infos in common
+                own = () if name.endswith("_info") else ((PROCESS, str(process)),)
+                total |= {(sample, (*labels, *own)): value for (sample, labels), value in samples.items()}
+        return total
 
 
-def _sum(parts: Iterable[Mapping[_Key, float]]) -> Samples:
-    total: Samples = {}
-    for part in parts:
-        _add(total, part)
-    return total
-
-
-def _add(total: Samples, part: Mapping[_Key, float]) -> None:
+def _add(total: Samples, part: Samples) -> None:
     for key, value in part.items():
         total[key] = total.get(key, 0.0) + value

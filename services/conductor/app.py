@@ -30,12 +30,11 @@ from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.tasks import ended
 from pinyon.runtime.telemetry import Telemetry
-from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.placing import DefaultSlos, Placer, PlacerRecords
+from services.conductor.placing import Placer
 from services.conductor.servicer import CONDUCTOR_CALLERS, ConductorServicer
 from services.conductor.settings import ConductorSettings
 from services.conductor.sizing import Sizing
@@ -96,7 +95,7 @@ def build(
     metrics = ConductorMetrics(registry, fleet, membership)
     show_policy = show_policies(registry, "conductor", placement=settings.placement)
     scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make(settings.placement))
-    ttft_slo_s, tbt_slo_s = settings.ttft_slo_ms / 1e3, settings.tbt_slo_ms / 1e3
+    ttft_slo_s = settings.ttft_slo_ms / 1e3
     sizing = None
     if (sizes := parse_sizes(settings.sizes)) is not None:
         scaling = ScalingSettings(*sizes, slo_s=ttft_slo_s) if ttft_slo_s else ScalingSettings(*sizes)
@@ -105,13 +104,18 @@ def build(
     if settings.explain_max:
         log = DecisionLog(settings.explain_max, settings.explain_mib << 20, 1 + secrets.randbits(62))
     planned = PlannedFetches(FETCHES_EACH * settings.inflight_max, settings.inflight_prefill_s)
-    slos, records = DefaultSlos(ttft_slo_s, tbt_slo_s), PlacerRecords(sizing, log, planned)
-    placer = Placer(scheduler, inflight, metrics, telemetry, clock, slos, records)
+    placer = Placer(
+        *(scheduler, inflight, metrics, telemetry, clock),
+        ttft_slo_s=ttft_slo_s,
+        tbt_slo_s=settings.tbt_slo_ms / 1e3,
+        sizing=sizing,
+        log=log,
+        planned=planned,
+    )
     intake = ReportIntake(fleet, membership, metrics, clock, planned, security.secret, log)
-    explainer = Explainer(log, clock)
     listing = Listing(fleet, membership, clock, asyncio.sleep)
     servicer = ConductorServicer(
-        fleet, membership, listing, intake, placer, explainer, metrics, settings.lb_sessions_max
+        fleet, membership, listing, intake, placer, log, clock, metrics, settings.lb_sessions_max
     )
     server = GrpcServer(settings.listen, security.tls, sessions=True)
     server.add(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,9 +23,11 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.planned_fetches import PlannedFetches
 from services.conductor.membership import Membership, Reporter
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.turns import Steps
 
 Part = TypeVar("Part")
+Value = TypeVar("Value")
+Steps = Generator[None, None, Value]
+"""A generator that lets other tasks have the event loop at each ``yield``."""
 
 # Keys that are indexed in one go (~2 ms, in Python ~20 ms) before other tasks get the event loop.
 STEP_KEYS = 2_048
@@ -243,3 +246,33 @@ class ReportIntake:
     def _others_turn(self, reporter: Reporter) -> Steps[None]:
         yield
         self._membership.heard(reporter)
+
+
+def now_or_in_turns(steps: Steps[Value], then: Callable[[Value], Awaitable[None] | None]) -> Awaitable[None] | None:
+    """Does all steps and calls ``then`` with their value; returns what the caller has to await, if anything.
+
+    Most messages need one step, and a task's turn would cost as much as their work."""
+    try:
+        next(steps)
+        return _rest(steps, then)
+    except StopIteration as end:
+        value: Value = end.value
+    return then(value)
+
+
+async def _rest(steps: Steps[Value], then: Callable[[Value], Awaitable[None] | None]) -> None:
+    await asyncio.sleep(0)
+    doing = then(await in_turns(steps))
+    if doing is not None:
+        await doing
+
+
+async def in_turns(steps: Steps[Value]) -> Value:
+    """Does all steps, and returns their value."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: Value = end.value
+            return value
+        await asyncio.sleep(0)

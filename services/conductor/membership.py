@@ -76,11 +76,8 @@ class Membership:
         self._clock = clock
         self._reporters: dict[str, Reporter] = {}
         self._announced = fleet.version
-        self._waiters: set[asyncio.Future[None]] = set()
-
-    @property
-    def version(self) -> int:
-        return self._fleet.version
+        self._changed = asyncio.Event()
+        """Set, and replaced, at each change."""
 
     @property
     def sessions(self) -> int:
@@ -183,12 +180,7 @@ class Membership:
     async def wait_change(self, version: int) -> None:
         """Waits until the membership's version differs from ``version``."""
         while self._fleet.version == version:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
+            await self._changed.wait()
 
     def _remove(self, name: str, reason: str) -> None:
         del self._reporters[name]
@@ -199,6 +191,5 @@ class Membership:
     def _notify(self) -> None:
         if self._fleet.version != self._announced:
             self._announced = self._fleet.version
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._changed.set()
+            self._changed = asyncio.Event()

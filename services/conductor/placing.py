@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from dataclasses import dataclass
 from logging import DEBUG
 
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -30,24 +29,6 @@ MOVES_EVERY_S, MOVES_NONE_S = 1.0, 0.01
 """Seconds until moves are looked for again, after a search that found some and after one that found none."""
 
 
-@dataclass(frozen=True, slots=True)
-class DefaultSlos:
-    """Seconds to the first token and between tokens, for requests that name no SLO; 0 is no limit."""
-
-    ttft_s: float = 0.0
-    tbt_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlacerRecords:
-    """The records of placements: ``sizing`` counts the instances they need, ``log`` keeps placements and refusals,
-    ``planned`` the fetches they planned."""
-
-    sizing: Sizing | None = None
-    log: DecisionLog | None = None
-    planned: PlannedFetches | None = None
-
-
 class Placer:
     """A placer of requests, one after the other on the event loop: each placement sees what those before it added."""
 
@@ -58,17 +39,24 @@ class Placer:
         metrics: ConductorMetrics,
         telemetry: Telemetry,
         clock: Clock,
-        slos: DefaultSlos = DefaultSlos(),
-        records: PlacerRecords = PlacerRecords(),
+        *,
+        ttft_slo_s: float = 0.0,
+        tbt_slo_s: float = 0.0,
+        sizing: Sizing | None = None,
+        log: DecisionLog | None = None,
+        planned: PlannedFetches | None = None,
     ) -> None:
+        """Takes the seconds to the first token and between tokens for requests that name no SLO; 0 is no limit.
+
+        Of the placements, ``sizing`` counts the instances they need, ``log`` keeps them and the refusals, and
+        ``planned`` keeps the fetches they planned."""
         self._scheduler = scheduler
         self._inflight = inflight
         self._metrics = metrics
         self._telemetry = telemetry
         self._clock = clock
-        self._slos = slos
-        self._sizing, self._log, self._planned = records.sizing, records.log, records.planned
-        log = records.log
+        self._ttft_slo_s, self._tbt_slo_s = ttft_slo_s, tbt_slo_s
+        self._sizing, self._log, self._planned = sizing, log, planned
         scheduler.consider = None if log is None else log.consider
         self._moves_at_s = -math.inf
 
@@ -79,7 +67,7 @@ class Placer:
         with self._telemetry.span("conductor.schedule", message.traceparent, request_id=request_id) as span:
             request, now_s = None, self._clock()
             try:
-                request = request_from_proto(message, request_id, self._slos.ttft_s, self._slos.tbt_s)
+                request = request_from_proto(message, request_id, self._ttft_slo_s, self._tbt_slo_s)
                 span.classify(request.request_class)
                 decision = self._scheduler.schedule(request, now_s)
             except PinyonError as error:

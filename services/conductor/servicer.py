@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
-from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
-from pinyon.messages.checks import check_keys
+from pinyon.core.clock import Clock
+from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from pinyon.messages.checks import check_keys, check_text
 from pinyon.messages.explanation import explained_to_proto
 from pinyon.messages.role import role_from_proto
+from pinyon.placement.decision_log import DecisionLog, LoggedDecision
+from pinyon.placement.explanation import Explanation, explain
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import ADMIN, KVSTORE, LB, WORKER
-from services.conductor.explaining import Explainer
 from services.conductor.intake import ReportIntake
 from services.conductor.listing import Listing
 from services.conductor.membership import Membership
@@ -38,6 +42,9 @@ WRITE_S = 5.0
 """The seconds after which a session ends whose peer takes no message."""
 FIRST_S = 10.0
 """The seconds after which a session ends whose peer has sent nothing at all: the number of sessions is limited."""
+ASKED_CHARS_MAX = 256
+"""The longest request id that is searched for: a client's own id and the suffix that pinyon adds."""
+DECISIONS_MAX = 64
 
 
 @dataclass(eq=False)
@@ -49,7 +56,8 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
     listing: Listing
     intake: ReportIntake
     placer: Placer
-    explainer: Explainer
+    log: DecisionLog | None
+    clock: Clock
     metrics: ConductorMetrics
     lb_sessions_max: int
     _lb_sessions: int = field(default=0, init=False)
@@ -88,7 +96,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
 
     async def Explain(self, request: conductor_pb2.ExplainRequest, context: Any) -> conductor_pb2.ExplainResponse:
         response = conductor_pb2.ExplainResponse()
-        async for logged, explanation, age_s in self.explainer.explain(request.request_id):
+        async for logged, explanation, age_s in explained(self.log, request.request_id, self.clock):
             response.decisions.append(explained_to_proto(logged, explanation, age_s))
         return response
 
@@ -129,3 +137,30 @@ def _end_if_silent(stream: Accepted[Any, Any]) -> asyncio.TimerHandle:
             stream.end(DeadlineExceeded(f"no message came within {FIRST_S:g} s"))
 
     return asyncio.get_running_loop().call_later(FIRST_S, look)
+
+
+async def explained(
+    log: DecisionLog | None, request_id: str, clock: Clock
+) -> AsyncGenerator[tuple[LoggedDecision, Explanation, float], None]:
+    """Yields each decision about the request, its explanation and its age in seconds; other tasks run in between.
+
+    Raises :class:`InvalidArgument` for a bad id, :class:`FailedPrecondition` if no decisions are kept (no ``log``), and
+    :class:`NotFound` if there is none for this id.
+    """
+    if not request_id:
+        raise InvalidArgument("must name a request", field="request_id")
+    check_text(request_id, "request_id", ASKED_CHARS_MAX)
+    if log is None:
+        raise FailedPrecondition("this conductor remembers no placements (--explain-max 0)")
+    found: deque[LoggedDecision] = deque(maxlen=DECISIONS_MAX)
+    for part in log.search(request_id):
+        found.extend(part)
+        await asyncio.sleep(0)
+    if not found:
+        raise NotFound(
+            f"no request {request_id[:128]!r} among the last {len(log)} that this conductor decided: it knows them by "
+            "their x-request-id or the id of a completion, since its start, and forgets the oldest (--explain-max)"
+        )
+    for logged in found:
+        yield logged, explain(logged), clock() - logged.at_s
+        await asyncio.sleep(0)

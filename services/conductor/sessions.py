@@ -9,10 +9,9 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import KVSTORE, WORKER, check_claim
-from services.conductor.intake import ReportIntake
+from services.conductor.intake import ReportIntake, now_or_in_turns
 from services.conductor.membership import Membership, Reporter
 from services.conductor.placing import Placer
-from services.conductor.turns import now_or_in_turns
 
 LbStream = Accepted[conductor_pb2.ScheduleSessionResponse, conductor_pb2.ScheduleSessionRequest]
 ReportStream = Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.ReportSessionRequest]

@@ -21,21 +21,17 @@ from pinyon.runtime.json_file import read_json
 from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
-from services.controller.announcer import Announcer
 from services.controller.control import EPOCH_BYTES, Control
 from services.controller.metrics import ControllerMetrics
-from services.controller.prober import Prober
-from services.controller.regions_page import RegionsPage
-from services.controller.restarts import Restarts
 from services.controller.servicer import CONTROLLER_CALLERS, ControllerServicer
 from services.controller.settings import ControllerSettings
-from services.controller.state_file import StateFile, read_state
+from services.controller.state_file import read_state
 
 DRAIN_S = 2.0
 """Seconds that a drain may take at most: sessions end only when their load balancers do."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Controller:
     """The parts of a controller, wired. ``start`` → ``close``."""
 
@@ -43,25 +39,21 @@ class Controller:
     security: Security
     registry: Registry
     control: Control
-    prober: Prober
-    page: RegionsPage
     server: GrpcServer
-    pages: list[PageServer]
+    pages: PageServer | None = None
 
     async def start(self) -> dict[str, str]:
         """Starts all parts. Returns the bound endpoints by name."""
         endpoints = {"grpc": await self.server.start()}
-        self.control.start(self.prober)
-        if self.settings.http_listen:
-            self.pages.append(
-                PageServer("regions", self.settings.http_listen, self.page, self.security, ask_clients=False)
-            )
-            endpoints["http"] = self.pages[0].address
+        self.control.start()
+        if listen := self.settings.http_listen:
+            self.pages = PageServer("regions", listen, self.control.page, self.security, ask_clients=False)
+            endpoints["http"] = self.pages.address
         return endpoints
 
     async def close(self, drain_s: float) -> None:
-        for page in self.pages:
-            await asyncio.to_thread(page.close)
+        if self.pages is not None:
+            await asyncio.to_thread(self.pages.close)
         await self.server.drain(min(drain_s, DRAIN_S))
         await self.control.close()
 
@@ -73,8 +65,7 @@ def build(
     security: Security = NO_SECURITY,
 ) -> Controller:
     """Wires a controller; nothing is started. Raises :class:`PinyonError` for files that cannot be used."""
-    path = Path(settings.state_file) if settings.state_file else None
-    state = None if path is None else read_state(path)
+    state = read_state(Path(settings.state_file)) if settings.state_file else None
     # Versions that go on from one beyond all measure could not be told some day, so they begin anew.
     epoch = state.epoch if state is not None and state.version <= VERSION_MAX else secrets.token_hex(EPOCH_BYTES)
     registry = Registry(
@@ -82,23 +73,17 @@ def build(
     )
     if state is not None:
         registry.recover(state, clock())
-    metrics = ControllerMetrics(metrics_registry)
-    metrics.watch(registry, clock)
-    announcer = Announcer(registry)
-    restarts = Restarts(settings.restart_hook, settings.restart_timeout_s, settings.restart_attempts, metrics.restarted)
-    page = RegionsPage()
-    file = StateFile(path, metrics.wrote)
-    control = Control(registry, announcer, file, restarts, page, clock, remembered=state)
-    prober = Prober(registry, security.channels, settings.probe_timeout_s, clock, control.settle, metrics.probed)
+    metrics = ControllerMetrics(metrics_registry, registry, clock)
+    control = Control(registry, settings, metrics, security.channels, clock, remembered=state)
     server = GrpcServer(settings.listen, security.tls)
     server.add(
         controller_pb2_grpc.add_ControllerServiceServicer_to_server,
-        ControllerServicer(control, announcer, metrics, clock),
+        ControllerServicer(control, metrics, clock),
         controller_pb2.DESCRIPTOR.services_by_name["ControllerService"],
         CONTROLLER_CALLERS,
     )
     add_admin(server, [])
-    return Controller(settings, security, registry, control, prober, page, server, [])
+    return Controller(settings, security, registry, control, server)
 
 
 def load_geography(settings: ControllerSettings) -> Geography:

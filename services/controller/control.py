@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from pathlib import Path
 
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbInfo, LbLoad
 from pinyon.federation.registry import Registry
 from pinyon.federation.view import Federation
+from pinyon.runtime.channel import Channels
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 from services.controller.announcer import Announcer
+from services.controller.metrics import ControllerMetrics
 from services.controller.prober import Prober
 from services.controller.regions_page import RegionsPage
 from services.controller.restarts import Restarts
+from services.controller.settings import ControllerSettings
 from services.controller.state_file import StateFile
 
 PERIOD_S = 0.25
@@ -32,23 +36,25 @@ class Control:
     def __init__(
         self,
         registry: Registry,
-        announcer: Announcer,
-        file: StateFile,
-        restarts: Restarts,
-        page: RegionsPage,
+        settings: ControllerSettings,
+        metrics: ControllerMetrics,
+        channels: Channels,
         clock: Clock,
         *,
         remembered: Federation | None,
     ) -> None:
-        """Takes as ``remembered`` what the file said, which the registry has recovered.
+        """Takes as ``remembered`` what the state file said, which the registry has recovered.
 
         Load balancers tell what came after that; if it is None, they tell all of it.
         """
         self.registry = registry
-        self._announcer = announcer
-        self._file = file
-        self._restarts = restarts
-        self._page = page
+        self.announcer = Announcer(registry)
+        self.page = RegionsPage()
+        self._file = StateFile(Path(settings.state_file) if settings.state_file else None, metrics.wrote)
+        self._restarts = Restarts(
+            settings.restart_hook, settings.restart_timeout_s, settings.restart_attempts, metrics.restarted
+        )
+        self._prober = Prober(registry, channels, settings.probe_timeout_s, clock, self.settle, metrics.probed)
         self._clock = clock
         self._remembered = remembered
         self._began = registry.federation.version
@@ -57,18 +63,15 @@ class Control:
         self._published = registry.federation
         self._shown_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
-        self._prober: Prober | None = None
 
-    def start(self, prober: Prober) -> None:
-        self._prober = prober
+    def start(self) -> None:
         self._file.start()
         self._file.keep(self.registry.federation)
         self._task = asyncio.create_task(self._run(), name="controller")
 
     async def close(self) -> None:
         await ended(self._task)
-        if self._prober is not None:
-            await self._prober.close()
+        await self._prober.close()
         await self._restarts.close()
         await self._file.close()
 
@@ -103,8 +106,7 @@ class Control:
     def lost(self, session: int) -> None:
         self.registry.lost(session, self._clock())
         self.settle()
-        if self._prober is not None:
-            self._prober.look()
+        self._prober.look()
 
     async def written(self) -> int:
         """Returns the present version, once it is told and on the disk."""
@@ -127,11 +129,11 @@ class Control:
             _log_adoptions(self._published, federation)
             self._published = federation
             self._file.keep(federation)
-            self._announcer.changed()
+            self.announcer.changed()
             self._shown_s = float("-inf")
         if now_s - self._shown_s >= LATE_S:
             self._shown_s = now_s
-            self._page.show(federation, self.registry.geography, self.registry.distances())
+            self.page.show(federation, self.registry.geography, self.registry.distances())
 
     def _recover(self, known: Federation, info: LbInfo, now_s: float) -> None:
         federation, state = self.registry.federation, self._remembered
@@ -165,8 +167,7 @@ class Control:
                     _log.warning("stood still for %.1f s", late_s)
                     self.registry.stood_still(late_s)
                 self.settle()
-                if self._prober is not None:
-                    self._prober.look()
+                self._prober.look()
             except Exception:
                 _log.exception("a look at the federation failed")
 

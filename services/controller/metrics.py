@@ -17,21 +17,12 @@ from pinyon.runtime.metrics import Figure, Figures
 class ControllerMetrics:
     """Counters to increment; the gauges read the federation when they are scraped."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, known: Registry, clock: Clock) -> None:
         self._registry = registry
         self.probed = self._outcomes("probes", "Probes of load balancers", "answered", "silent")
         self.restarted = self._outcomes("restarts", "Runs of the restart hook", "ok", "failed")
         self.wrote = self._outcomes("state_writes", "Writes of the state file", "ok", "failed")
         self.sessions = Gauge("pinyon_controller_sessions", "Load balancers with a session", registry=registry)
-
-    def _outcomes(self, name: str, text: str, well: str, badly: str) -> Callable[[bool], None]:
-        """Returns a function that counts outcomes, called with whether one went well."""
-        counter = Counter(f"pinyon_controller_{name}_total", text, ("outcome",), registry=self._registry)
-        return lambda good: counter.labels(well if good else badly).inc()
-
-    def watch(self, known: Registry, clock: Clock) -> None:
-        """Shows what is in the registry."""
-        registry = self._registry
         states = Gauge("pinyon_controller_load_balancers", "Load balancers by state", ("state",), registry=registry)
         for state in LbState:
             states.labels(state.value).set_function(partial(_count_state, known, state))
@@ -52,6 +43,11 @@ class ControllerMetrics:
             ("handbacks", "Clusters that their owners got back", lambda: known.handbacks),
         ]
         registry.register(Figures("pinyon_controller", gauges, counters))
+
+    def _outcomes(self, name: str, text: str, well: str, badly: str) -> Callable[[bool], None]:
+        """Returns a function that counts outcomes, called with whether one went well."""
+        counter = Counter(f"pinyon_controller_{name}_total", text, ("outcome",), registry=self._registry)
+        return lambda good: counter.labels(well if good else badly).inc()
 
 
 def _count_state(known: Registry, state: LbState) -> float:

@@ -25,7 +25,6 @@ from pinyon.runtime.callers import Callers, Refusals
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import ADMIN, LB, check_claim, check_region_claim
 from pinyon.runtime.logging import get_logger
-from services.controller.announcer import Announcer
 from services.controller.control import Control
 from services.controller.metrics import ControllerMetrics
 
@@ -50,15 +49,8 @@ _log = get_logger("controller")
 class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
     """The methods: they turn messages into values, tell the control, and turn values into messages."""
 
-    def __init__(
-        self,
-        control: Control,
-        announcer: Announcer,
-        metrics: ControllerMetrics,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, control: Control, metrics: ControllerMetrics, clock: Clock) -> None:
         self._control = control
-        self._announcer = announcer
         self._metrics = metrics
         self._clock = clock
         self._sessions = 0
@@ -104,7 +96,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
 
         try:
             take(first)
-            await stream.run(take, self._announcer.messages())
+            await stream.run(take, self._control.announcer.messages())
         finally:
             self._control.lost(session)
 

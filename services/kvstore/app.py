@@ -21,9 +21,8 @@ from pinyon.runtime.transfer_engine import register_transfer_metrics, start_tran
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import NodeRecord
 from services.kvstore.metrics import register_metrics
-from services.kvstore.node import StoreNode
+from services.kvstore.node import StoreNode, StoreReport
 from services.kvstore.publisher import MetadataPublisher
-from services.kvstore.reporter import StoreReport
 from services.kvstore.servicer import KVSTORE_CALLERS, KvStoreServicer, StoredBlockServicer
 from services.kvstore.settings import KvStoreSettings
 

@@ -16,7 +16,7 @@ def register_metrics(
     registry: CollectorRegistry, node: StoreNode, publisher: MetadataPublisher, sessions: Callable[[], float]
 ) -> None:
     """Registers the metrics; ``sessions`` tells whether the conductor knows this node now (0 or 1)."""
-    table, counters = node.table, node.table.counters
+    table, counters, metadata = node.table, node.table.counters, publisher.metadata
     registry.register(
         Figures(
             "pinyon_kvstore",
@@ -29,8 +29,8 @@ def register_metrics(
                 ("lost_bytes", "Bytes whose writer could not be shut out", lambda: table.lost_bytes),
                 ("leases", "Live leases of readers", lambda: table.leases),
                 ("open_puts", "Puts begun and not ended", lambda: table.open_puts),
-                ("writer_keys", "Keys that open memory to writers", lambda: node.writer_keys),
-                ("reader_keys", "Keys that open memory to readers", lambda: node.reader_keys),
+                ("writer_keys", "Keys that open memory to writers", lambda: len(node.writers)),
+                ("reader_keys", "Keys that open memory to readers", lambda: len(node.readers)),
                 ("listed_blocks", "Blocks listed in Redis", lambda: publisher.listed),
                 ("report_sessions", "Conductors that know this node", sessions),
             ],
@@ -46,7 +46,7 @@ def register_metrics(
                 ("metadata_failures", "Times that Redis could not be told", lambda: publisher.failures),
                 ("metadata_losses", "Times that Redis had lost something", lambda: publisher.losses),
                 ("metadata_purged_blocks", "Entries of dead nodes removed from Redis", lambda: publisher.purged),
-                ("metadata_malformed_values", "Values in Redis that made no sense", lambda: publisher.malformed),
+                ("metadata_malformed_values", "Values in Redis that made no sense", lambda: metadata.malformed),
             ],
         )
     )

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, NotFound, PinyonError, Unavailable
-from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass, Role
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
+from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.refit_thread import RefitThread
@@ -57,8 +58,10 @@ class StoreNode:
         )
         # Peers reach the memory that a lease or a put opens, and nothing else.
         self._region = engine.register_local_memory(self._pool, access=Access.NONE)
-        self._readers = LeaseKeys(engine, self._region)
-        self._writers: dict[int, Grant] = {}
+        self.readers = LeaseKeys(engine, self._region)
+        """The keys that open memory to readers: one per lease."""
+        self.writers: dict[int, Grant] = {}
+        """The keys that open memory to writers: one per put."""
         self._duties = Background()
         self._sooner = asyncio.Event()
         self._sweep_at_s = float("inf")
@@ -76,16 +79,6 @@ class StoreNode:
         """The addresses of this process for peers, without its memory, which comes with each lease and each put."""
         return self._engine.descriptor([])
 
-    @property
-    def reader_keys(self) -> int:
-        """The number of keys that open memory to readers: one per lease."""
-        return len(self._readers)
-
-    @property
-    def writer_keys(self) -> int:
-        """The number of keys that open memory to writers: one per put."""
-        return len(self._writers)
-
     def on_change(self, callback: Callable[[], None]) -> None:
         """Registers a callback for when readable keys came or went."""
         self._on_change.append(callback)
@@ -97,11 +90,11 @@ class StoreNode:
         """Shuts all writers out. The memory goes when the engine is closed."""
         self.draining = True
         await ended(self._sweeper)
-        for put_id in list(self._writers):
+        for put_id in list(self.writers):
             if self.table.close_put(put_id):
                 self._duties.run(self._end(put_id, commit=False), "put end")
         await self._duties.close(END_S)
-        await self._readers.close()
+        await self.readers.close()
         await self._refits.close()
 
     # -- puts
@@ -133,7 +126,7 @@ class StoreNode:
             self.table.close_put(put_id)
             self.table.end_put(put_id, commit=False, now_s=self._clock())
             raise
-        self._writers[put_id] = grant
+        self.writers[put_id] = grant
         self._sweep_by(timeout_s)
         return put_id, slots, grant.descriptor()
 
@@ -148,13 +141,13 @@ class StoreNode:
 
     async def _end(self, put_id: int, *, commit: bool) -> int:
         try:
-            await self._engine.revoke_async(self._writers[put_id])
+            await self._engine.revoke_async(self.writers[put_id])
         except PinyonError:
             _log.exception("a writer cannot be shut out; its room is lost")
             self.table.end_put(put_id, commit=False, now_s=self._clock(), lost=True)
             raise FailedPrecondition("the put's memory cannot be used") from None
         finally:
-            del self._writers[put_id]
+            del self.writers[put_id]
         committed = self.table.end_put(put_id, commit=commit, now_s=self._clock())
         if committed:
             self._changed()
@@ -179,7 +172,7 @@ class StoreNode:
             return lease, 0.0, None
         try:
             ranges = [(held.offset, held.size) for _, held in lease.blocks]
-            opened = self._readers.give(lease.lease_id, ranges, lease_s)
+            opened = self.readers.give(lease.lease_id, ranges, lease_s)
         except PinyonError:
             self.table.release(lease.lease_id, self._clock())
             raise
@@ -188,7 +181,7 @@ class StoreNode:
 
     def release(self, lease_id: int) -> bool:
         """Ends a lease. Returns False if it ended before. Its objects may be evicted once nobody reads them."""
-        return self._readers.end(lease_id, lambda: self._over(lease_id))
+        return self.readers.end(lease_id, lambda: self._over(lease_id))
 
     def _over(self, lease_id: int) -> None:
         self.table.release(lease_id, self._clock())
@@ -252,3 +245,35 @@ class StoreNode:
     def _changed(self) -> None:
         for callback in self._on_change:
             callback()
+
+
+class StoreReport:
+    """The reports of a store node to the conductor: a :class:`pinyon.runtime.report_session.ReportSource`."""
+
+    def __init__(self, node: StoreNode) -> None:
+        self._node = node
+        self._changes = node.table.listen()
+
+    def info(self, address: str) -> InstanceInfo:
+        """Returns how the node registers. Its capacity in blocks depends on their size, so it is left open."""
+        return InstanceInfo(self._node.node_id, self._node.boot_id, Role.STORE, address)
+
+    def snapshot_keys(self) -> Sequence[bytes]:
+        return self._node.table.keys()
+
+    def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        return self._changes.drain()
+
+    def load(self) -> InstanceLoad:
+        table = self._node.table
+        return InstanceLoad(
+            used_blocks=table.leased_objects + table.reserved_objects,
+            cached_blocks=table.idle_objects,
+            draining=self._node.draining,
+        )
+
+    def news(self) -> None:
+        """Reports nothing, because a store node computes nothing."""
+
+    def decoding(self) -> Sequence[str]:
+        return ()

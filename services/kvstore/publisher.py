@@ -49,7 +49,7 @@ class MetadataPublisher:
         """Takes the event ``lost_name``, which is set when another process has taken this node's id."""
         self._node = node
         self._record = record
-        self._metadata = metadata
+        self.metadata = metadata
         self._lease_s = lease_s
         self._clock = clock
         self._lost_name = lost_name or asyncio.Event()
@@ -73,11 +73,6 @@ class MetadataPublisher:
         """The number of blocks listed in Redis, as it has confirmed."""
         return len(self._listed)
 
-    @property
-    def malformed(self) -> int:
-        """The number of values in Redis that did not parse."""
-        return self._metadata.malformed
-
     async def register(self) -> None:
         """Announces this life, and tries again for a while, because Redis may just be starting, too.
 
@@ -86,7 +81,7 @@ class MetadataPublisher:
         waits = False
         while True:
             try:
-                await self._metadata.register(self._record, self._lease_s)
+                await self.metadata.register(self._record, self._lease_s)
             except Unavailable as error:
                 if self._clock() >= give_up_s:
                     raise Unavailable(
@@ -111,8 +106,8 @@ class MetadataPublisher:
         await ended(*self._tasks)
         try:
             async with asyncio.timeout(LEAVE_S):
-                await self._metadata.leave(self._record)
-                await self._metadata.purge(self._record.life, 16 * PURGE_BLOCKS)
+                await self.metadata.leave(self._record)
+                await self.metadata.purge(self._record.life, 16 * PURGE_BLOCKS)
         except (PinyonError, TimeoutError):
             _log.info("could not sign off from Redis; the node's lease ends by its time")
 
@@ -140,17 +135,17 @@ class MetadataPublisher:
         try:
             if tell_all:
                 self._listed.clear()
-                await self._metadata.restart(life)
-                listed = await self._metadata.listed(life)
+                await self.metadata.restart(life)
+                listed = await self.metadata.listed(life)
                 self._changes.drain()
                 stored = table.keys()
                 removed = list(listed.difference(stored))
             self._listed.difference_update(removed)
-            await self._metadata.discard(life, removed)
+            await self.metadata.discard(life, removed)
             for start in range(0, len(stored), BATCH):
                 sizes = ((key, table.size_of(key)) for key in stored[start : start + BATCH])
                 blocks = [(key, size) for key, size in sizes if size is not None]
-                await self._metadata.add(life, blocks)
+                await self.metadata.add(life, blocks)
                 self._listed.update(key for key, _ in blocks)
         except Exception:
             self.failures += 1
@@ -163,7 +158,7 @@ class MetadataPublisher:
         while True:
             await asyncio.sleep(self._lease_s / 3)
             try:
-                if not await self._metadata.renew(self._record, self._lease_s):
+                if not await self.metadata.renew(self._record, self._lease_s):
                     self._lost("the node's record or entries were gone from Redis")
                 await self.audit()
             except FailedPrecondition as error:
@@ -180,7 +175,7 @@ class MetadataPublisher:
             self._unaudited = list(self._listed)
         part = self._unaudited[-AUDIT_BLOCKS:]
         del self._unaudited[-AUDIT_BLOCKS:]
-        missing = await self._metadata.missing(self._record.life, [key for key in part if key in self._listed])
+        missing = await self.metadata.missing(self._record.life, [key for key in part if key in self._listed])
         if any(key in self._listed for key in missing):  # and not unlisted meanwhile
             self._lost("entries were missing in Redis")
 
@@ -204,8 +199,8 @@ class MetadataPublisher:
     async def clean(self) -> None:
         """Purges this node's earlier lives, and other nodes' lives that have been over for a while."""
         now = self._clock()
-        live = {node.life for node in await self._metadata.nodes()}
-        over = await self._metadata.lives() - live - {self._record.life}
+        live = {node.life for node in await self.metadata.nodes()}
+        over = await self.metadata.lives() - live - {self._record.life}
         self._dead_since = {life: self._dead_since.get(life, now) for life in over}
         named = {life.node_id for life in live}
         for life, since in self._dead_since.items():
@@ -213,7 +208,7 @@ class MetadataPublisher:
             if life.node_id == self._record.node_id or life.node_id in named or now - since >= DEAD_GRACE_S:
                 purged = PURGE_BLOCKS
                 while purged == PURGE_BLOCKS:
-                    purged = await self._metadata.purge(life, PURGE_BLOCKS)
+                    purged = await self.metadata.purge(life, PURGE_BLOCKS)
                     self.purged += purged
 
 

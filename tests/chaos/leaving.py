@@ -122,7 +122,7 @@ async def leave_once(
 async def _until(cluster: LocalCluster, hop: str, gauge: str, count: int) -> None:
     async with asyncio.timeout(REQUEST_S):
         while True:  # gauges have no event to wait for
-            if (await asyncio.to_thread(Scrape, cluster, (hop,), (gauge,))).of(hop, gauge) >= count:
+            if (await asyncio.to_thread(Scrape, cluster, (hop,), (gauge,))).total(gauge, hop) >= count:
                 return
             await asyncio.sleep(POLL_S)
 
@@ -131,7 +131,7 @@ async def _idle(cluster: LocalCluster, hop: str, since_s: float) -> float | None
     while True:
         scrape = await asyncio.to_thread(Scrape, cluster, (hop,), HOPS[hop])
         waited_s = time.monotonic() - since_s
-        if not any(scrape.of(hop, gauge) for gauge in HOPS[hop]):
+        if not any(scrape.total(gauge, hop) for gauge in HOPS[hop]):
             return round(waited_s, 3)
         if waited_s > GIVE_UP_S:
             return None

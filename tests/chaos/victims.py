@@ -59,7 +59,8 @@ async def strike(cluster: LocalCluster, balancer: Balancer, name: str, fault: st
         start_redis(cluster)
     else:
         # A child ends with the thread that started it, and this thread lives on.
-        service = cluster.restart(name, wait=False)
+        service = cluster.services[name]
+        service.start_again()
         await asyncio.to_thread(service.wait_ready, time.monotonic() + END_S)
     balancer.returned(name)
     note("back")

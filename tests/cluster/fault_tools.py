@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 
 from launch.cluster import LocalCluster
-from launch.process import ServiceProcess
+from launch.process import Child, ServiceProcess
 from launch.scrape import Scrape
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2_grpc
@@ -93,7 +92,7 @@ async def until(what: str, true: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def value(cluster: LocalCluster, service: str, metric: str) -> float:
-    return (await asyncio.to_thread(Scrape, cluster, (service,), (metric,))).of(service, metric)
+    return (await asyncio.to_thread(Scrape, cluster, (service,), (metric,))).total(metric, service)
 
 
 async def busiest(
@@ -107,9 +106,9 @@ async def busiest(
             await begin()
         names = [each.name for each in cluster.of_kind(kind)]
         scrape = await asyncio.to_thread(Scrape, cluster, names, (metric,))
-        best = max(cluster.of_kind(kind), key=lambda each: scrape.of(each.name, metric))
+        best = max(cluster.of_kind(kind), key=lambda each: scrape.total(metric, each.name))
         found[:] = [best]
-        return scrape.of(best.name, metric) > 0
+        return scrape.total(metric, best.name) > 0
 
     await until(f"{kind} with {metric}", some)
     return found[0]
@@ -126,7 +125,8 @@ async def generating(answers: list[Answer], tokens: int = 3) -> None:
 
 async def restart(cluster: LocalCluster, name: str) -> None:
     # A child ends with the thread that started it, and this thread lives on.
-    service = cluster.restart(name, wait=False)
+    service = cluster.services[name]
+    service.start_again()
     await asyncio.to_thread(service.wait_ready, time.monotonic() + WAIT_S)
 
 
@@ -150,8 +150,8 @@ async def whole(cluster: LocalCluster) -> None:
     await wait_idle(cluster)
     scrape = await asyncio.to_thread(Scrape, cluster, WORKERS)
     for name in WORKERS:
-        parts = [scrape.of(name, f"pinyon_worker_{part}_blocks") for part in ("used", "cached", "free")]
-        assert sum(parts) == scrape.of(name, "pinyon_worker_total_blocks"), f"{name}: used, cached, free are {parts}"
+        parts = [scrape.total(f"pinyon_worker_{part}_blocks", name) for part in ("used", "cached", "free")]
+        assert sum(parts) == scrape.total("pinyon_worker_total_blocks", name), f"{name}: used, cached, free are {parts}"
 
 
 def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
@@ -170,7 +170,7 @@ def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
     return {holder.instance_id: holder.prefix_blocks for holder in reply.holders}
 
 
-def redis_process(cluster: LocalCluster) -> subprocess.Popen[bytes]:
+def redis_process(cluster: LocalCluster) -> Child:
     assert cluster.redis is not None
     assert cluster.redis.process is not None
     return cluster.redis.process

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
-from launch.cluster import ClusterSpec
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.process import START_S
 
 CHUNKS = {"worker": ("--prefill-chunk-tokens", "96")}
 """Chunks so short that a prompt of a few hundred tokens takes several."""
@@ -19,3 +21,10 @@ def cluster_spec(**values: Any) -> ClusterSpec:
     extra = values.pop("extra", {})
     values["extra"] = {**extra, "lb": (*PATIENT, *extra.get("lb", ()))}
     return ClusterSpec(**{"tls": os.environ.get("PINYON_TEST_TLS", "") not in ("", "0"), **values})
+
+
+def start_again(cluster: LocalCluster, name: str) -> None:
+    """Starts a stopped or killed service again, and waits until it has announced its endpoints."""
+    service = cluster.services[name]
+    service.start_again()
+    service.wait_ready(time.monotonic() + START_S)

@@ -97,7 +97,7 @@ async def test_http_clients_that_hang_up(cluster, events):
 @pytest.mark.parametrize("replies", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
 async def test_grpc_clients_that_cancel(cluster, replies):
     before = ended_by_cancel(cluster)
-    async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
+    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         calls = [
             stub.Generate(
@@ -120,7 +120,7 @@ async def test_grpc_clients_that_cancel(cluster, replies):
 
 
 async def test_deadlines_release_everything(cluster):
-    async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
+    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         request = lb_pb2.GenerateRequest(
             prompt=f"deadline {LONG}", sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True)

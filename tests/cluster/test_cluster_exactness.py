@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 
+import grpc
 import pytest
 
 from launch.cluster import LocalCluster
@@ -17,7 +18,7 @@ from pinyon.api.lb.v1 import lb_pb2_grpc
 from tests.cluster.fault_tools import lookup
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
-from tests.cluster.specs import CHUNKS, cluster_spec
+from tests.cluster.specs import CHUNKS, cluster_spec, start_again
 from tests.forks import forked
 from tests.long import usually
 
@@ -48,7 +49,7 @@ async def send_all(cluster: LocalCluster, asks: list[Ask], on_done=lambda count:
     answers: list[Answer | None] = [None] * len(asks)
     queue = iter(range(len(asks)))
     finished = 0
-    async with cluster.access.aio_channel(cluster.services["lb-0"]) as channel:
+    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
 
         async def client() -> None:
@@ -129,7 +130,7 @@ async def test_tokens_are_exact_while_the_store_node_dies_and_returns(reference,
                 lost.extend(ask for ask in asks[:dies] if stored(ask))
                 cluster.services["kvstore-0"].kill()
             elif finished == returns:
-                cluster.restart("kvstore-0")
+                start_again(cluster, "kvstore-0")
 
         def stored(ask: Ask) -> int:
             return lookup(cluster, ask.prompt).get("kvstore-0", 0)

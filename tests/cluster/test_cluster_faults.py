@@ -78,7 +78,7 @@ def random_(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture
 async def clients(fragile: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
-    async with fragile.access.aio_channel(fragile.services["lb-0"]) as channel:
+    async with fragile.access.channel(fragile.services["lb-0"], kind=grpc.aio) as channel:
         clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
         yield clients
         await clients.end()

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 
+import grpc
 import pytest
 
 from launch.cluster import LocalCluster
@@ -32,7 +33,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 async def clients(small: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
-    async with small.access.aio_channel(small.services["lb-0"]) as channel:
+    async with small.access.channel(small.services["lb-0"], kind=grpc.aio) as channel:
         clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
         yield clients
         await clients.end()

@@ -173,7 +173,7 @@ class Siege:
         self._before = {name: max(held, self._before[name]) for name, held in self._memory().items()}
 
     async def _serves(self) -> None:
-        assert not self._cluster.dead()
+        assert all(service.alive for service in self._cluster.services.values())
         self._clients.start(make_asks(self._random, 6, 100, 8))
         await self._clients.exact()
         await wait_idle(self._cluster)

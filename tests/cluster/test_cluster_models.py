@@ -19,7 +19,7 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.request import SamplingParams
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, text_tokens
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import cluster_spec, start_again
 from tests.forks import forked
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "golden_text" / "llama-bytes-bos"
@@ -153,7 +153,7 @@ def test_one_without_instances_does_not_take_the_other_away(running):
         status, answer = complete(running, model=SECOND, prompt="a", max_tokens=2)
         assert (status, answer["error"]["code"]) == (503, "unavailable")
     finally:
-        running.restart("decode-1")
+        start_again(running, "decode-1")
     deadline = time.monotonic() + WAIT_S
     while "lacks" in ask(running, "GET", "/health/ready")[1]:
         assert time.monotonic() < deadline

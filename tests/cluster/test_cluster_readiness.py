@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.cluster import LocalCluster
 from launch.scrape import Scrape
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import cluster_spec, start_again
 from tests.forks import forked
 
 WAIT_S = 60.0
@@ -97,7 +97,7 @@ def test_without_a_conductor_the_instances_are_asked(running):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for name in ("conductor", "prefill-0", "decode-1"):
-        running.restart(name)
+        start_again(running, name)
     wait_ready(running, 200)
     assert generate(running) == (200, "")
 
@@ -110,11 +110,11 @@ def test_with_a_conductor_its_list_counts(running):
     assert "computes prompts" in text
     assert "2 that generate tokens" in text
     assert "conductor does not" not in text
-    running.restart("prefill-0")
+    start_again(running, "prefill-0")
     wait_ready(running, 200)
     for name in ("decode-0", "decode-1"):
         running.services[name].kill()
     assert "generates tokens" in wait_ready(running, 503)
-    running.restart("decode-0")
+    start_again(running, "decode-0")
     wait_ready(running, 200)
     assert generate(running) == (200, "")

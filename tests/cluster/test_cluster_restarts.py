@@ -19,9 +19,8 @@ import pytest
 from launch import redis_server
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.process import ROOT
-from launch.restarts import QUICK_DEATHS_MAX
-from launch.supervisor import Supervisor
-from tests.cluster.specs import cluster_spec
+from launch.supervisor import QUICK_DEATHS_MAX, Supervisor
+from tests.cluster.specs import cluster_spec, start_again
 from tests.cluster.test_cluster_process_life import WAIT_S, children, gone, read_until, suite, wait_gone
 from tests.forks import forked
 
@@ -90,7 +89,7 @@ def test_what_does_not_live_is_given_up(tmp_path):
     with LocalCluster(spec, tmp_path, forked) as cluster:
         dying = cluster.services["lb-0"]
         dying.arguments += ["--queue-limit", "-1"]  # the service refuses this at its start
-        supervisor = Supervisor(cluster, said.append, lambda: False, 0.0)
+        supervisor = Supervisor(cluster.processes, said.append, 0.0)
         started_s = time.monotonic()
         dying.kill()
         deadline = started_s + WAIT_S
@@ -154,7 +153,7 @@ def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
         before = service.endpoints["grpc"]
         service.kill()
         with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
-            cluster.restart("mixed-0")
+            start_again(cluster, "mixed-0")
             assert service.endpoints["grpc"] != before
             cluster.wait_serving(time.monotonic() + WAIT_S)
             assert generate(cluster.services["lb-0"].endpoints["http"]) == 200
@@ -172,7 +171,7 @@ def test_ports_that_are_found_by_address_stay_while_one_is_dead(tmp_path):
             for address in before.values():
                 with socket.socket() as other, pytest.raises(OSError, match="in use"):
                     other.bind(("127.0.0.1", int(address.rpartition(":")[2])))  # as a search for a free port does
-            cluster.restart(who)
+            start_again(cluster, who)
             assert before.items() <= service.endpoints.items()
 
 

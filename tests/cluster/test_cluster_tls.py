@@ -120,7 +120,7 @@ async def test_tokens_are_exact_and_reused_and_nothing_goes_by_shm(secured: Loca
     random_ = random.Random(SEED)
     document = text_tokens(random_, 300)
     asks = [Ask(tuple(document + text_tokens(random_, 9)), random_sampling(random_, 8)) for _ in range(12)]
-    async with secured.access.aio_channel(secured.services["lb-0"]) as channel:
+    async with secured.access.channel(secured.services["lb-0"], kind=grpc.aio) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="API key"):
             await send(stub, asks[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, taken_by, until, value
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import cluster_spec, start_again
 from tests.forks import forked
 
 
@@ -33,7 +34,7 @@ def test_overflow_goes_elsewhere_and_a_killed_lb_loses_nothing(regions: LocalReg
         assert load.more()["eu"] == 0
         taken_by(regions, "us")
         taken_by(regions, "ap")
-        regions.clusters["eu"].restart("lb-0")
+        start_again(regions.clusters["eu"], "lb-0")
         until(lambda: value(regions, "eu", "pinyon_lb_accepted_total") >= 2, "it takes nothing when it is back")
         served = load.check()
     assert min(served[name] for name in ("us", "eu", "ap")) > 0
@@ -74,28 +75,31 @@ def test_an_instance_killed_in_mid_stream(regions: LocalRegions) -> None:
         victim.signal(signal.SIGKILL)
         victim.wait(10)
         assert load.more()["us"] == 0
-        regions.clusters["us"].restart("mixed-0")
+        start_again(regions.clusters["us"], "mixed-0")
         taken_by(regions, "us")
         load.check()  # also of the requests that it had begun
 
 
 def test_law_holds_whatever_fails(tmp_path: Path) -> None:
+    policy = tmp_path / "geography.json"
     spec = cluster_spec(
         prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256,
-        extra={"mixed": ("--max-batch", "4")},
+        extra={"mixed": ("--max-batch", "4"), "lb": ("--geography-file", str(policy))},
     )  # fmt: skip
     law = {
         "regions": {"us": [], "eu": ["gdpr"], "uk": ["gdpr"]},
         "rules": [{"from": ["gdpr"], "to": ["gdpr"]}, {"from": ["us"], "to": ["us"]}],
     }
-    with LocalRegions(RegionsSpec(("eu", "uk", "us"), spec, delay_ms=20.0, geography=law), tmp_path, forked) as regions:
+    policy.write_text(json.dumps(law))
+    several = RegionsSpec(("eu", "uk", "us"), spec, delay_ms=20.0, controller_arguments=("--geography", str(policy)))
+    with LocalRegions(several, tmp_path, forked) as regions:
         with Load(regions, "eu", may_fail=True) as load:
             taken_by(regions, "uk")
             regions.clusters["uk"].services["lb-0"].signal(signal.SIGKILL)
             victim = regions.clusters["eu"].services["mixed-0"]
             victim.signal(signal.SIGKILL)
             victim.wait(10)
-            regions.clusters["eu"].restart("mixed-0", wait=False)
+            regions.clusters["eu"].services["mixed-0"].start_again()
             load.more()
             assert load.check()["us"] == 0
         assert value(regions, "us", "pinyon_worker_generated_tokens_total") == 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, ask, taken_by, until, value
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import cluster_spec, start_again
 from tests.forks import forked
 from tests.long import usually
 
@@ -52,16 +53,17 @@ def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool)
         with Load(regions) as load:
             taken_by(regions, "eu")
             assert regions.controller is not None
-            controller = regions.controller.services["controller"]
+            controller = regions.controller
             controller.signal(signal.SIGKILL)  # what the controller said last stays in force
             controller.wait(10)
             load.more()
             taken_by(regions, "eu")
             assert load.check()["eu"] == 0, "there is no load balancer of eu"
-        regions.controller.restart()
+        controller.start_again()
+        controller.wait_ready(time.monotonic() + 60)
         until(lambda: connected(regions) == {"ap", "us"}, "the controller does not hear them")
         assert adopters(regions)["eu"] == "us-lb-0"
-        eu.restart("lb-0")
+        start_again(eu, "lb-0")
         until(lambda: adopters(regions).get("eu") == "", "it is not handed back")
         assert ask(regions, "eu", 0) == (expected, "eu")
         until(lambda: value(regions, "us", "pinyon_lb_in_flight_requests") == 0, "requests are left in us")

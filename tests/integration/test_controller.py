@@ -300,7 +300,7 @@ async def test_clients_find_the_nearest_that_lives():
         StubLb("us-0", address, position=Position(39.0, -77.5)) as us,
     ):
         await us.until(lambda told: len(told.members) == 2)
-        base = f"http://{controller.pages[0].address}"
+        base = f"http://{controller.pages.address}"
 
         async def get(path: str):
             return json.loads(await asyncio.to_thread(lambda: urllib.request.urlopen(base + path, timeout=30).read()))

@@ -20,6 +20,7 @@ from pinyon.messages.request_class import class_to_proto
 from tests.integration.kvstore_parts import OBJECT, Node, client_of, empty, running_node
 from tests.integration.test_worker_exactness import check, make_asks, run_all
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, submission
+from tests.store_integrity import check_table
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ async def test_a_store_node_keeps_its_objects(redis_server: str, capsys: pytest.
         for choice in ("fifo", "sieve", "workload_aware", "lru"):
             assert await admin("kvstore", node.address, f"eviction={choice}") == 0
             assert in_force(node.context.registry, "kvstore") == {choice}
-            node.node.table.check_integrity()
+            check_table(node.node.table)
             assert await all_read(node, first), choice
         assert node.figure("evicted_objects_total") == 0
         await client.stored([capacity])

@@ -36,6 +36,7 @@ from tests.integration.kvstore_parts import (
     eventually,
     key,
     running_node,
+    settled,
 )
 
 CAPACITY = (1 << 20) // OBJECT  # objects in a node of 1 MiB
@@ -301,7 +302,7 @@ async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
             fetch.cancel()
             await asyncio.wait({fetch})
             cancelled += fetch.cancelled()
-            await client.reader.settled()
+            await settled(client.reader)
             await eventually(node.nothing_is_left, "nothing is leased")
         assert cancelled > 10
 

@@ -19,10 +19,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from launch import restarts
+from launch import supervisor
 from launch.balancers.balancer import Balancer
 from launch.balancers.group import Group
-from launch.balancers.held_port import HeldPort
+from launch.ports import HeldPort
 from launch.process import ServiceProcess
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
@@ -257,11 +257,11 @@ async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
 
 async def test_one_that_hangs_when_it_is_started_again_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
     """The duration of its starts does not matter, as by the clock here none of them counts as quick."""
-    monkeypatch.setattr(restarts, "QUICK_S", 0.0)
+    monkeypatch.setattr(supervisor, "QUICK_S", 0.0)
     hangs = "import os, sys, threading; os.path.exists({0!r}) and threading.Event().wait(); open({0!r}, 'x'); "
     async with group_of(hangs.format(str(tmp_path / "once")) + SERVES, quick_deaths_max=0) as group:
         assert await group.start(asyncio.Event())
-        group.start_s = 0.2
+        group.balancers[0].start_s = 0.2
         said = r"was killed by SIGKILL: given up after 1 quick deaths in a row"
         with pytest.raises(Unavailable, match=said):
             await asyncio.wait_for(group.keep(asyncio.Event()), WAIT_S)
@@ -274,7 +274,8 @@ async def test_one_that_does_not_come_up_ends_all() -> None:
 
 
 async def test_one_that_is_not_ready_in_time_is_killed() -> None:
-    async with group_of("import threading; threading.Event().wait()", drain_s=0.0, start_s=0.2) as group:
+    async with group_of("import threading; threading.Event().wait()", drain_s=0.0) as group:
+        group.balancers[0].start_s = 0.2
         with pytest.raises(Unavailable, match=r"not ready within 0\.2 s"):
             await group.start(asyncio.Event())
 

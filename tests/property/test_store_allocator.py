@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pinyon.store.allocator import OffsetAllocator
 from tests.long import usually
+from tests.store_integrity import check_allocator
 
 CAPACITY = 4096
 steps = st.lists(st.one_of(st.integers(1, 1500), st.integers(-20, -1)), max_size=60)
@@ -32,7 +33,7 @@ def test_ranges_never_overlap_and_all_room_comes_back(steps: list[int], alignmen
             offset, size = taken.pop(step % len(taken))
             allocator.free(offset)
             owner[offset : offset + size] = [0] * size
-        allocator.check_integrity()
+        check_allocator(allocator)
         assert allocator.used_bytes == sum(map(bool, owner))
     for offset, _ in taken:
         allocator.free(offset)
@@ -79,7 +80,7 @@ def test_the_fewest_bytes_are_freed_for_a_large_range(sizes: list[int], freed: s
     assert sum(size for offset, size in may_go if offset in found) == min(costs)
     for offset in found:
         allocator.free(offset)
-    allocator.check_integrity()
+    check_allocator(allocator)
     assert allocator.allocate(64 * wanted) is not None
 
 

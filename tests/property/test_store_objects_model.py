@@ -14,6 +14,7 @@ from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject, PutSlot, SlotState
 from pinyon.store.objects import ObjectTable
 from tests.long import usually
+from tests.store_integrity import check_table
 
 CAPACITY = 1024
 KEYS = [bytes([n]) * 16 for n in range(1, 9)]
@@ -173,7 +174,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
-        self.table.check_integrity()
+        check_table(self.table)
         assert self.table.open_puts == len(self.puts)
         assert self.table.leases == len(self.reads)
         assert self.table.reserved_objects == sum(len(objects) for objects, _, _ in self.puts.values())
@@ -188,7 +189,7 @@ class TableMachine(RuleBasedStateMachine):
             self.table.end_put(put_id, commit=False, now_s=self.now)
         self.table.remove(KEYS)
         assert self.table.used_bytes == 0
-        self.table.check_integrity()
+        check_table(self.table)
 
 
 for name in EVICTION_POLICIES.names:
@@ -276,7 +277,7 @@ def test_an_object_finds_room_where_a_piece_is_free_or_idle(data: st.DataObject,
     _, slots = objects.put_start(KEYS[7:], wanted, 0.0, 1.0)
     fits = "." * (-(-wanted // 64) * 64) in "".join(room)
     assert (slots[0].state is SlotState.RESERVED) == fits
-    objects.check_integrity()
+    check_table(objects)
     if not fits:
         assert set(objects.keys()) == before
         assert objects.eviction.evicted == evicted

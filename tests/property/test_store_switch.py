@@ -13,6 +13,7 @@ from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject
 from pinyon.store.objects import ObjectTable
 from tests.property.test_eviction_reuse_hazard import Prompts
+from tests.store_integrity import check_table
 
 CAPACITY = 1 << 16
 OBJECT = 64
@@ -64,7 +65,7 @@ class Node:
         """Returns the order in which all objects would be evicted, once nothing reads them."""
         while self.leases:
             self.release()
-        self.table.check_integrity()
+        check_table(self.table)
         return self.table.eviction.victims(len(self.table), self.now_s + self.rng.choice((0.0, 500.0)))
 
 

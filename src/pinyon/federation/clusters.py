@@ -1,13 +1,92 @@
-"""The clusters that load balancers own, put together: several of a region that name one cluster share it."""
+"""The clusters that load balancers own, put together: several of a region that name one cluster share it.
+
+People add instances to clusters and remove them, beside what load balancers say of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pinyon.federation.changes import Changes, is_upstream
+from pinyon.core.errors import FailedPrecondition, ResourceExhausted
 from pinyon.federation.members import OwnedCluster
 from pinyon.federation.view import Cluster, ClusterName, Federation
 from pinyon.federation.watched import Watched
+
+CHANGES_MAX = 1024
+"""Changes of one cluster, of either kind."""
+
+
+def is_upstream(instance: str) -> bool:
+    """Returns whether an instance is given by a base URL; else it is the id of a worker."""
+    return "://" in instance
+
+
+class Changes:
+    """The changes by hand. The last word on an instance counts."""
+
+    def __init__(self) -> None:
+        self._added: dict[ClusterName, dict[str, None]] = {}
+        self._removed: dict[ClusterName, dict[str, None]] = {}
+        self._recovered: dict[ClusterName, set[str]] = {}
+        """Instances of which only the last recovery has said something."""
+
+    def add(self, cluster: ClusterName, instance: str) -> bool:
+        """Adds an instance; True if it is news. Raises :class:`FailedPrecondition` for a worker not removed."""
+        self._recovered.get(cluster, set()).discard(instance)
+        removed = self._removed.get(cluster, {})
+        if instance in removed:
+            del removed[instance]
+            return True
+        if not is_upstream(instance):
+            raise FailedPrecondition(
+                f"{instance} was not removed; workers register with their conductor by themselves", field="instance"
+            )
+        return _put(self._added.setdefault(cluster, {}), instance)
+
+    def remove(self, cluster: ClusterName, instance: str) -> bool:
+        """Removes an instance; returns whether this is news."""
+        self._recovered.get(cluster, set()).discard(instance)
+        self._added.get(cluster, {}).pop(instance, None)
+        return _put(self._removed.setdefault(cluster, {}), instance)
+
+    def recover(self, cluster: ClusterName, added: Iterable[str], removed: Iterable[str], *, replaces: bool) -> None:
+        """Restores earlier changes, as far as nothing was said since and there is room for them.
+
+        ``replaces``: they are later than those recovered last, of which nothing is left.
+        """
+        recovered = self._recovered.pop(cluster, set())
+        if replaces:
+            for instances in (self._added, self._removed):
+                for instance in recovered:
+                    instances.get(cluster, {}).pop(instance, None)
+        said = {*self.added(cluster), *self.removed(cluster)}
+        recovered = self._recovered[cluster] = set()
+        for instances, before in ((self._added, added), (self._removed, removed)):
+            known = instances.setdefault(cluster, {})
+            for instance in before:
+                if instance not in said and len(known) < CHANGES_MAX:
+                    _put(known, instance)
+                    recovered.add(instance)
+
+    def forget(self, cluster: ClusterName) -> None:
+        self._added.pop(cluster, None)
+        self._removed.pop(cluster, None)
+        self._recovered.pop(cluster, None)
+
+    def added(self, cluster: ClusterName) -> tuple[str, ...]:
+        return tuple(self._added.get(cluster, ()))
+
+    def removed(self, cluster: ClusterName) -> tuple[str, ...]:
+        return tuple(self._removed.get(cluster, ()))
+
+
+def _put(instances: dict[str, None], instance: str) -> bool:
+    if instance in instances:
+        return False
+    if len(instances) >= CHANGES_MAX:
+        raise ResourceExhausted(f"{CHANGES_MAX} instances of the cluster were added or removed already")
+    instances[instance] = None
+    return True
 
 
 def owners_of(members: Iterable[Watched]) -> dict[ClusterName, list[Watched]]:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from pinyon.federation.changes import Changes, is_upstream
-from pinyon.federation.clusters import cluster_of, owned_before, owners_of
+from pinyon.federation.clusters import Changes, cluster_of, is_upstream, owned_before, owners_of
 from pinyon.federation.distances import Distances, Pair
 from pinyon.federation.members import LbInfo, LbLoad, LbState
 from pinyon.federation.position import Position
@@ -56,7 +55,8 @@ class Registry:
         """Epoch and version of a cluster's last news of the time before this controller, from its file or an owner."""
         self._serial = 0
         self._distances: Distances | None = None
-        self._view = Federation(epoch)
+        self.federation = Federation(epoch)
+        """The federation as of the last ``sweep``, registration or change."""
         self.takeovers = 0
         """Clusters that were adopted, in this controller's life."""
         self.handbacks = 0
@@ -64,11 +64,6 @@ class Registry:
         self.failures = 0
 
     # -- what is known
-
-    @property
-    def federation(self) -> Federation:
-        """The federation as of the last ``sweep``, registration or change."""
-        return self._view
 
     def watched(self) -> Iterable[Watched]:
         """Returns all load balancers."""
@@ -266,15 +261,15 @@ class Registry:
                 hearsay=by is not None,
                 displaced=each.displaced if by is None else (),
             )
-        version = self._view.version
-        if by is None and known.epoch == self._view.epoch:
+        version = self.federation.version
+        if by is None and known.epoch == self.federation.epoch:
             version = max(version, known.version + VERSION_JUMP)
-        self._view = replace(self._view, version=version)
+        self.federation = replace(self.federation, version=version)
         self._publish()
 
     def renew(self, epoch: str) -> None:
         """Gives this memory another name and tells it all anew, as a load balancer knows a later version."""
-        self._view = replace(self._view, epoch=epoch, version=self._view.version + 1)
+        self.federation = replace(self.federation, epoch=epoch, version=self.federation.version + 1)
 
     # -- helpers
 
@@ -356,7 +351,7 @@ class Registry:
         positions = self._positions()
         regions = sorted({each.info.region for each in self._members.values()})
         view = replace(
-            self._view,
+            self.federation,
             regions=tuple([Region(name, tuple(tags.get(name, ())), positions.get(name)) for name in regions]),
             members=tuple(
                 [
@@ -371,8 +366,8 @@ class Registry:
                 ]
             ),
         )
-        if view != self._view:
-            self._view = replace(view, version=self._view.version + 1)
+        if view != self.federation:
+            self.federation = replace(view, version=self.federation.version + 1)
 
 
 def _upstreams_of(info: LbInfo) -> int:

@@ -1,7 +1,7 @@
 """The load balancer's stream to the regional controller: reports of its identity and load, and news of the federation.
 
 No request waits for the controller. While it is away, the load balancer goes on with the last federation. For how long
-it keeps adopted clusters then, :mod:`pinyon.federation.lease` says.
+it keeps adopted clusters then, :meth:`pinyon.federation.view.Federation.adopted_now` says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import suppress
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
-from pinyon.federation.lease import adopted_now
 from pinyon.federation.members import LbInfo, LbLoad
 from pinyon.federation.view import Cluster, Federation
 from pinyon.messages.federation import (
@@ -116,10 +115,10 @@ class ControllerSession:
 
         The answer changes when the controller is silent for longer than its lease: ask when a peer comes or goes.
         """
-        if self._info is None:
+        federation = self.federation
+        if self._info is None or federation is None:
             return ()
-        silent_s = self._clock() - self._heard_s
-        return adopted_now(self.federation, self._info.lb_id, silent_s, self._lease_s, reachable)
+        return federation.adopted_now(self._info.lb_id, self._clock() - self._heard_s, self._lease_s, reachable)
 
     async def _converse(self, stream: Dialed[Request, Response]) -> None:
         self._told_ms.clear()

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
-from pinyon.federation.changes import CHANGES_MAX
+from pinyon.federation.clusters import CHANGES_MAX
 from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.position import Position
 from pinyon.federation.registry import MEMBERS_MAX

@@ -125,19 +125,3 @@ class OffsetAllocator:
             del self._holes[size]
             del self._sizes[bisect_left(self._sizes, size)]
         return size
-
-    def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` unless taken ranges and holes tile the pool and no two holes touch. O(n log n)."""
-        end, was_hole = 0, False
-        for offset, size, hole in sorted(
-            [(*each, False) for each in self._taken.items()] + [(*each, True) for each in self._hole_at.items()]
-        ):
-            if offset != end or size <= 0 or offset % self._alignment or (hole and was_hole):
-                raise RuntimeError(f"allocator: broken at byte {offset}")
-            end, was_hole = offset + size, hole
-        if end != self._capacity or self._used != sum(self._taken.values()):
-            raise RuntimeError("allocator: the ranges do not add up to the pool")
-        listed = {offset: size for size, offsets in self._holes.items() for offset in offsets}
-        ends = {offset + size: offset for offset, size in self._hole_at.items()}
-        if listed != self._hole_at or ends != self._hole_before or self._sizes != sorted(self._holes):
-            raise RuntimeError("allocator: the indexes of the holes disagree")

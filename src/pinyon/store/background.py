@@ -59,11 +59,6 @@ class Background:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def settled(self) -> None:
-        """Waits until nothing runs."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
     async def close(self, timeout_s: float) -> None:
         """Waits for the duties that run; those that take longer are cancelled."""
         if self._tasks:

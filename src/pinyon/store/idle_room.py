@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from pinyon.store.allocator import OffsetAllocator
@@ -47,7 +46,3 @@ class IdleRoom:
             self._no_run = (now_s, object_bytes)
             return []
         return [idle[offset] for offset in found]
-
-    def is_of(self, every: Iterable[KvObject]) -> bool:
-        """Returns whether these are the idle objects, by their sizes."""
-        return Counter(self._allocator.rounded(held.size) for held in every) == self._sizes

@@ -44,16 +44,6 @@ class KvObject:
     """The key before it in that prompt, if the same put named it."""
 
 
-@dataclass(slots=True, eq=False)
-class Put:
-    """A put that was begun. While it is ``closing``, its writer is being shut out."""
-
-    put_id: int
-    objects: list[KvObject]
-    deadline_s: float
-    closing: bool = False
-
-
 class Lease(NamedTuple):
     """A lease; ``lease_id`` 0 means that nothing was held. The blocks are ``(index in keys, object)``."""
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -127,9 +127,12 @@ class StoreMetadata:
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError
 
-    async def _pipeline(self, build: Callable[[Any], None]) -> list[Any]:
+    async def _ask_each(self, command: str, arguments: Iterable[tuple[str, ...]]) -> list[Any]:
+        """Returns the replies to one command with each of these arguments; errors are among them."""
         async with self._redis.pipeline(transaction=False) as pipe:
-            build(pipe)
+            add = getattr(pipe, command)
+            for each in arguments:
+                add(*each)
             replies: list[Any] = await self._ask(pipe.execute(raise_on_error=False))
         return replies
 
@@ -156,7 +159,9 @@ class StoreMetadata:
         return False
 
     async def _announced(self, node: NodeRecord, lease_s: float, *, take_over: bool) -> list[int]:
-        arguments: list[str | int] = [str(node.life), node.boot_id, _record(node), _ms(lease_s), int(take_over)]
+        record = json.dumps({"boot": node.boot_id, "address": node.address, "capacity_bytes": node.capacity_bytes})
+        lease_ms = max(1, round(lease_s * 1000))
+        arguments: list[str | int] = [str(node.life), node.boot_id, record, lease_ms, int(take_over)]
         reply: list[int] = await self._ask(self._announce(keys=_keys_of(node.life), args=arguments))
         return reply
 
@@ -236,13 +241,10 @@ class StoreMetadata:
 
     async def missing(self, life: Life, keys: Sequence[bytes]) -> list[bytes]:
         """Returns which of these blocks have no entry of this life."""
-
-        def build(pipe: Any) -> None:
-            for key in keys:
-                pipe.hexists(_block(key), str(life))
-
-        replies = await self._pipeline(build)
-        self._raise_first(reply for reply in replies if "WRONGTYPE" not in str(reply))
+        replies = await self._ask_each("hexists", [(_block(key), str(life)) for key in keys])
+        for reply in replies:
+            if isinstance(reply, RedisError) and "WRONGTYPE" not in str(reply):
+                raise Unavailable(f"Redis: {reply}") from reply
         return [key for key, there in zip(keys, replies, strict=True) if not there]
 
     async def locate(self, keys: Sequence[bytes], nodes: Iterable[NodeRecord] | None = None) -> list[list[Replica]]:
@@ -252,13 +254,8 @@ class StoreMetadata:
             return [[] for _ in keys]
         located: list[list[Replica]] = []
         for start in range(0, len(keys), BATCH):
-            batch = keys[start : start + BATCH]
-
-            def build(pipe: Any, batch: Sequence[bytes] = batch) -> None:
-                for key in batch:
-                    pipe.hgetall(_block(key))
-
-            located += [self._replicas(reply, live) for reply in await self._pipeline(build)]
+            batch = [(_block(key),) for key in keys[start : start + BATCH]]
+            located += [self._replicas(reply, live) for reply in await self._ask_each("hgetall", batch)]
         return located
 
     def _replicas(self, reply: Any, live: dict[str, NodeRecord]) -> list[Replica]:
@@ -305,15 +302,6 @@ class StoreMetadata:
                 found.append(value)
         return found
 
-    def _raise_first(self, replies: Iterable[Any]) -> None:
-        for reply in replies:
-            if isinstance(reply, RedisError):
-                raise Unavailable(f"Redis: {reply}") from reply
-
-
-def _record(node: NodeRecord) -> str:
-    return json.dumps({"boot": node.boot_id, "address": node.address, "capacity_bytes": node.capacity_bytes})
-
 
 def _keys_of(life: Life) -> list[str]:
     """Returns the keys of a life that scripts need: node, lives, index, written."""
@@ -323,7 +311,3 @@ def _keys_of(life: Life) -> list[str]:
 
 def _block(key: bytes) -> str:
     return f"{PREFIX}block:{key.hex()}"
-
-
-def _ms(seconds: float) -> int:
-    return max(1, round(seconds * 1000))

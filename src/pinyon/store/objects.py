@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pinyon.core.errors import InvalidArgument
+from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
 from pinyon.paging.key_changes import KeyChanges
@@ -24,7 +24,6 @@ from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.idle_room import IdleRoom
 from pinyon.store.kv_object import KvObject, Lease, PutSlot, SlotState, TableCounters
-from pinyon.store.open_puts import OpenPuts
 
 
 class ObjectTable:
@@ -50,7 +49,11 @@ class ObjectTable:
         self._max_objects = max_objects
         self._readable: dict[bytes, KvObject] = {}
         self._reserved: dict[bytes, KvObject] = {}
-        self._puts = OpenPuts(first_put_id, max_open_puts)
+        self._puts: LeaseTable[KvObject] = LeaseTable(first_id=first_put_id, max_leases=max_open_puts)
+        """The puts that were begun, each with its objects and deadline."""
+        self._closing: dict[int, list[KvObject]] = {}
+        """The objects of each put whose writer is being shut out."""
+        self._max_open_puts = max_open_puts
         self._unlisted = 0  # removed objects that are still being read
         self._idle = IdleRoom(allocator)
         self._lost: list[KvObject] = []
@@ -77,7 +80,8 @@ class ObjectTable:
                 f"an object has 1 to {self._allocator.capacity_bytes} bytes here, got {object_bytes}",
                 field="object_bytes",
             )
-        self._puts.check_room()
+        if self.open_puts >= self._max_open_puts:
+            raise ResourceExhausted(f"{self._max_open_puts} puts are open", retry_after_s=1.0)
         self.eviction.learn(now_s)
         offsets = offsets or range(len(keys))
         # Pinned meanwhile: the put counts on the objects that it found here, so they must not make room for its others.
@@ -90,7 +94,7 @@ class ObjectTable:
             self.eviction.unpinned(list(kept), now_s)
         if not objects:
             return 0, slots
-        return self._puts.begin(objects, now_s + timeout_s), slots
+        return self._puts.grant(objects, now_s, timeout_s), slots
 
     def _reserve(
         self,
@@ -124,38 +128,44 @@ class ObjectTable:
 
     def close_put(self, put_id: int) -> bool:
         """Begins to end a put. Returns False if it is unknown, over or closing, and so not the caller's to end."""
-        return self._puts.close(put_id)
+        objects = self._puts.release(put_id)
+        if objects is None:
+            return False
+        self._closing[put_id] = objects
+        return True
 
     def close_overdue(self, now_s: float) -> list[int]:
         """Begins to end the puts whose time is up and returns their ids; the caller ends them."""
-        overdue = self._puts.close_overdue(now_s)
+        overdue = [put_id for put_id in self._puts.overdue(now_s) if self.close_put(put_id)]
         self.counters.expired_puts += len(overdue)
         return overdue
 
     def end_put(self, put_id: int, *, commit: bool, now_s: float, lost: bool = False) -> int:
         """Ends a closing put whose writer is shut out: its objects become readable, or their room becomes free.
 
-        With ``lost``, the writer was not shut out, so the room is never used again. Returns how many became
-        readable."""
-        put = self._puts.end(put_id)
-        for each in put.objects:
+        With ``lost``, the writer was not shut out, so the room is never used again. Returns how many became readable.
+        Raises ``ValueError`` if the put is not closing."""
+        objects = self._closing.pop(put_id, None)
+        if objects is None:
+            raise ValueError(f"put {put_id} is not closing")
+        for each in objects:
             del self._reserved[each.key]
         if lost:
-            self._lost += put.objects
+            self._lost += objects
             return 0
         if not commit:
-            for each in put.objects:
+            for each in objects:
                 each.listed = False
                 self._allocator.free(each.offset)
             return 0
-        for each in put.objects:
+        for each in objects:
             self._readable[each.key] = each
             self._note(each.key, stored=True)
             self._idle.count(each, 1)
             self.counters.stored_bytes += each.size
-        self._tell_stored(put.objects, now_s)
-        self.counters.stored += len(put.objects)
-        return len(put.objects)
+        self._tell_stored(objects, now_s)
+        self.counters.stored += len(objects)
+        return len(objects)
 
     # -- reading
 
@@ -348,7 +358,7 @@ class ObjectTable:
     @property
     def open_puts(self) -> int:
         """The number of puts that were begun and not ended, including those that are closing."""
-        return len(self._puts)
+        return len(self._puts) + len(self._closing)
 
     @property
     def idle_objects(self) -> int:
@@ -366,26 +376,5 @@ class ObjectTable:
 
     def next_deadline_s(self) -> float | None:
         """Returns the earliest time at which a lease or a put may be overdue."""
-        times = (self._puts.next_deadline_s(), self._leases.next_deadline())
+        times = (self._puts.next_deadline(), self._leases.next_deadline())
         return min((time_s for time_s in times if time_s is not None), default=None)
-
-    def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the table's books do not balance. O(objects log objects)."""
-        self._allocator.check_integrity()
-        evictable = [held for held in self._readable.values() if not held.readers]
-        faults = [
-            (set(self._readable) & set(self._reserved), "a key is readable and reserved"),
-            (any((held.key in self.eviction) == bool(held.readers) for held in self._readable.values()), "evictable"),
-            (len(self.eviction) != len(evictable), "the eviction policy holds something else"),
-            (not self._idle.is_of(evictable), "idle sizes"),
-            (sum(len(put.objects) for put in self._puts) != len(self._reserved), "reservations without a put"),
-            (not self.leases and (self._unlisted or len(evictable) != len(self._readable)), "readers without a lease"),
-            (not self._unlisted and self._bytes() != self.used_bytes, "bytes in use"),
-        ]
-        broken = [text for wrong, text in faults if wrong]
-        if broken:
-            raise RuntimeError(f"object table: {', '.join(broken)}")
-
-    def _bytes(self) -> int:
-        every = [*self._readable.values(), *self._reserved.values(), *self._lost]
-        return sum(self._allocator.rounded(each.size) for each in every)

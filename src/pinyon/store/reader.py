@@ -83,15 +83,12 @@ class BlockReader:
         self._own_channels = channels is None
         self.channels = channels or NodeChannels()
         self._clock = clock
-        self._duties = Background()
-
-    async def settled(self) -> None:
-        """Waits until no release is under way. Each is bounded."""
-        await self._duties.settled()
+        self.duties = Background()
+        """The questions and releases under way."""
 
     async def close(self) -> None:
         """Waits for the releases under way."""
-        await self._duties.close(RELEASE_S)
+        await self.duties.close(RELEASE_S)
         if self._own_channels:
             await self.channels.close()
 
@@ -153,7 +150,7 @@ class BlockReader:
         if left_s <= 0:
             return unknown
         request.lease_ms = round((left_s + LEASE_SLACK_S) * 1000)
-        reply: kvstore_pb2.AcquireResponse = await self._duties.answer(
+        reply: kvstore_pb2.AcquireResponse = await self.duties.answer(
             "acquire",
             self._call(address, "Acquire", request, left_s),
             "release",
@@ -173,7 +170,7 @@ class BlockReader:
             if self._clock() >= lease_end:
                 return unknown
         finally:
-            self._duties.run(self._release(address, reply.lease_id), "release")
+            self.duties.run(self._release(address, reply.lease_id), "release")
         for index, result in zip(held, results, strict=True):
             if result.ok:
                 arrived[index] = True

@@ -8,12 +8,14 @@ costs and gains on a trace."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_intdigest
+
 from pinyon.core.block_keys import BlockKey
 from pinyon.store.records import NodeRecord
-from pinyon.store.rendezvous import rank
 
 RUN_TOKENS = 4096
 """The tokens of a run. A prompt of 128k tokens is 32 runs, and one more for each turn in which it grew."""
@@ -40,6 +42,21 @@ class Runs:
             self._run, self._left = Run(), self._blocks
         self._left -= 1
         return self._run
+
+
+def rank(key: bytes, weights: Mapping[str, float]) -> list[str]:
+    """Returns the nodes from best to worst for this key, by weighted rendezvous (highest random weight) hashing.
+
+    Every caller ranks the nodes alike without talking to others. A node wins a share of keys that is its share of the
+    ``weights``, which are positive; their order does not matter. When a node comes, goes or grows, only the objects
+    move that it wins or had (Thaler and Ravishankar, 1998; with weights: Schindelhauer and Schomaker, 2005)."""
+
+    def score(node: str) -> tuple[float, str]:
+        # 52 bits and a half make a double between 0 and 1, so that the logarithm is never 0.
+        draw = ((xxh3_64_intdigest(key + node.encode("utf-8")) >> 12) + 0.5) / (1 << 52)
+        return -weights[node] / math.log(draw), node
+
+    return sorted(weights, key=score, reverse=True)
 
 
 def choose_nodes(

@@ -15,11 +15,10 @@ from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
-from services.conductor.intake import ReportIntake
+from services.conductor.intake import ReportIntake, in_turns
 from services.conductor.membership import SPARSER_S, Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
-from services.conductor.turns import in_turns
 from tests.unit.placement.conftest import LAYOUT, info, make_fleet
 
 Report = conductor_pb2.ReportSessionRequest

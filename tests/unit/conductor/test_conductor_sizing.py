@@ -15,7 +15,7 @@ from pinyon.runtime.telemetry import Telemetry
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from services.conductor.membership import Membership
 from services.conductor.metrics import ConductorMetrics
-from services.conductor.placing import DefaultSlos, Placer, PlacerRecords
+from services.conductor.placing import Placer
 from services.conductor.sizing import GONE_S, Sizing
 from tests.unit.placement.conftest import info, make_fleet
 
@@ -34,8 +34,8 @@ class World:
             metrics,
             Telemetry("conductor", "c"),
             self.clock,
-            DefaultSlos(ttft_slo_s),
-            PlacerRecords(self.sizing),
+            ttft_slo_s=ttft_slo_s,
+            sizing=self.sizing,
         )
 
     def clock(self) -> float:

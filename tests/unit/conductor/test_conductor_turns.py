@@ -16,11 +16,10 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
-from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, STEP_PARTS, ReportIntake
+from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, STEP_PARTS, ReportIntake, in_turns
 from services.conductor.membership import Reporter
 from services.conductor.metrics import ConductorMetrics
 from services.conductor.settings import ConductorSettings
-from services.conductor.turns import in_turns
 from tests.unit.placement.conftest import LAYOUT, info, keys
 
 Report = conductor_pb2.ReportSessionRequest

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError, ResourceExhausted
-from pinyon.federation.changes import CHANGES_MAX
-from pinyon.federation.lease import adopted_now
+from pinyon.federation.clusters import CHANGES_MAX
 from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.registry import VERSION_JUMP, Registry
 from pinyon.federation.view import Cluster, Federation, Member
@@ -445,8 +444,7 @@ def test_more_changes_than_there_is_room_for_are_left_out():
 def test_a_lease_ends_only_in_favour_of_somebody_who_serves():
     cluster = Cluster("a", "a", owners=("a-0", "a-1"), adopter="b-0")
     federation = Federation("e", 1, clusters=(cluster,))
-    assert adopted_now(None, "b-0", 0.0, 5.0, ()) == ()
-    assert adopted_now(federation, "c-0", 0.0, 5.0, ()) == ()
-    assert adopted_now(federation, "b-0", 4.9, 5.0, ("a-0",)) == (cluster,), "the controller knows best"
-    assert adopted_now(federation, "b-0", 1e9, 5.0, ("c-0",)) == (cluster,), "nobody else would"
-    assert adopted_now(federation, "b-0", 5.0, 5.0, ("a-1",)) == ()
+    assert federation.adopted_now("c-0", 0.0, 5.0, ()) == ()
+    assert federation.adopted_now("b-0", 4.9, 5.0, ("a-0",)) == (cluster,), "the controller knows best"
+    assert federation.adopted_now("b-0", 1e9, 5.0, ("c-0",)) == (cluster,), "nobody else would"
+    assert federation.adopted_now("b-0", 5.0, 5.0, ("a-1",)) == ()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from launch.balancers.held_port import HeldPort
 from launch.balancers.merged import SUMMED, Merged
 from launch.balancers.shares import DIVIDED, check_processes, process_arguments
+from launch.ports import HeldPort
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.auth import load_api_keys
 from pinyon.runtime.service import ServiceContext

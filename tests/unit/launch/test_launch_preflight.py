@@ -17,11 +17,10 @@ import pytest
 from launch import ports
 from launch.__main__ import command_line, main
 from launch.cluster import ClusterSpec, LocalCluster
-from launch.local_controller import LocalController
 from launch.ports import Port, port_faults
 from launch.preflight import file_faults, option_faults
 from launch.process import ServiceProcess, first_ready
-from launch.regions import LocalRegions, RegionsSpec
+from launch.regions import LocalRegions, RegionsSpec, controller_process
 from pinyon.core.errors import InvalidArgument, Unavailable
 
 DEFAULTS = vars(command_line().parse_args(["up"]))
@@ -221,7 +220,7 @@ def test_start_makes_the_folders(tmp_path, monkeypatch):
     def started(*_: object, **__: object) -> None:
         raise Unavailable("it starts")
 
-    monkeypatch.setattr(LocalController, "start", started)
+    monkeypatch.setattr(ServiceProcess, "spawn", started)
     monkeypatch.setattr("launch.cluster.find_redis", started)
     spec = ClusterSpec(journal=str(tmp_path / "journals"))
     for whole in (
@@ -284,11 +283,11 @@ class Fake:
         return subprocess.Popen([sys.executable, "-c", code], pass_fds=(ready_fd,))
 
 
-def restarted(cluster: LocalCluster | LocalController, name: str) -> str:
+def restarted(service: ServiceProcess) -> str:
     """Returns the metrics address of the service after one more start."""
-    service = cluster.services[name]
     assert service.wait(60)
-    cluster.restart(name)
+    service.start_again()
+    service.wait_ready(time.monotonic() + 60)
     assert service.wait(60)
     return service.endpoints["metrics"]
 
@@ -301,9 +300,9 @@ def test_who_is_started_again_keeps_its_metrics_port(tmp_path, free_ports):
     service.spawn()
     service.wait_ready(time.monotonic() + 60)
     assert service.endpoints["metrics"] == f"127.0.0.1:{first + 2}"
-    assert restarted(cluster, "prefill-0") == f"127.0.0.1:{first + 2}"
+    assert restarted(service) == f"127.0.0.1:{first + 2}"
     with socket.create_server(("127.0.0.1", first + 2)):
-        assert restarted(cluster, "prefill-0") == "127.0.0.1:0"
+        assert restarted(service) == "127.0.0.1:0"
 
 
 def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path, free_ports):
@@ -313,16 +312,17 @@ def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path, free_ports):
     service.spawn()
     service.wait_ready(time.monotonic() + 60)
     service.endpoints["metrics"] = chosen = f"127.0.0.1:{free_ports(1)}"
-    assert restarted(cluster, "prefill-0") == chosen
+    assert restarted(service) == chosen
 
 
 def test_the_controller_keeps_its_metrics_port(tmp_path, free_ports):
     port = free_ports(1)
-    controller = LocalController("127.0.0.1:1", tmp_path, tmp_path, launch=Fake(), metrics_port=port)
-    controller.start(None)
-    assert restarted(controller, "controller") == f"127.0.0.1:{port}"
+    controller = controller_process("127.0.0.1:1", tmp_path, tmp_path, (), Fake(), port)
+    controller.spawn()
+    controller.wait_ready(time.monotonic() + 60)
+    assert restarted(controller) == f"127.0.0.1:{port}"
     with socket.create_server(("127.0.0.1", port)):
-        assert restarted(controller, "controller") == "127.0.0.1:0"
+        assert restarted(controller) == "127.0.0.1:0"
 
 
 # -- who ends while others start

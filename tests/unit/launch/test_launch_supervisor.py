@@ -17,8 +17,7 @@ import pytest
 from launch import ports
 from launch.cluster import ClusterSpec, lb_ports
 from launch.process import ServiceProcess
-from launch.restarts import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts
-from launch.supervisor import Supervisor
+from launch.supervisor import MAX_PAUSE_S, QUICK_DEATHS_MAX, QUICK_S, Restarts, Supervisor
 from pinyon.core.errors import InvalidArgument
 from tests.ports import kept_port
 
@@ -30,7 +29,7 @@ def quick_deaths(restarts: Restarts, now_s: float) -> list[float | None]:
         pauses.append(restarts.died(now_s))
         if pauses[-1] is not None:
             now_s += pauses[-1]
-            restarts.started(now_s)
+            restarts.started_s = now_s
     return pauses
 
 
@@ -44,10 +43,10 @@ def test_who_lived_a_while_begins_anew():
     restarts = Restarts(0.0)
     for _ in range(QUICK_DEATHS_MAX):
         assert restarts.died(0.0) is not None
-    restarts.started(100.0)
+    restarts.started_s = 100.0
     assert restarts.died(100.0 + QUICK_S) == 0.5
-    restarts.started(100.0 + QUICK_S)
-    assert quick_deaths(restarts, 100.0 + QUICK_S)[:2] == [0.5, 1]
+    restarts.started_s = 100.5 + QUICK_S
+    assert quick_deaths(restarts, 100.5 + QUICK_S)[:2] == [1, 2]
 
 
 def test_who_never_served_died_quickly_however_long_that_took() -> None:
@@ -96,23 +95,17 @@ def test_there_are_no_ports_behind_the_last():
 # -- a start that fails by itself
 
 
-class Cluster:
-    """A cluster as a supervisor sees it: a service that does not start while ``fault`` is set."""
+class Faulty:
+    """A service that does not start while ``fault`` is set."""
 
     def __init__(self, folder: Path) -> None:
-        self.redis = None
         self.fault: OSError | None = None
         self.service = ServiceProcess("decode-0", "services.worker", [], folder / "decode-0.log", self.launch)
-        self.services = {"decode-0": self.service}
 
     def launch(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
         if self.fault is not None:
             raise self.fault
         return subprocess.Popen([sys.executable, "-c", "pass"])
-
-    def restart(self, name: str, wait: bool = True) -> ServiceProcess:
-        self.service.spawn()
-        return self.service
 
 
 def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
@@ -130,20 +123,20 @@ def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
 
 def test_a_process_that_cannot_be_started_is_tried_again(tmp_path):
     """A passing trouble, such as no memory for a process, does not end the whole suite."""
-    cluster, said = Cluster(tmp_path), []
-    cluster.service.spawn()
-    assert cluster.service.wait(60)
-    supervisor = Supervisor(cluster, said.append, lambda: False, 0.0)
+    faulty, said = Faulty(tmp_path), []
+    faulty.service.spawn()
+    assert faulty.service.wait(60)
+    supervisor = Supervisor([faulty.service], said.append, 0.0)
     supervisor.tick(1.0)
-    cluster.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    faulty.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
     supervisor.tick(1.5)
     assert "cannot be started: [Errno 11] Resource temporarily unavailable: started again in 1 s" in said[-1]
     supervisor.tick(2.0)
-    cluster.fault, before = None, cluster.service.pid
+    faulty.fault, before = None, faulty.service.pid
     supervisor.tick(2.5)
-    assert cluster.service.pid != before
-    assert cluster.service.wait(60)
-    cluster.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    assert faulty.service.pid != before
+    assert faulty.service.wait(60)
+    faulty.fault = OSError(errno.EAGAIN, "Resource temporarily unavailable")
     for now_s in range(3, 100):
         supervisor.tick(float(now_s))
     assert "given up" in said[-1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pinyon.store.records import NodeRecord
-from pinyon.store.rendezvous import rank
-from pinyon.store.runs import leading_runs
+from pinyon.store.runs import leading_runs, rank
 
 NODES = dict.fromkeys(["kv-0", "kv-1", "kv-2", "kv-3"], 1.0)
 KEYS = [number.to_bytes(16, "big") for number in range(2000)]

@@ -9,6 +9,7 @@ from pinyon.paging.leases import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
 from pinyon_lab.policies.eviction import Lfu
+from tests.store_integrity import check_table
 from tests.unit.eviction.told import Told
 
 A, B, C, D, E, F = (bytes([number]) * 16 for number in range(6))
@@ -56,7 +57,7 @@ def test_the_events_of_objects():
     assert policy.take() == [("unpinned", [C])]
     table.release(other.lease_id, 0.0)
     assert policy.take() == [("unpinned", [A])]
-    table.check_integrity()
+    check_table(table)
 
 
 def test_what_comes_before_is_told_where_place_follows_place():
@@ -87,11 +88,11 @@ def test_another_policy_takes_over():
     table.switch(Lfu(), 1.0)
     told = Told()
     table.switch(told, 1.0)
-    table.check_integrity()
+    check_table(table)
     stored = [("stored", [B, C], FILE, [8, 9], None), ("stored", [A], FILE, [7], None)]
     assert told.take() == [*stored, ("pinned", [A])]
     table.release(lease.lease_id, 2.0)
-    table.check_integrity()
+    check_table(table)
     with pytest.raises(ValueError, match="another pool"):
         table.switch(told, 3.0)
 

@@ -63,7 +63,7 @@ def test_the_lists_name_what_is_there() -> None:
         assert [each for each in lists if not any(fnmatch(name, each) for name in names)] == []
     names = [path.relative_to(ROOT / "services").as_posix() for path in (ROOT / "services").rglob("*.py")]
     assert [each for each in (*SERVICES, *SERVICES_LEFT_OUT) if not any(fnmatch(name, each) for name in names)] == []
-    assert Path("services/conductor/turns.py") in compiled_services(ROOT / "services")
+    assert Path("services/conductor/sessions.py") in compiled_services(ROOT / "services")
     assert [each for each in (*PURE, *TESTS) if not list(ROOT.glob(each))] == []
     chosen = [path.as_posix() for path in compiled_modules(ROOT / "src")]
     assert "pinyon/placement/scheduler.py" in chosen
@@ -121,7 +121,7 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
     (services / "conductor").mkdir(parents=True)
     for folder in (services, services / "conductor"):
         (folder / "__init__.py").write_text("")
-    (services / "conductor" / "turns.py").write_text(
+    (services / "conductor" / "sessions.py").write_text(
         "from pinyon.core.sum import add\n\n\nasync def ask() -> int:\n    return add(2, 3)\n"
     )
     assert make_tree(tree, src=src, services=services, optimize="0")
@@ -130,9 +130,9 @@ def test_a_tree_is_made_once_and_anew_for_other_sources(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == f"5 {tree / 'pinyon' / 'core' / 'sum'}{sysconfig.get_config_var('EXT_SUFFIX')}", done
-    ask = "import asyncio; from services.conductor import turns as m; print(asyncio.run(m.ask()), m.__file__)"
+    ask = "import asyncio; from services.conductor import sessions as m; print(asyncio.run(m.ask()), m.__file__)"
     done = subprocess.run([sys.executable, "-c", ask], cwd=tree, env=env, capture_output=True, text=True, timeout=300)
-    where = tree / "services" / "conductor" / "turns"
+    where = tree / "services" / "conductor" / "sessions"
     assert done.stdout.strip() == f"5 {where}{sysconfig.get_config_var('EXT_SUFFIX')}", done
     assert not make_tree(tree, src=src, services=services, optimize="0")
     assert not is_current(tree, src=src, services=services, optimize="1")
