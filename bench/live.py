@@ -121,6 +121,7 @@ def _recorded(cluster: LocalCluster, trace: Path, setting: Setting) -> list[Serv
             command = [sys.executable, "-m", "pinyon.cli", "trace", "record", str(trace)]
             recorder = subprocess.Popen([*command, "--lb", lb.endpoints["grpc"]], stderr=subprocess.DEVNULL)
             deadline_s = time.monotonic() + RECORDER_S
+            assert lb.log_path is not None
             while "records a trace" not in lb.log_path.read_text():
                 if recorder.poll() is not None or time.monotonic() > deadline_s:
                     raise RuntimeError("the recording did not begin")
