@@ -454,6 +454,17 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
     assert [each.meter.stats.retries for each in (first, second)] == [0, 1]
 
 
+def test_a_link_that_is_refused_evicts_no_other(host) -> None:
+    there = host(replace(PATIENT, max_inbound=1))
+    with raw_link(there) as resting:
+        eventually(lambda: there.acceptor._resting, "the link rests, so that it may be evicted")
+        with raw_link(there, code=handshake.HelloCode.BUSY):  # its id is the resting link's
+            frame = wire.Frame(READ, 1, 1, 100)
+            resting.sendall(wire.pack_frame(frame, [(there.region.key, 0, 100)]))
+            reply = resting.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+            assert wire.parse_reply(reply, frame).code == wire.ALL_OK
+
+
 # --- polling ---
 
 
@@ -584,13 +595,15 @@ def test_polling_can_be_off() -> None:
 
 
 @contextlib.contextmanager
-def raw_link(there: Host, link_id: int = 1) -> Iterator[socket.socket]:
-    """Yields a link that is set up by hand."""
+def raw_link(
+    there: Host, link_id: int = 1, *, code: handshake.HelloCode = handshake.HelloCode.OK
+) -> Iterator[socket.socket]:
+    """Yields a link that is set up by hand, and that is answered with ``code``."""
     with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
         hello = handshake.Hello(link_id, 0, bytes(16), there.context.boot_id, bytes(16), False, handshake.Service.TCP)
         sock.sendall(handshake.pack_hello(hello))
         reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-        assert handshake.parse_hello_reply(reply).code is handshake.HelloCode.OK
+        assert handshake.parse_hello_reply(reply).code is code
         yield sock
 
 

@@ -319,15 +319,18 @@ class Acceptor:
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
         with self._lock:
-            if not self._make_room() or self._closing.is_set():
-                return handshake.HelloCode.BUSY
-            if identity in self._by_identity or inbound not in self._strangers:
+            # Asked before, so that nothing is evicted for a link that is refused, and after: making room may wait.
+            if not (self._welcomes(inbound, identity) and self._make_room() and self._welcomes(inbound, identity)):
                 return handshake.HelloCode.BUSY
             del self._strangers[inbound]
             self._places.add(inbound)
             inbound.identity = identity
             self._by_identity[identity] = inbound
         return handshake.HelloCode.OK
+
+    def _welcomes(self, inbound: Inbound, identity: tuple[bytes, int]) -> bool:
+        """Returns whether the link is still waited for, and is the only one of its identity. Lock held."""
+        return not self._closing.is_set() and identity not in self._by_identity and inbound in self._strangers
 
     def take(self, inbound: Inbound) -> bool:
         """Takes a link out of its rest, to use or to evict it. Returns False if another thread has done so."""
