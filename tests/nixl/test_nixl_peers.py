@@ -20,7 +20,6 @@ import pytest
 from pinyon.transfer import (
     Opcode,
     Reason,
-    SegmentDescriptor,
     TransferEngine,
     TransferRequest,
     TransferResult,
@@ -34,6 +33,7 @@ from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import until_stopped
 from tests.nixl.conftest import FETCHED
 from tests.nixl.nixl_peer import PATTERN
+from tests.segments import segment_of
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ class Peer:
         )
         assert self.process.stdout is not None
         descriptor, key, kept = json.loads(self.process.stdout.readline())
-        self.segment = SegmentDescriptor.from_dict(descriptor)
+        self.segment = segment_of(descriptor)
         self.key, self.kept = bytes.fromhex(key), bytes.fromhex(kept)
 
     def ask(self, what: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import threading
@@ -31,6 +30,7 @@ from pinyon.transfer import (
 )
 from pinyon.transfer.transports.shm.transport import shm_available
 from tests.forks import forked, until_stopped
+from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device
 from tests.unit.transfer.fake_nixl import fake_nixl
 
@@ -148,7 +148,7 @@ class Peer:
 
     def __init__(self, size: int, secret: str = "") -> None:
         self._process = forked.driven("tests.unit.transfer.transfer_peer", [str(size), secret])
-        self.segment = SegmentDescriptor.from_dict(json.loads(self._process.stdout.readline()))
+        self.segment = segment_of(self._process.stdout.readline().decode())
         self.key = self.segment.regions[0].key
 
     def kill(self) -> None:

@@ -37,6 +37,7 @@ from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.spans import Spans
 from tests.forks import forked, until_stopped
+from tests.segments import segment_of
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD
 
@@ -63,7 +64,7 @@ class ShmPeer:
             )
         else:
             self._process = forked.driven(module, arguments)
-        self.segment = SegmentDescriptor.from_dict(self.answer())
+        self.segment = segment_of(self.answer())
         self.key = self.segment.regions[0].key
 
     def answer(self):
