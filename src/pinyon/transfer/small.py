@@ -8,12 +8,11 @@ from pinyon.transfer.chains.chain import DONE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
-from pinyon.transfer.links.endpoints import EXPECTED, failure_of
+from pinyon.transfer.links.endpoints import EXPECTED, ShortWay, failure_of
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
 
@@ -390,6 +390,22 @@ class Endpoints(ABC, Generic[E]):
             for waiter in self._waiters:
                 waiter.wake.notify()
         _close(left)
+
+
+class ShortWay:
+    """A path that is alone in the best tier between two memory locations, and whose endpoints move requests themselves.
+
+    Its rate decides nothing, and is not measured.
+    """
+
+    __slots__ = ("endpoints", "key", "open", "path")
+
+    def __init__(self, key: EndpointKey, endpoints: Endpoints[Any]) -> None:
+        self.key = key
+        self.path = key[1]
+        self.endpoints = endpoints
+        self.open = True
+        """True while nothing is known to be wrong with it. Once it is shut it stays so."""
 
 
 def _close(endpoints: Iterable[Endpoint]) -> None:
