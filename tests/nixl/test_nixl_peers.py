@@ -27,7 +27,7 @@ from pinyon.transfer import (
     Transports,
 )
 from pinyon.transfer.paths.reach import NIXL
-from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
+from pinyon.transfer.transports.nixl import transport as nixl_transport
 from pinyon.transfer.transports.nixl.agent import MOST_CONNECTIONS, NixlAgent, NixlError
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import until_stopped
@@ -211,7 +211,7 @@ def test_ended_links_and_changed_memory_leave_no_socket_behind(
 def test_no_socket_is_left_behind_by_proofs_that_fail(
     engine: TransferEngine, start_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.05)
+    monkeypatch.setattr(nixl_transport, "PROOF_S", 0.05)
     monkeypatch.setattr("pinyon.transfer.transports.nixl.agent.MOST_FAILED_PROOFS", 100)
     peer = start_peer(UCX_TLS=ONLY_THROUGH_THE_PEER)
     nixl = engine._peers.transports["nixl"]

@@ -44,10 +44,10 @@ from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.reach import ANY_BYTES, MOST_READ_BYTES, NIXL, PeerPaths, Reach
 from pinyon.transfer.transports.nixl import agent as nixl_agent
-from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
+from pinyon.transfer.transports.nixl import transport as nixl_transport
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent
-from pinyon.transfer.transports.nixl.endpoint import NixlEndpoint
+from pinyon.transfer.transports.nixl.transport import NixlEndpoint
 from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
 from pinyon.transfer.types.options import NIXL_MODES
 from pinyon.transfer.types.path import Path
@@ -271,7 +271,7 @@ def test_a_read_that_fails_goes_another_way(pair: Pair, fake: FakeNixl) -> None:
 def test_nixl_is_not_used_where_the_peer_must_serve_reads(
     pair: Pair, fake: FakeNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1)
+    monkeypatch.setattr(nixl_transport, "PROOF_S", 0.1)
     fake.served_by_peers = True
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert set(ways(pair.engine)) == {"tcp"}
@@ -282,7 +282,7 @@ def test_engines_pairing_at_once_prove_nothing_by_each_other(
     fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, served_by_peers: bool
 ) -> None:
     """The proof of one engine would serve the other's READ, if both were under way."""
-    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
+    monkeypatch.setattr(nixl_transport, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
     fake.served_by_peers = served_by_peers
     with (
         TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as one,

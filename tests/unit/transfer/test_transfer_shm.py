@@ -31,7 +31,6 @@ from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports import control
 from pinyon.transfer.transports.shm import cma
-from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
 from pinyon.transfer.types.path import Path
@@ -524,7 +523,7 @@ def test_a_kernel_that_says_no_is_explained_once(near, start_peer, monkeypatch, 
 
 def test_a_pid_of_another_namespace(near, start_peer, monkeypatch, caplog) -> None:
     peer = start_peer()
-    monkeypatch.setattr(shm_link, "_peer_pid", lambda stream: 0)
+    monkeypatch.setattr(cma, "_peer_pid", lambda stream: 0)
     with caplog.at_level(logging.INFO, "pinyon"):
         outcome = near.run(READ, peer.segment, [(0, peer.key, 0, 8)])
     assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)

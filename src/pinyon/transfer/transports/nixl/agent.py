@@ -7,7 +7,7 @@ Only this file imports NIXL, and only when an engine is told to use it. What to 
 - A call lets go of the GIL; calls of several threads take turns (``NIXL_THREAD_SYNC_STRICT``).
 - Where the kernel or a NIC copies (cross-memory attach, RDMA), a peer takes no part in a READ. Where it cannot (tcp),
   UCX lets the peer's own thread read any address it is told, without checking that it is registered. The
-  pairing (:mod:`.endpoint`) tells the two apart and refuses the second.
+  pairing (:mod:`.transport`) tells the two apart and refuses the second.
 - A transfer that does not end cannot be called back for certain, so bytes land in buffers of ours only.
 - UCX does not give a connection back while the peer lives: each one that is ended and made anew leaves a descriptor
   open at both ends. So a connection is kept for as long as its peer lives, and those that are made anew are counted.

@@ -14,9 +14,8 @@ from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.transports.keys import tell
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
-from pinyon.transfer.transports.nixl.endpoint import PROOF_S
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
-from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Page, Place
+from pinyon.transfer.transports.nixl.wire import PROOF_S, Code, Header, Op, Page, Place
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason

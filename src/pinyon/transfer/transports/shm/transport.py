@@ -20,8 +20,7 @@ from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.keys import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, shm_available
-from pinyon.transfer.transports.shm.link import Unreachable, meet
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet, shm_available
 from pinyon.transfer.transports.shm.seal import Seals, new_page
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
