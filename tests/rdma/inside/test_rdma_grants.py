@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pinyon.transfer import Access, Grant, Network, Opcode, Reason, Region, TransferEngine, TransferStatus
-from pinyon.transfer.transports.rdma.transport import RdmaEndpoint
+from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.wire import RegionGrant
 from tests.rdma.inside.rdma_hosts import LIMITS, RAIL_0, SECRET, HostA, eventually, resources
 from tests.rdma.inside.rdma_nics import rdma_nic

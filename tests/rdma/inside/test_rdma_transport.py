@@ -17,9 +17,9 @@ from pinyon.transfer import Access, Network, Opcode, Reason, TransferEngine, Tra
 from pinyon.transfer.chains.chain import Outcome
 from pinyon.transfer.links import acceptor
 from pinyon.transfer.transports.rdma import server as rdma_server
+from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
-from pinyon.transfer.transports.rdma.transport import RdmaEndpoint
 from pinyon.transfer.types.path import Path
 from tests.rdma.inside.nics import nic
 from tests.rdma.inside.rdma_hosts import (

@@ -11,7 +11,7 @@ from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.transports.keys import tell
+from pinyon.transfer.transports.control import tell
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec

@@ -25,8 +25,7 @@ from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import SMALL_BYTES
-from pinyon.transfer.transports.control import ControlEndpoint
-from pinyon.transfer.transports.keys import KnownKeys
+from pinyon.transfer.transports.control import ControlEndpoint, KnownKeys
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError, nixl_available
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec

@@ -9,8 +9,7 @@ from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.transports.control import LinkWatch
-from pinyon.transfer.transports.keys import tell
+from pinyon.transfer.transports.control import LinkWatch, tell
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals

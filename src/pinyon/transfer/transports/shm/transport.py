@@ -18,7 +18,7 @@ from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.transports.keys import KnownKeys
+from pinyon.transfer.transports.control import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet, shm_available
 from pinyon.transfer.transports.shm.seal import Seals, new_page
