@@ -21,7 +21,7 @@ from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 class Submissions:
     """All submitted requests: checked, cut into chains, handed to peers, accounted for at the end. Thread-safe.
 
-    Nothing is accepted before ``open`` and after ``close``.
+    Nothing is accepted before the engine sets ``running`` and after ``close``.
     """
 
     def __init__(self, context: EngineContext, peers: Peers, streams: Callable[[SegmentDescriptor], int]) -> None:
@@ -40,9 +40,6 @@ class Submissions:
         self._inflight_requests = 0
         self.queued_bytes = 0
         """Bytes submitted whose chains have not ended."""
-
-    def open(self) -> None:
-        self.running = True
 
     def close(self) -> list[TransferHandle]:
         """Stops everything in flight; returns the handles to wait for."""

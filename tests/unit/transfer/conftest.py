@@ -28,6 +28,7 @@ from pinyon.transfer import (
     TransferRequest,
     Transports,
 )
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.transport import shm_available
 from tests.forks import forked, until_stopped
 from tests.segments import segment_of
@@ -212,3 +213,9 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
         tick.wait(0.005)
+
+
+def users(table: MemoryTable, region: Region) -> int:
+    """Returns the number of operations that touch the region now, ours and those of peers."""
+    with table._lock:
+        return sum(len(each._holders) for each in (region, *table._grants_of.get(region, ())))

@@ -219,7 +219,7 @@ def test_a_read_that_does_not_end_stalls_and_lands_nowhere(pair: Pair, fake: Fak
     fake.let_go()  # into a buffer that was kept for it
     assert not any(pair.near)
     fake.holds = lambda held: False
-    eventually(lambda: not pair.engine._peers.transports["nixl"]._agent.strays, "what was given up is forgotten")
+    eventually(lambda: not pair.engine._peers.transports["nixl"]._agent._strays, "what was given up is forgotten")
     assert pair.engine.transfer([request])[0].ok
     assert pair.near[:4096] == pair.far[:4096]
 

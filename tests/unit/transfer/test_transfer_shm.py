@@ -831,7 +831,7 @@ def test_a_chain_waits_for_an_endpoint(near, local) -> None:
     outcomes: list[Outcome] = []
     waiter = threading.Thread(target=lambda: outcomes.append(near.run(READ, local.segment, parts)))
     waiter.start()
-    eventually(lambda: transport.waiting == 1, "the chain waits")
+    eventually(lambda: len(transport._waiters) == 1, "the chain waits")
     transport.release(held[0])
     waiter.join(GENEROUS_S)
     assert outcomes == [DONE]

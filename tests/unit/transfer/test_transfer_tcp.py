@@ -38,7 +38,7 @@ from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
 from pinyon.transfer.types.path import Path
 from tests.long import usually
-from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind, users
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -354,7 +354,7 @@ def test_a_chain_waits_for_a_connection_until_its_deadline(host) -> None:
         third = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
         waiter = threading.Thread(target=here.tcp.run, args=(third, PATH))
         waiter.start()
-        eventually(lambda: here.tcp.waiting == 1, "the third chain waits")
+        eventually(lambda: len(here.tcp._waiters) == 1, "the third chain waits")
         assert len(silent.links) == 1
         first.interrupt()
         eventually(lambda: len(silent.links) == 2, "the third chain has its connection")
@@ -429,12 +429,12 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
     with raw_link(there) as busy:
         frame = wire.Frame(WRITE, 1, 1, 200_000)
         busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
-        eventually(lambda: there.table.users(there.region) == 1, "the frame is being served")
+        eventually(lambda: users(there.table, there.region) == 1, "the frame is being served")
         assert second.run(WRITE, there.segment()) == DONE  # evicts the first link, which is idle
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
         with raw_link(there, 2) as other:  # evicts the second link
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
-            eventually(lambda: there.table.users(there.region) == 2, "both frames are being served")
+            eventually(lambda: users(there.table, there.region) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
             for sock in (busy, other):
                 sock.sendall(b"y" * 199_990)

@@ -377,11 +377,6 @@ class Endpoints(ABC, Generic[E]):
         """Number of endpoints open towards peers."""
         return self._pool.open
 
-    @property
-    def waiting(self) -> int:
-        """Number of chains that wait for an endpoint now."""
-        return len(self._waiters)
-
     def close(self) -> None:
         """Closes all endpoints as ``Transport.close`` says."""
         with self._lock:

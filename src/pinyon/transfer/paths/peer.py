@@ -12,13 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
 from pinyon.transfer.paths.lane import Lane
-from pinyon.transfer.paths.reach import NIXL, PeerPaths, Reach
+from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, NIXL, PeerPaths, Reach
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
 from pinyon.transfer.types.path import Path, Tiers
@@ -27,13 +27,11 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
 _DEFECT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
-_NO_THREAD = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 _NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
 _SILENT_S = 0.25
 """Time since a chain's start within which a passed deadline says nothing about its path."""
 _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
-_MAX_LOCATION_PAIRS = 256
 
 
 class Retired(Exception):
@@ -116,7 +114,7 @@ class Peer:
             return
         transport = self._transports[path.transport]
         if isinstance(transport, Endpoints) and transport.moves_bytes:
-            if len(self._short) >= _MAX_LOCATION_PAIRS:
+            if len(self._short) >= MAX_LOCATION_PAIRS:
                 self._shut_short_ways()
             self._short[where] = ShortWay((self.paths.remote.peer, path), transport)
 
@@ -208,7 +206,7 @@ class Peer:
         if inline:
             self._assign(chain, path, lane, tiers)
             return path
-        return None if self._hand_over(chain, path, lane, tiers) else _NO_THREAD
+        return None if self._hand_over(chain, path, lane, tiers) else INTERNAL
 
     def _pump(self, now: float) -> list[Chain]:
         """Gives waiting chains to paths with room; returns the hopeless, for which no path is left. Lock held."""
@@ -235,7 +233,7 @@ class Peer:
                     continue
                 queue.popleft()
                 if not self._hand_over(chain, path, lane, tiers):
-                    chain.failure = _NO_THREAD
+                    chain.failure = INTERNAL
                     hopeless.append(chain)
                 self._waiting[where] = self._waiting.pop(where)  # next time another queue is first
             turns.append(where)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pinyon.transfer.chains.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
@@ -26,7 +26,6 @@ from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import Range
 
 _log = logging.getLogger(__name__)
-_INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 class _Copy(NamedTuple):
@@ -82,7 +81,7 @@ def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool
             buffer = pool.acquire(nbytes, chain.deadline, lambda: chain.done) if nbytes else None
         except DeviceError as error:
             _log.error("a transfer of device memory failed: %s", error)
-            return _INTERNAL
+            return INTERNAL
         if nbytes and buffer is None:
             return GONE if chain.done else LATE if pool.clock() >= chain.deadline else SHUTDOWN
         with buffer or contextlib.nullcontext():
@@ -130,12 +129,12 @@ def _run_piece(
         outcome = transport.run(staged, path)
         chain.fence = staged.fence
         if staged.failed:
-            return _INTERNAL
+            return INTERNAL
         if outcome.status is TransferStatus.COMPLETED and chain.opcode is Opcode.READ:
             return outcome if staged.land(outcome.refusals) else GONE
     except DeviceError as error:
         _log.error("copying to a device failed: %s", error)
-        outcome = _INTERNAL
+        outcome = INTERNAL
     finally:
         stopped = staged.claimed and not chain.unclaim()
     return GONE if stopped else outcome

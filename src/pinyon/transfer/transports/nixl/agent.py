@@ -422,7 +422,7 @@ class NixlAgent:
     # --- keeping house ---
 
     def help(self) -> None:
-        """Drives what peers want of this agent, such as a connection."""
+        """Drives what peers want of this agent, such as a connection, or to be rid of them."""
         with contextlib.suppress(Exception), self.turn:  # a peer's errors show at the calls that use it
             self._raw.getNotifs({}, self._backends)
 
@@ -448,11 +448,6 @@ class NixlAgent:
             if stray.failed_s is None:
                 stray.failed_s = now_s
             return now_s - stray.failed_s >= _FAILED_S
-
-    @property
-    def strays(self) -> int:
-        """The number of abandoned transfers that have not ended."""
-        return len(self._strays)
 
     def close(self) -> None:
         """Ends the agent's connections and its thread; every later call raises :class:`NixlError` or does nothing."""

@@ -119,10 +119,6 @@ class NixlServer:
             raise WireError(f"{header.op.name} in place of {op.name}")
         return header
 
-    def help(self) -> None:
-        """Serves peers' wishes besides connecting, such as to be rid of them; called about once a second."""
-        self._agent.help()
-
     # --- what keys open ---
 
     def _place(self, grant: Grant) -> Place:
@@ -147,15 +143,13 @@ class NixlServer:
             start, end = region.address, region.address + region.length
             if any(one.address < end and start < one.address + one.length for one in self._shown):
                 return None
+            registered = None
             try:
                 registered = self._agent.register(start, region.length)
-            except NixlError as error:
-                _log.warning("memory cannot be shown by NIXL: %s", error)
-                return None
-            try:
                 metadata = self._agent.metadata(registered, connection=False)
             except NixlError as error:
-                self._agent.deregister(registered)
+                if registered is not None:
+                    self._agent.deregister(registered)
                 _log.warning("memory cannot be shown by NIXL: %s", error)
                 return None
             shown = self._shown[region] = _Shown(registered, metadata)

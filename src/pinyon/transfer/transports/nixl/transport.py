@@ -22,7 +22,7 @@ from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import TryAgain
 from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
-from pinyon.transfer.links.stream import DeadlineReached, Stalled
+from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.transports.control import ControlEndpoint, KnownKeys
@@ -366,24 +366,19 @@ class NixlTransport(Endpoints[NixlEndpoint]):
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> NixlEndpoint:
         name = remote.boot_id.hex()
+        made: Stream | NixlEndpoint | None = None
         try:
             self._agent.check(name)
-        except NixlError as error:
-            self._tell(remote, error)
-            raise
-        limit = min(deadline, self._clock() + self._limits.connect_s)
-        address = remote.host, remote.port
-        link = dial(self._context, address, remote.boot_id, Service.NIXL, limit, replaces=replaces)
-        endpoint = None
-        try:
-            endpoint = NixlEndpoint(self._context, link, self._agent, name)
+            limit = min(deadline, self._clock() + self._limits.connect_s)
+            address = remote.host, remote.port
+            link = dial(self._context, address, remote.boot_id, Service.NIXL, limit, replaces=replaces)
+            made = link.stream
+            made = endpoint = NixlEndpoint(self._context, link, self._agent, name)
             with closed_on_exec(only_tcp=True):
                 endpoint.pair(limit)
         except BaseException as error:
-            if endpoint is None:
-                link.stream.close(hard=True)
-            else:
-                endpoint.close(hard=True)
+            if made is not None:
+                made.close(hard=True)
             if isinstance(error, NixlError):
                 self._tell(remote, error)
             raise
@@ -398,7 +393,7 @@ class NixlTransport(Endpoints[NixlEndpoint]):
     def maintain(self, now: float) -> None:
         super().maintain(now)
         self._agent.tend(now)
-        self.service.help()
+        self._agent.help()
 
     def close(self) -> None:
         super().close()

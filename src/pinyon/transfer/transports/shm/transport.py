@@ -233,24 +233,22 @@ def _plan_read(chain: Chain, places: dict[bytes, shm_wire.Place]) -> tuple[list[
 
 
 class ShmTransport(Endpoints[_Endpoint]):
-    """The initiator's side of shm; :class:`ShmService` is the serving side."""
+    """The initiator's side of shm, where it is available; :class:`ShmService` is the serving side."""
 
     name = "shm"
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context, context.limits.connections_per_peer)
         self.moves_bytes = context.limits.max_frame_bytes
-        self.unavailable = shm_available()
-        """The reason why this process cannot use shm at all; None if it can."""
-        self.address = "" if self.unavailable else f"@pinyon-transfer-{context.boot_id.hex()}"
+        self.address = f"@pinyon-transfer-{context.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
         self._seals = Seals(new_page(context.limits.max_grants + context.limits.max_regions))
         self.service = ShmService(context, self._seals)
         self._told: set[str] = set()
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> _Endpoint:
-        if not remote.shm or self.unavailable:
-            raise Unreachable(self.unavailable or "the peer does not listen for shm")
+        if not remote.shm:
+            raise Unreachable("the peer does not listen for shm")
         link = dial(self._context, remote.shm, remote.boot_id, Service.SHM, deadline, replaces=replaces)
         try:
             mark = array("Q", link.marks.initiator)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Final
 
-from pinyon.transfer.chains.chain import DONE, SHUTDOWN, UNDER_WAY, Chain, Outcome
+from pinyon.transfer.chains.chain import DONE, INTERNAL, SHUTDOWN, UNDER_WAY, Chain, Outcome
 from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
@@ -34,7 +34,6 @@ SMALL_BYTES: Final = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
 _there: Final[Callable[[Slice], tuple[bytes, int, int]]] = itemgetter(3, 4, 5)
 """The getter of a slice's key, offset and length, as the peer is told."""
 _BAD_CHECKSUM: Final = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
-_FAULT: Final = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 _Asked = tuple[Opcode, Region, int, int, int, int, bytes]
@@ -214,7 +213,7 @@ class Connection(Endpoint):
             refusals = bytes(inbox[wire.FRAME_HEADER_BYTES : at])
             wire.check_refusals(refusals)
         elif reply.code != wire.ALL_OK:
-            return _BAD_CHECKSUM if reply.code == wire.BAD_CHECKSUM else _FAULT
+            return _BAD_CHECKSUM if reply.code == wire.BAD_CHECKSUM else INTERNAL
         if frame.opcode == wire.READ:
             buffers = _gather(chain, refusals) if chain is not None else []
             if sum(map(len, buffers)) != reply.payload:
@@ -228,9 +227,6 @@ class Connection(Endpoint):
 
 def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:
     """Returns the chain's local memory in order, with neighbours joined, without the refused slices."""
-    if len(chain.slices) == 1 and refusals is None:
-        _, local, offset, _, _, length = chain.slices[0]
-        return [chain.regions[local].view[offset : offset + length]]
     buffers: list[memoryview] = []
     key, start, end = b"", 0, 0
     view = memoryview(b"")
