@@ -173,7 +173,7 @@ class Inbound:
         elif hello.expected_boot != boot_id:
             code = handshake.HelloCode.STALE
         elif secret is None:
-            code = acceptor.admit(self, hello) if service is not None else handshake.HelloCode.NO_SERVICE
+            code = acceptor.admit(self, hello)
         ok = code is handshake.HelloCode.OK
         reply = handshake.pack_hello_reply(
             code,
@@ -192,8 +192,6 @@ class Inbound:
         if not handshake.verify_client(secret, hello_bytes, reply, proof):
             code = handshake.HelloCode.AUTH
             acceptor.count("auth_failures")
-        elif service is None:
-            code = handshake.HelloCode.NO_SERVICE
         else:
             code = acceptor.admit(self, hello)
         self.stream.send([handshake.pack_accept(code)], deadline)
@@ -312,6 +310,8 @@ class Acceptor:
 
     def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
         """Admits a link whose handshake is complete, after the link that it replaces has ended."""
+        if hello.service not in self.services:
+            return handshake.HelloCode.NO_SERVICE
         if hello.replaces:
             with self._lock:
                 replaced = self._by_identity.get((hello.client_boot, hello.replaces))

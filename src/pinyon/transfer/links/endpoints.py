@@ -381,7 +381,7 @@ class Endpoints(ABC, Generic[E]):
         """Closes all endpoints as ``Transport.close`` says."""
         with self._lock:
             left = self._drop(lambda _: True)
-            self._pool.close()
+            self._pool.closed = True
             for waiter in self._waiters:
                 waiter.wake.notify()
         _close(left)

@@ -212,10 +212,6 @@ class NixlAgent:
         buffer.registered = self.register(buffer.address, nbytes)
         return buffer
 
-    def drop_buffer(self, buffer: Buffer) -> None:
-        """Gives up a buffer that no transfer uses any more."""
-        self.deregister(buffer.registered)
-
     def take_buffer(self) -> Buffer:
         """Returns a buffer of ``BUFFER_BYTES``, which nobody else uses until :meth:`give_buffer`. Raises NixlError."""
         try:
@@ -228,7 +224,7 @@ class NixlAgent:
         if len(self._free) < _MOST_FREE_BUFFERS:  # several threads at once may exceed the bound a little
             self._free.append(buffer)
         else:
-            self.drop_buffer(buffer)
+            self.deregister(buffer.registered)
 
     # --- peers ---
 
@@ -437,7 +433,7 @@ class NixlAgent:
                 self._strays.remove(stray)
             self.release(stray.request)
             for buffer in stray.buffers:
-                self.drop_buffer(buffer)
+                self.deregister(buffer.registered)
             self.leave(stray.name)
 
     def _is_over(self, stray: _Stray, now_s: float) -> bool:

@@ -335,7 +335,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
             agent.stray(self._peer, running, buffers)
             return
         self._give_buffer()
-        agent.drop_buffer(self._seal_buffer)
+        agent.deregister(self._seal_buffer.registered)
         if met:
             agent.leave(self._peer)
 
