@@ -91,7 +91,7 @@ class SmallTransfers:
             or self._submissions.full
         ):
             return None
-        peer = self._peers.find(remote.peer)
+        peer = self._peers.by_name.get(remote.peer)
         if peer is None:
             return None
         published = remote.region(key)
