@@ -141,10 +141,7 @@ class Peers:
         with self._lock:
             (self._down.discard if up else self._down.add)(name)
         for _, peer in self.known():
-            if up:
-                peer.nic_up(name)
-            else:
-                peer.nic_down(name)
+            (peer.nic_up if up else peer.nic_down)(name)
         if not up:
             self._interrupt(lambda path: path.local_nic == name)
 

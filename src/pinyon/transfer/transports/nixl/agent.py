@@ -82,15 +82,6 @@ def _nixl() -> SimpleNamespace:
     raise NixlError(f"NIXL cannot be used{why}: pip install --no-deps 'nixl-cu12>=1.5.1,<1.6'")
 
 
-def nixl_available() -> str | None:
-    """Returns why NIXL cannot be used here, in words for people; None if it can."""
-    try:
-        _nixl()
-    except NixlError as error:
-        return str(error)
-    return None
-
-
 @contextlib.contextmanager
 def _calling(what: str) -> Iterator[None]:
     try:

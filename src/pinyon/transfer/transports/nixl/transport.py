@@ -27,7 +27,7 @@ from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.transports.control import ControlEndpoint, KnownKeys
 from pinyon.transfer.transports.nixl import wire
-from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError, nixl_available
+from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.server import NixlServer
 from pinyon.transfer.transports.nixl.wire import PROOF_S, SEAL_BYTES, Code, Op, Page, Place
@@ -35,7 +35,7 @@ from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
-__all__ = ["NixlError", "NixlTransport", "nixl_available"]
+__all__ = ["NixlError", "NixlTransport"]
 
 _log = logging.getLogger(__name__)
 _MOST_TOLD = 64

@@ -56,12 +56,8 @@ def shm_available() -> str | None:
         intact = PeerMemory(os.getpid()).holds([Seal(seal.buffer_info()[0], seal.tobytes())])
         fence()
     except OSError as error:
-        return f"{_call_name(error)} is refused here ({errno.errorcode.get(error.errno or 0, error.errno)})"
+        return f"{error.strerror} is refused here ({errno.errorcode.get(error.errno or 0, error.errno)})"
     return None if intact else "process_vm_readv does not read what is there"
-
-
-def _call_name(error: OSError) -> str:
-    return str(error.args[1]) if len(error.args) > 1 else "process_vm_readv"
 
 
 def allow_any_reader() -> bool:
