@@ -1,4 +1,4 @@
-"""What those transports share whose bytes go one-sided: control links, and the keys that are asked for over them.
+"""Control links, and the keys that are asked for over them: shared by transports whose bytes go one-sided.
 
 Control links carry requests and answers only, while the payload goes another way. For memory that the initiator reaches
 by itself, it asks the owner once per key what that key opens."""
