@@ -14,7 +14,7 @@ from pinyon.transfer.memory.region import Region
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.limits import MAX_BATCH_REQUESTS, MAX_REQUEST_BYTES, MAX_SUBMISSIONS
-from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
 
@@ -59,16 +59,6 @@ class Submissions:
     def full(self) -> bool:
         """True if no further request is accepted."""
         return self._inflight_requests >= self._limits.max_inflight_requests
-
-    def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Moves requests and waits until all have ended; raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        # The last chain runs in this thread: a hand-over would be most of a small transfer's time.
-        handle = self.submit(requests, timeout_s, last=self._peers.run)
-        try:
-            return handle.wait()
-        except BaseException:
-            handle.abandon()
-            raise
 
     def submit(
         self,

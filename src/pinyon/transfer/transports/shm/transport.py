@@ -253,14 +253,11 @@ class ShmTransport(Endpoints[_Endpoint]):
         try:
             mark = array("Q", link.marks.initiator)
             memory = self._prove(link, mark, min(deadline, self._clock() + self._limits.connect_s))
-        except Unreachable as why:
+        except BaseException as why:
             link.stream.close(hard=True)
-            if str(why) not in self._told:
+            if isinstance(why, Unreachable) and str(why) not in self._told:
                 self._told.add(str(why))
                 _log.info("not using shm with a peer on this host: %s", why)
-            raise
-        except BaseException:
-            link.stream.close(hard=True)
             raise
         return _Endpoint(self._context, link, memory, mark)
 
