@@ -438,7 +438,7 @@ class Siege:
         source, sink = (there, memory) if opcode is WRITE else (memory, there)
         source[:], sink[:] = odd, even
         region = self.engine.register_local_memory(memory)
-        boot_id = segment_of(initiator.ask("descriptor")["segment"]).boot_id
+        boot_id = segment_of(initiator.ask("descriptor")["segment"]).boot_id.hex()
         segment = text_of(self.engine.descriptor())
         print(f"round {number}: {opcode.name} {len(layout.ranges)}, {fault}, ", end="", flush=True)
 
