@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.transfer_side import WRITE, Block, Initiator, Memory, Unavailable, run
+from pinyon.api.common.v1 import common_pb2
+from pinyon.messages.segment import segment_from_proto, segment_to_proto
 from pinyon.transfer import (
     Opcode,
-    SegmentDescriptor,
     TransferEngine,
     TransferError,
     TransferRequest,
@@ -47,7 +48,7 @@ class PinyonTarget:
         self._engine.register_local_memory(memory.map)
 
     def address(self) -> dict[str, Any]:
-        return self._engine.descriptor().to_dict()
+        return {"segment": segment_to_proto(self._engine.descriptor()).SerializeToString().hex()}
 
     def close(self) -> None:
         self._engine.close()
@@ -58,7 +59,7 @@ class PinyonInitiator(Initiator):
         self.memory = memory
         self._engine = _engine(option)
         self._local = self._engine.register_local_memory(memory.map).key
-        self._remote = SegmentDescriptor.from_dict(address)
+        self._remote = segment_from_proto(common_pb2.Segment.FromString(bytes.fromhex(address["segment"])))
 
     def prepare(self, opcode: str, blocks: Sequence[Block]) -> Callable[[], None]:
         code = Opcode.WRITE if opcode == WRITE else Opcode.READ

@@ -30,7 +30,6 @@ COMPILED = (
     *(f"transfer/types/{name}.py" for name in ("request", "spans", "stats")),
     *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
     *(f"transfer/memory/{name}.py" for name in ("grant", "table")),
-    "transfer/paths/short_way.py",
     "transfer/transports/tcp/*.py",
     *(f"transfer/transports/shm/{name}.py" for name in ("server", "transport", "wire")),
     "http/*.py",

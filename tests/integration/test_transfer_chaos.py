@@ -39,6 +39,7 @@ from pinyon.transfer import (
 )
 from tests.integration.transfer_hosts import WAIT_S, HostProcess, SharedBuffer, eventually
 from tests.long import usually
+from tests.segments import segment_of, text_of
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -160,7 +161,7 @@ class Target:
         if self._segment is None:
             self.key = bytes.fromhex(self.process.answer()["key"])
             self.probe_key = bytes.fromhex(self.process.ask("region", path=self._probe.path, nbytes=PROBE)["key"])
-            self._segment = SegmentDescriptor.from_dict(self.process.ask("descriptor"))
+            self._segment = segment_of(self.process.ask("descriptor")["segment"])
         return self._segment
 
     def restart(self) -> None:
@@ -437,8 +438,8 @@ class Siege:
         source, sink = (there, memory) if opcode is WRITE else (memory, there)
         source[:], sink[:] = odd, even
         region = self.engine.register_local_memory(memory)
-        boot_id = initiator.ask("descriptor")["boot_id"]
-        segment = self.engine.descriptor().to_dict()
+        boot_id = segment_of(initiator.ask("descriptor")["segment"]).boot_id.hex()
+        segment = text_of(self.engine.descriptor())
         print(f"round {number}: {opcode.name} {len(layout.ranges)}, {fault}, ", end="", flush=True)
 
         batch = [[opcode.name, 0, here, region.key.hex(), far, length] for here, far, length in layout.ranges]

@@ -67,7 +67,7 @@ class Hosts:
             self.far = self._start("far", settings)
             self.near.ask("region", path=self.here.path, nbytes=SIZE)
             self.key = self.far.ask("region", path=self.there.path, nbytes=SIZE)["key"]
-            self.segment = self.far.ask("descriptor")
+            self.segment = self.far.ask("descriptor")["segment"]
         except BaseException:
             self.close()
             raise

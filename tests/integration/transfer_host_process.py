@@ -22,7 +22,6 @@ from pinyon.transfer import (
     Nic,
     Opcode,
     Region,
-    SegmentDescriptor,
     Topology,
     TransferEngine,
     TransferHandle,
@@ -30,6 +29,7 @@ from pinyon.transfer import (
     TransferRequest,
     TransferResult,
 )
+from tests.segments import segment_of, text_of
 
 _PR_SET_PDEATHSIG = 1
 
@@ -79,13 +79,11 @@ class TransferHost:
         return {}
 
     def do_descriptor(self) -> dict[str, Any]:
-        return self._engine.descriptor().to_dict()
+        return {"segment": text_of(self._engine.descriptor())}
 
-    def do_submit(
-        self, remote: dict[str, Any], batch: list[list[Any]], timeout_s: float | None = None
-    ) -> dict[str, Any]:
+    def do_submit(self, remote: str, batch: list[list[Any]], timeout_s: float | None = None) -> dict[str, Any]:
         """Submits ``batch``: requests as ``[READ or WRITE, region, its offset, remote key, remote offset, length]``."""
-        segment = SegmentDescriptor.from_dict(remote)
+        segment = segment_of(remote)
         requests = [
             TransferRequest(Opcode[opcode], self._regions[region].key, near, segment, bytes.fromhex(key), far, length)
             for opcode, region, near, key, far, length in batch

@@ -24,8 +24,9 @@ if os.environ.get(OWN) and FETCHED.is_dir() and str(FETCHED) not in sys.path:
 def _nixl_is_there() -> None:
     if not os.environ.get(OWN):
         pytest.skip("./dev test nixl runs these, in processes of their own")
-    from pinyon.transfer.transports.nixl.agent import nixl_available
+    from pinyon.transfer.transports.nixl.agent import NixlError, _nixl
 
-    reason = nixl_available()
-    if reason is not None:
-        pytest.skip(reason)
+    try:
+        _nixl()
+    except NixlError as error:
+        pytest.skip(str(error))

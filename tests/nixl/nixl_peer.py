@@ -9,6 +9,7 @@ import time
 
 from pinyon.transfer import Access, TransferEngine, TransferLimits, Transports
 from tests.nixl.conftest import FETCHED
+from tests.segments import text_of
 
 PATTERN = bytes(range(251))
 SIZE = 8 << 20
@@ -24,7 +25,7 @@ def main() -> None:
         held = bytearray(PATTERN * 4)
         kept = engine.register_local_memory(held)
         grant = engine.grant(region, [(0, SIZE)], Access.READ)
-        print(json.dumps([engine.descriptor().to_dict(), grant.key.hex(), kept.key.hex()]), flush=True)
+        print(json.dumps([text_of(engine.descriptor()), grant.key.hex(), kept.key.hex()]), flush=True)
         for line in sys.stdin:
             match line.split():
                 case ["revoke"]:

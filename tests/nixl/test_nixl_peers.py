@@ -20,7 +20,6 @@ import pytest
 from pinyon.transfer import (
     Opcode,
     Reason,
-    SegmentDescriptor,
     TransferEngine,
     TransferRequest,
     TransferResult,
@@ -28,12 +27,13 @@ from pinyon.transfer import (
     Transports,
 )
 from pinyon.transfer.paths.reach import NIXL
-from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
+from pinyon.transfer.transports.nixl import transport as nixl_transport
 from pinyon.transfer.transports.nixl.agent import MOST_CONNECTIONS, NixlAgent, NixlError
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import until_stopped
 from tests.nixl.conftest import FETCHED
 from tests.nixl.nixl_peer import PATTERN
+from tests.segments import segment_of
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ class Peer:
         )
         assert self.process.stdout is not None
         descriptor, key, kept = json.loads(self.process.stdout.readline())
-        self.segment = SegmentDescriptor.from_dict(descriptor)
+        self.segment = segment_of(descriptor)
         self.key, self.kept = bytes.fromhex(key), bytes.fromhex(kept)
 
     def ask(self, what: str) -> str:
@@ -211,13 +211,13 @@ def test_ended_links_and_changed_memory_leave_no_socket_behind(
 def test_no_socket_is_left_behind_by_proofs_that_fail(
     engine: TransferEngine, start_peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.05)
+    monkeypatch.setattr(nixl_transport, "PROOF_S", 0.05)
     monkeypatch.setattr("pinyon.transfer.transports.nixl.agent.MOST_FAILED_PROOFS", 100)
     peer = start_peer(UCX_TLS=ONLY_THROUGH_THE_PEER)
     nixl = engine._peers.transports["nixl"]
 
     def probe() -> bool:
-        eventually(lambda: nixl.maintain(time.monotonic()) or nixl._agent.strays == 0, "what was given up has come")
+        eventually(lambda: nixl.maintain(time.monotonic()) or not nixl._agent._strays, "what was given up has come")
         return nixl.probe(peer.segment, NIXL, time.monotonic() + GENEROUS_S)
 
     assert not probe()

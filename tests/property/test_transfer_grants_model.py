@@ -25,6 +25,7 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.types.segment import Range
 from pinyon.transfer.types.spans import merge_ranges
 from tests.long import usually
+from tests.unit.transfer.conftest import users
 
 SIZE = 48
 LIMIT, RANGES = 6, 12
@@ -162,7 +163,7 @@ class Model(RuleBasedStateMachine):
         assert self.memories == self.model
         assert self.table.grants == len(self.open())
         pins = [sum(one.region is region for one in pinned) for region in self.regions for _, pinned in self.pins]
-        assert sum(self.table.users(region) for region in self.regions) <= sum(pins)
+        assert sum(users(self.table, region) for region in self.regions) <= sum(pins)
 
     def teardown(self) -> None:
         while self.pins:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pinyon.messages.segment import segment_from_proto, segment_to_proto
 from pinyon.transfer import (
-    InvalidTransfer,
     Nic,
     Opcode,
     RegionDescriptor,
@@ -169,21 +168,6 @@ def test_accepted_frames_stay_within_the_bounds(head, data) -> None:
     assert sum(one.length for one in ranges) == frame.payload <= MAX_FRAME_BYTES
 
 
-_FIELDS = ["host", "port", "boot_id", "regions", "key", "location", "nics", "topology", "shm", "name", "transport"]
-
-json_like = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.floats(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=9),
-    max_leaves=12,
-)
-
-
-@given(value=json_like)
-def test_outside_descriptors_parse_or_raise_typed(value) -> None:
-    with suppress(InvalidTransfer):
-        SegmentDescriptor.from_dict(value)
-
-
 @given(
     keys=st.lists(st.binary(min_size=16, max_size=16), max_size=4),
     port=st.integers(1, 65535),
@@ -196,7 +180,6 @@ def test_descriptors_round_trip(keys, port, host, rails, topology, shm) -> None:
     regions = tuple(RegionDescriptor(key, "cpu:0", 1 + index) for index, key in enumerate(keys))
     nics = tuple(Nic(f"nic{i}", "tcp", f"10.0.{i}.1", port, f"10.0.{i}.0/24") for i in range(rails))
     segment = SegmentDescriptor(host, port, bytes(16), regions, nics, topology, shm, shm and "host")
-    assert SegmentDescriptor.from_dict(segment.to_dict()) == segment
     assert segment_from_proto(segment_to_proto(segment)) == segment
     assert [segment.nic(nic.name) for nic in nics] == list(nics)
     assert segment.nic("").address == host

@@ -9,10 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.transfer import InvalidTransfer
+from pinyon.transfer import InvalidTransfer, SegmentDescriptor
 from pinyon.transfer.types.inventory import GpuInfo, Inventory, NicInfo, NumaNode, pci_distance
-from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict
+from pinyon.transfer.types.nic import Nic, check_nic
 from pinyon.transfer.types.topology import Topology, build_topology
+from tests.segments import segment_of, text_of
 
 NAMES = st.text(st.characters(exclude_characters=" /", codec="ascii", min_codepoint=33, max_codepoint=126), min_size=1)
 NAMES = NAMES.filter(lambda name: len(name) <= 64 and name not in (".", ".."))
@@ -81,13 +82,8 @@ def test_a_nic_is_refused_or_comes_back(nic: Nic) -> None:
         check_nic(nic)
     except InvalidTransfer:
         return
-    assert nic_from_dict(json.loads(json.dumps(nic_to_dict(nic)))) == nic
-
-
-@given(JSON | st.dictionaries(st.sampled_from(Nic._fields), JSON))
-def test_other_values_are_no_nics(value: Any) -> None:
-    with suppress(InvalidTransfer):
-        check_nic(nic_from_dict(value))
+    segment = SegmentDescriptor("h", 1, bytes(16), nics=(nic,))
+    assert segment_of(text_of(segment)) == segment
 
 
 NODE = st.none() | st.integers(0, 2)

@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from rich.console import Console
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.cli.called import called_as
 from pinyon.cli.tables import table
 from pinyon.core.errors import InvalidArgument
+from pinyon.messages.segment import segment_from_proto, segment_to_proto
 from pinyon.runtime.identity import WORKER
 from pinyon.runtime.security import load_security
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
@@ -131,19 +134,23 @@ def size_text(nbytes: int) -> str:
 
 def pack_target(segment: SegmentDescriptor) -> str:
     """Returns the segment as one word for the command line."""
-    return base64.urlsafe_b64encode(zlib.compress(json.dumps(segment.to_dict()).encode(), 9)).decode().rstrip("=")
+    packed = zlib.compress(segment_to_proto(segment).SerializeToString(), 9)
+    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def parse_target(word: str) -> SegmentDescriptor:
-    """Returns the segment of a word from :func:`pack_target`. Raises InvalidTransfer if it is none or has no region."""
+    """Returns the segment of a word from :func:`pack_target`. Raises InvalidArgument if it is none or has no region."""
     word = word.strip()
     if len(word) > _MAX_TOKEN_CHARS:
         raise InvalidTransfer("the target is too long", field="target")
     try:
         packed = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
-        data = zlib.decompressobj().decompress(packed, _MAX_DESCRIPTOR_BYTES)
-        segment = SegmentDescriptor.from_dict(json.loads(data))
-    except (binascii.Error, zlib.error, ValueError, RecursionError):
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(packed, _MAX_DESCRIPTOR_BYTES)
+        if not unpacker.eof:
+            raise ValueError("the end of the word is missing")
+        segment = segment_from_proto(common_pb2.Segment.FromString(data))
+    except (binascii.Error, zlib.error, DecodeError, ValueError):
         raise InvalidTransfer(
             'not a target; copy the whole word that "transfer serve" printed', field="target"
         ) from None

@@ -65,13 +65,13 @@ class AwaitedTransfers:
 
         Raises InvalidTransfer, TransferLimitReached or EngineClosed."""
         trip = self._small.set_out(requests, timeout_s)
-        results = None if trip is None else await self._move(trip)
-        if results is not None:
-            return results
-        return await self._submissions.submit(requests, timeout_s).wait_async()
+        end = None if trip is None else await self._move(trip)
+        if end is None:
+            end = self._submissions.submit(requests, timeout_s)
+        return await end.wait_async() if isinstance(end, TransferHandle) else end
 
-    async def _move(self, trip: Trip) -> list[TransferResult] | None:
-        """Moves a trip on its loop; returns None if nothing was done and the request has to go the long way."""
+    async def _move(self, trip: Trip) -> TransferHandle | list[TransferResult] | None:
+        """Moves a trip on its loop; returns what ``SmallTransfers.conclude`` does."""
         small, endpoint = self._small, trip.endpoint
         outcome: Outcome | None = None
         again = False
@@ -97,8 +97,7 @@ class AwaitedTransfers:
                 small.give_up(trip, TransferStatus.FAILED, Reason.INTERNAL)
             raise
         self._under_way.pop(trip, None)
-        end = small.conclude(trip, outcome, again, self._peers.submit)
-        return await end.wait_async() if isinstance(end, TransferHandle) else end
+        return small.conclude(trip, outcome, again, self._peers.submit)
 
     async def _answer(self, trip: Trip) -> Outcome:
         """Waits for the answer; returns the outcome. Raises Stalled, DeadlineReached, and like ``Endpoint.proceed``."""

@@ -122,7 +122,7 @@ class TransferEngine:
                 self._acceptor.close()
                 raise
             self._state = "running"
-            self._submissions.open()
+            self._submissions.running = True
 
     def _tend(self, now: float) -> None:
         """Expires grants and ends orphaned transfers, about once a second, in the thread that looks after the peers."""

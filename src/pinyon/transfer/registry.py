@@ -11,7 +11,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.local import LocalTransport
-from pinyon.transfer.transports.nixl.transport import NixlError, NixlTransport, nixl_available
+from pinyon.transfer.transports.nixl.transport import NixlError, NixlTransport
 from pinyon.transfer.transports.rdma.transport import RdmaTransport, rdma_available
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
 from pinyon.transfer.transports.tcp.transport import TcpTransport
@@ -68,18 +68,12 @@ def build_transports(
         transports["rdma"], services[Service.RDMA] = rdma, rdma.service
         published += rdma.nics
     if wanted.nixl != "off":
-        by_nixl = _nixl(context, loopback)
+        try:
+            by_nixl = NixlTransport(context, loopback=loopback)
+        except NixlError as error:
+            raise InvalidTransfer(f"transport nixl does not work here: {error}", field="nixl") from None
         transports["nixl"], services[Service.NIXL] = by_nixl, by_nixl.service
     return Built(transports, order, services, tuple(published), shm_address, "nixl" in transports)
-
-
-def _nixl(context: EngineContext, loopback: bool) -> NixlTransport:
-    try:
-        if (reason := nixl_available()) is not None:
-            raise NixlError(reason)
-        return NixlTransport(context, loopback=loopback)
-    except NixlError as error:
-        raise InvalidTransfer(f"transport nixl does not work here: {error}", field="nixl") from None
 
 
 def _named(nics: Sequence[Nic], transport: str) -> dict[str, Nic]:

@@ -8,12 +8,11 @@ from pinyon.transfer.chains.chain import DONE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
-from pinyon.transfer.links.endpoints import EXPECTED, failure_of
+from pinyon.transfer.links.endpoints import EXPECTED, ShortWay, failure_of
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.peers import Peers
-from pinyon.transfer.paths.short_way import ShortWay
 from pinyon.transfer.submissions import Submissions
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
@@ -64,8 +63,17 @@ class SmallTransfers:
     def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
         """Moves requests and waits until all have ended; raises InvalidTransfer, TransferLimitReached, EngineClosed."""
         trip = self.set_out(requests, timeout_s, self._most_bytes)
-        results = None if trip is None else self._move(trip)
-        return results if results is not None else self._submissions.transfer(requests, timeout_s)
+        end = None if trip is None else self._move(trip)
+        if end is None:
+            # The last chain runs in this thread: a hand-over would be most of a small transfer's time.
+            end = self._submissions.submit(requests, timeout_s, last=self._peers.run)
+        if not isinstance(end, TransferHandle):
+            return end
+        try:
+            return end.wait()
+        except BaseException:
+            end.abandon()
+            raise
 
     def set_out(
         self, requests: Sequence[TransferRequest], timeout_s: float | None, most_bytes: int = SMALL_BYTES
@@ -92,7 +100,7 @@ class SmallTransfers:
             or self._submissions.full
         ):
             return None
-        peer = self._peers.find(remote.peer)
+        peer = self._peers.by_name.get(remote.peer)
         if peer is None:
             return None
         published = remote.region(key)
@@ -117,8 +125,8 @@ class SmallTransfers:
         act = trip.endpoint.move if waits else trip.endpoint.begin
         return act(opcode, trip.region, local_offset, key, remote_offset, length, trip.deadline)
 
-    def _move(self, trip: Trip) -> list[TransferResult] | None:
-        """Moves a trip in this thread; returns None if nothing was done and the request has to go the long way."""
+    def _move(self, trip: Trip) -> TransferHandle | list[TransferResult] | None:
+        """Moves a trip in this thread; returns what :meth:`conclude` does."""
         endpoint = trip.endpoint
         outcome: Outcome | None = None
         again = False
@@ -136,8 +144,7 @@ class SmallTransfers:
         finally:
             if pinned:
                 self._memory.unpin(pinned, endpoint)
-        end = self.conclude(trip, outcome, again, self._peers.run)
-        return end.wait() if isinstance(end, TransferHandle) else end
+        return self.conclude(trip, outcome, again, self._peers.run)
 
     def conclude(
         self, trip: Trip, outcome: Outcome | None, again: bool, start: Callable[[Chain], None]

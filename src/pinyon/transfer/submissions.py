@@ -14,14 +14,14 @@ from pinyon.transfer.memory.region import Region
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.types.errors import EngineClosed, InvalidTransfer, TransferLimitReached
 from pinyon.transfer.types.limits import MAX_BATCH_REQUESTS, MAX_REQUEST_BYTES, MAX_SUBMISSIONS
-from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferResult, TransferStatus
+from pinyon.transfer.types.request import Opcode, Reason, TransferRequest, TransferStatus
 from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
 
 class Submissions:
     """All submitted requests: checked, cut into chains, handed to peers, accounted for at the end. Thread-safe.
 
-    Nothing is accepted before ``open`` and after ``close``.
+    Nothing is accepted before the engine sets ``running`` and after ``close``.
     """
 
     def __init__(self, context: EngineContext, peers: Peers, streams: Callable[[SegmentDescriptor], int]) -> None:
@@ -41,9 +41,6 @@ class Submissions:
         self.queued_bytes = 0
         """Bytes submitted whose chains have not ended."""
 
-    def open(self) -> None:
-        self.running = True
-
     def close(self) -> list[TransferHandle]:
         """Stops everything in flight; returns the handles to wait for."""
         with self._lock:
@@ -62,16 +59,6 @@ class Submissions:
     def full(self) -> bool:
         """True if no further request is accepted."""
         return self._inflight_requests >= self._limits.max_inflight_requests
-
-    def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
-        """Moves requests and waits until all have ended; raises InvalidTransfer, TransferLimitReached, EngineClosed."""
-        # The last chain runs in this thread: a hand-over would be most of a small transfer's time.
-        handle = self.submit(requests, timeout_s, last=self._peers.run)
-        try:
-            return handle.wait()
-        except BaseException:
-            handle.abandon()
-            raise
 
     def submit(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import threading
@@ -29,8 +28,10 @@ from pinyon.transfer import (
     TransferRequest,
     Transports,
 )
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.transport import shm_available
 from tests.forks import forked, until_stopped
+from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device
 from tests.unit.transfer.fake_nixl import fake_nixl
 
@@ -148,7 +149,7 @@ class Peer:
 
     def __init__(self, size: int, secret: str = "") -> None:
         self._process = forked.driven("tests.unit.transfer.transfer_peer", [str(size), secret])
-        self.segment = SegmentDescriptor.from_dict(json.loads(self._process.stdout.readline()))
+        self.segment = segment_of(self._process.stdout.readline().decode())
         self.key = self.segment.regions[0].key
 
     def kill(self) -> None:
@@ -212,3 +213,9 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
         tick.wait(0.005)
+
+
+def users(table: MemoryTable, region: Region) -> int:
+    """Returns the number of operations that touch the region now, ours and those of peers."""
+    with table._lock:
+        return sum(len(each._holders) for each in (region, *table._grants_of.get(region, ())))

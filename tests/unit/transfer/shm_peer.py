@@ -17,6 +17,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.transport import ShmTransport
+from tests.segments import text_of
 
 GOOD, BAD = 0x11, 0xEE
 PATIENT = TransferLimits(stall_s=120.0, connect_s=120.0, base_deadline_s=120.0)
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> None:
     buffer = bytearray(b"\x5a") * size
     region = memory.register(buffer, "cpu:0", Access.READ_WRITE)
     segment = SegmentDescriptor("127.0.0.1", 1, context.boot_id, (region.descriptor(),), shm=transport.address)
-    print(json.dumps(segment.to_dict()), flush=True)
+    print(json.dumps(text_of(segment)), flush=True)
     for line in sys.stdin:
         command, *arguments = json.loads(line)
         answer: object = None

@@ -12,7 +12,7 @@ import pytest
 
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest, Transports
 from pinyon.transfer.paths.reach import NIXL
-from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
+from pinyon.transfer.transports.nixl import transport as nixl_transport
 from pinyon.transfer.transports.nixl.agent import (
     BUFFER_BYTES,
     MOST_CONNECTIONS,
@@ -102,7 +102,7 @@ def test_memory_replaced_in_place_costs_bounded_connections(pair: Pair, fake: Fa
 def test_a_failed_proof_is_tried_a_bounded_number_of_times(
     pair: Pair, fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.05)
+    monkeypatch.setattr(nixl_transport, "PROOF_S", 0.05)
     fake.served_by_peers = True
     nixl = nixl_of(pair.engine)
     for number in range(MOST_FAILED_PROOFS + 2):

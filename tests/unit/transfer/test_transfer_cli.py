@@ -42,6 +42,9 @@ def test_a_target_is_one_word_and_comes_back() -> None:
     word = pack_target(SEGMENT)
     assert word.split() == [word]
     assert parse_target(f" {word}\n") == SEGMENT
+    for length in range(len(word)):
+        with pytest.raises(InvalidTransfer, match="not a target"):
+            parse_target(word[:length])
     with pytest.raises(InvalidTransfer):
         parse_target(pack_target(SegmentDescriptor("10.0.0.1", 7000, bytes(16))))
 

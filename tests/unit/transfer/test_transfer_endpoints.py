@@ -86,6 +86,11 @@ class FakeTransport(Endpoints[FakeEndpoint]):
         """The script of every endpoint made from now on: its steps are drawn from here."""
         self.dial_error: BaseException | None = None
 
+    @property
+    def waiting(self) -> int:
+        """The number of chains that wait for an endpoint now."""
+        return len(self._waiters)
+
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> FakeEndpoint:
         if self.dial_error is not None:
             raise self.dial_error

@@ -29,6 +29,7 @@ from pinyon.transfer import (
 from pinyon.transfer import submissions as submissions_module
 from pinyon.transfer.chains.chain import Chain, Outcome
 from pinyon.transfer.handle import TransferHandle
+from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.types.limits import MAX_SUBMISSIONS
 from pinyon.transfer.types.path import Path
 from tests.on_compiled import REPLACES_METHODS
@@ -363,6 +364,28 @@ def test_an_interrupted_call_returns_once_its_memory_is_free(monkeypatch: pytest
             assert engine.stats().requests_now == 0
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+@REPLACES_METHODS
+def test_an_interrupted_call_ends_what_went_on_as_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user presses Ctrl-C while a call waits for the chain that took up its small request."""
+    with TransferEngine(transports=("tcp",), limits=PATIENT) as engine, socket.create_server(("127.0.0.1", 0)) as mute:
+        local = engine.register_local_memory(bytearray(10))
+        peer = SegmentDescriptor("127.0.0.1", mute.getsockname()[1], b"p" * 16)
+        request = TransferRequest(READ, local.key, 0, peer, bytes(16), 0, 10)
+        handle, wait = engine.submit([request]), TransferHandle.wait
+
+        def interrupted(self: TransferHandle, timeout_s: float | None = None) -> list[TransferResult]:
+            monkeypatch.setattr(TransferHandle, "wait", wait)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(TransferHandle, "wait", interrupted)
+        monkeypatch.setattr(SmallTransfers, "set_out", lambda *_: "a trip")
+        monkeypatch.setattr(SmallTransfers, "_move", lambda *_: handle)
+        with pytest.raises(KeyboardInterrupt):
+            engine.transfer([request])
+        assert handle.results()[0].status is TransferStatus.CANCELLED
+        assert not local._holders
 
 
 def test_submissions_in_flight_are_bounded() -> None:

@@ -453,7 +453,7 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
     memory = HeldUp()
     local = memory.register(bytearray(4 * SIZE), None, Access.READ)
     submissions = Submissions(EngineContext(bytes(16), memory, TransferLimits()), peers, lambda remote: 1)
-    submissions.open()
+    submissions.running = True
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
     handle = submissions.submit([TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 4 * SIZE)], None)
     early, *others = given
@@ -478,7 +478,7 @@ def test_deadlines_go_by_the_clock_that_is_passed_in() -> None:
     peers = SimpleNamespace(submit=lambda chain: None, moving={})
     context = EngineContext(bytes(16), memory, TransferLimits(), clock=lambda: now)
     submissions = Submissions(context, peers, lambda remote: 1)
-    submissions.open()
+    submissions.running = True
     remote = SegmentDescriptor("127.0.0.1", 1, bytes(16))
     handle = submissions.submit([TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 10)], 5.0)
     now += 4.9

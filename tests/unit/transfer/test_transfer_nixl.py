@@ -44,14 +44,15 @@ from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.reach import ANY_BYTES, MOST_READ_BYTES, NIXL, PeerPaths, Reach
 from pinyon.transfer.transports.nixl import agent as nixl_agent
-from pinyon.transfer.transports.nixl import endpoint as nixl_endpoint
+from pinyon.transfer.transports.nixl import transport as nixl_transport
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent
-from pinyon.transfer.transports.nixl.endpoint import NixlEndpoint
+from pinyon.transfer.transports.nixl.transport import NixlEndpoint
 from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
 from pinyon.transfer.types.options import NIXL_MODES
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.spans import Spans
+from tests.segments import segment_of, text_of
 from tests.tls_files import TestAuthority
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, Pair, eventually
 from tests.unit.transfer.fake_nixl import FakeError, FakeNixl, fake_nixl
@@ -218,7 +219,7 @@ def test_a_read_that_does_not_end_stalls_and_lands_nowhere(pair: Pair, fake: Fak
     fake.let_go()  # into a buffer that was kept for it
     assert not any(pair.near)
     fake.holds = lambda held: False
-    eventually(lambda: not pair.engine._peers.transports["nixl"]._agent.strays, "what was given up is forgotten")
+    eventually(lambda: not pair.engine._peers.transports["nixl"]._agent._strays, "what was given up is forgotten")
     assert pair.engine.transfer([request])[0].ok
     assert pair.near[:4096] == pair.far[:4096]
 
@@ -270,7 +271,7 @@ def test_a_read_that_fails_goes_another_way(pair: Pair, fake: FakeNixl) -> None:
 def test_nixl_is_not_used_where_the_peer_must_serve_reads(
     pair: Pair, fake: FakeNixl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1)
+    monkeypatch.setattr(nixl_transport, "PROOF_S", 0.1)
     fake.served_by_peers = True
     assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert set(ways(pair.engine)) == {"tcp"}
@@ -281,7 +282,7 @@ def test_engines_pairing_at_once_prove_nothing_by_each_other(
     fake: FakeNixl, monkeypatch: pytest.MonkeyPatch, served_by_peers: bool
 ) -> None:
     """The proof of one engine would serve the other's READ, if both were under way."""
-    monkeypatch.setattr(nixl_endpoint, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
+    monkeypatch.setattr(nixl_transport, "PROOF_S", 0.1 if served_by_peers else GENEROUS_S)
     fake.served_by_peers = served_by_peers
     with (
         TransferEngine(transports=Transports(("tcp",), nixl="prefer"), limits=PATIENT) as one,
@@ -546,12 +547,8 @@ def test_a_link_may_end_between_an_answers_header_and_its_body(fake: FakeNixl, r
 
 def test_descriptors_say_who_has_nixl() -> None:
     one = SegmentDescriptor("127.0.0.1", 1, b"b" * 16, nixl=True)
-    assert SegmentDescriptor.from_dict(one.to_dict()) == one
-    old = one.to_dict()
-    del old["nixl"]
-    assert not SegmentDescriptor.from_dict(old).nixl
-    with pytest.raises(InvalidTransfer):
-        SegmentDescriptor.from_dict({**one.to_dict(), "nixl": 1})
+    assert segment_of(text_of(one)) == one
+    assert segment_of(text_of(replace(one, nixl=False))) == replace(one, nixl=False)
 
 
 def test_limits_of_what_is_remembered(fake: FakeNixl) -> None:

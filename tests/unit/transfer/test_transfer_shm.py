@@ -31,12 +31,12 @@ from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports import control
 from pinyon.transfer.transports.shm import cma
-from pinyon.transfer.transports.shm import link as shm_link
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.spans import Spans
 from tests.forks import forked, until_stopped
+from tests.segments import segment_of
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD
 
@@ -63,7 +63,7 @@ class ShmPeer:
             )
         else:
             self._process = forked.driven(module, arguments)
-        self.segment = SegmentDescriptor.from_dict(self.answer())
+        self.segment = segment_of(self.answer())
         self.key = self.segment.regions[0].key
 
     def answer(self):
@@ -523,7 +523,7 @@ def test_a_kernel_that_says_no_is_explained_once(near, start_peer, monkeypatch, 
 
 def test_a_pid_of_another_namespace(near, start_peer, monkeypatch, caplog) -> None:
     peer = start_peer()
-    monkeypatch.setattr(shm_link, "_peer_pid", lambda stream: 0)
+    monkeypatch.setattr(cma, "_peer_pid", lambda stream: 0)
     with caplog.at_level(logging.INFO, "pinyon"):
         outcome = near.run(READ, peer.segment, [(0, peer.key, 0, 8)])
     assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
@@ -831,7 +831,7 @@ def test_a_chain_waits_for_an_endpoint(near, local) -> None:
     outcomes: list[Outcome] = []
     waiter = threading.Thread(target=lambda: outcomes.append(near.run(READ, local.segment, parts)))
     waiter.start()
-    eventually(lambda: transport.waiting == 1, "the chain waits")
+    eventually(lambda: len(transport._waiters) == 1, "the chain waits")
     transport.release(held[0])
     waiter.join(GENEROUS_S)
     assert outcomes == [DONE]

@@ -25,7 +25,7 @@ from pinyon.transfer import (
 )
 from pinyon.transfer.memory.table import SMALL_BYTES
 from tests.on_compiled import REPLACES_METHODS
-from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, eventually
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, eventually, users
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -223,7 +223,7 @@ def test_a_large_one_is_stopped_before_its_region_goes(make_tcp) -> None:
     pair = make_tcp()
     with held(pair.server):
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 2 * SMALL_BYTES))
-        eventually(lambda: pair.engine._memory.users(pair.local) == 1, "it holds its memory")
+        eventually(lambda: users(pair.engine._memory, pair.local) == 1, "it holds its memory")
         pair.engine._memory.unregister(pair.local, 0.05)  # like the engine, with a short wait for the end
         pair.near += b"x"  # nothing holds the memory any more
     assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)

@@ -38,7 +38,7 @@ from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
 from pinyon.transfer.types.path import Path
 from tests.long import usually
-from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind, users
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -354,7 +354,7 @@ def test_a_chain_waits_for_a_connection_until_its_deadline(host) -> None:
         third = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
         waiter = threading.Thread(target=here.tcp.run, args=(third, PATH))
         waiter.start()
-        eventually(lambda: here.tcp.waiting == 1, "the third chain waits")
+        eventually(lambda: len(here.tcp._waiters) == 1, "the third chain waits")
         assert len(silent.links) == 1
         first.interrupt()
         eventually(lambda: len(silent.links) == 2, "the third chain has its connection")
@@ -429,12 +429,12 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
     with raw_link(there) as busy:
         frame = wire.Frame(WRITE, 1, 1, 200_000)
         busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
-        eventually(lambda: there.table.users(there.region) == 1, "the frame is being served")
+        eventually(lambda: users(there.table, there.region) == 1, "the frame is being served")
         assert second.run(WRITE, there.segment()) == DONE  # evicts the first link, which is idle
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
         with raw_link(there, 2) as other:  # evicts the second link
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
-            eventually(lambda: there.table.users(there.region) == 2, "both frames are being served")
+            eventually(lambda: users(there.table, there.region) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
             for sock in (busy, other):
                 sock.sendall(b"y" * 199_990)
@@ -452,6 +452,17 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
     for each in (third, first, second):
         assert each.run(WRITE, there.segment()) == DONE
     assert [each.meter.stats.retries for each in (first, second)] == [0, 1]
+
+
+def test_a_link_that_is_refused_evicts_no_other(host) -> None:
+    there = host(replace(PATIENT, max_inbound=1))
+    with raw_link(there) as resting:
+        eventually(lambda: there.acceptor._resting, "the link rests, so that it may be evicted")
+        with raw_link(there, code=handshake.HelloCode.BUSY):  # its id is the resting link's
+            frame = wire.Frame(READ, 1, 1, 100)
+            resting.sendall(wire.pack_frame(frame, [(there.region.key, 0, 100)]))
+            reply = resting.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+            assert wire.parse_reply(reply, frame).code == wire.ALL_OK
 
 
 # --- polling ---
@@ -584,13 +595,15 @@ def test_polling_can_be_off() -> None:
 
 
 @contextlib.contextmanager
-def raw_link(there: Host, link_id: int = 1) -> Iterator[socket.socket]:
-    """Yields a link that is set up by hand."""
+def raw_link(
+    there: Host, link_id: int = 1, *, code: handshake.HelloCode = handshake.HelloCode.OK
+) -> Iterator[socket.socket]:
+    """Yields a link that is set up by hand, and that is answered with ``code``."""
     with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
         hello = handshake.Hello(link_id, 0, bytes(16), there.context.boot_id, bytes(16), False, handshake.Service.TCP)
         sock.sendall(handshake.pack_hello(hello))
         reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-        assert handshake.parse_hello_reply(reply).code is handshake.HelloCode.OK
+        assert handshake.parse_hello_reply(reply).code is code
         yield sock
 
 

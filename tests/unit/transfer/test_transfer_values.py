@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from pinyon.messages.segment import segment_from_proto
 from pinyon.transfer import (
     InvalidTransfer,
     Opcode,
@@ -33,8 +36,7 @@ KEY, BOOT = bytes(range(16)), bytes(16)
 SEGMENT = SegmentDescriptor("10.0.0.1", 7000, BOOT, (RegionDescriptor(KEY, "cpu:0", 4096),))
 
 
-def test_segment_travels_as_json() -> None:
-    assert SegmentDescriptor.from_dict(json.loads(json.dumps(SEGMENT.to_dict()))) == SEGMENT
+def test_a_segment_finds_its_regions_by_key() -> None:
     assert SEGMENT.region(KEY) == SEGMENT.regions[0]
     assert SEGMENT.region(bytes(16)) is None
 
@@ -42,24 +44,20 @@ def test_segment_travels_as_json() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        None,
-        [],
-        {},
-        {**SEGMENT.to_dict(), "port": 0},
-        {**SEGMENT.to_dict(), "port": True},
-        {**SEGMENT.to_dict(), "port": "7000"},
-        {**SEGMENT.to_dict(), "host": ""},
-        {**SEGMENT.to_dict(), "boot_id": "00"},
-        {**SEGMENT.to_dict(), "boot_id": "zz"},
-        {**SEGMENT.to_dict(), "regions": {}},
-        {**SEGMENT.to_dict(), "regions": [{"key": "00", "location": "cpu:0", "length_bytes": 1}]},
-        {**SEGMENT.to_dict(), "regions": [{"key": KEY.hex(), "location": "cpu:0", "length_bytes": 0}]},
-        {**SEGMENT.to_dict(), "regions": [{"key": KEY.hex(), "location": "", "length_bytes": 1}]},
+        {"port": 0},
+        {"host": ""},
+        {"boot_id": "00"},
+        {"boot_id": "zz"},
+        {"regions": [common_pb2.Region(key=bytes(1), location="cpu:0", length_bytes=1)]},
+        {"regions": [common_pb2.Region(key=KEY, location="cpu:0", length_bytes=0)]},
+        {"regions": [common_pb2.Region(key=KEY, location="", length_bytes=1)]},
     ],
 )
-def test_bad_segment_is_an_invalid_argument(broken: object) -> None:
+def test_bad_segment_is_an_invalid_argument(broken: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"host": "10.0.0.1", "port": 7000, "boot_id": BOOT.hex()}
+    assert segment_from_proto(common_pb2.Segment(**good)) == replace(SEGMENT, regions=())
     with pytest.raises(InvalidArgument):
-        SegmentDescriptor.from_dict(broken)
+        segment_from_proto(common_pb2.Segment(**(good | broken)))
 
 
 def test_limits_are_positive_and_within_the_protocol() -> None:

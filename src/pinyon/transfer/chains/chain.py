@@ -35,6 +35,7 @@ GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 """The chain ended before it was claimed. This outcome changes nothing."""
 LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
+INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
 LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)

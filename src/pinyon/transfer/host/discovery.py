@@ -111,12 +111,8 @@ def load_topology(value: str) -> Topology:
         return Topology.from_json(value)
     try:
         with open(value, encoding="utf-8") as file:
-            text = file.read(MAX_JSON_CHARS + 1)
-    except (OSError, ValueError) as error:
-        raise InvalidTransfer(f"topology file {value!r}: {error}", field="topology") from None
-    try:
-        return Topology.from_json(text)
-    except InvalidTransfer as error:
+            return Topology.from_json(file.read(MAX_JSON_CHARS + 1))
+    except (OSError, ValueError, InvalidTransfer) as error:
         raise InvalidTransfer(f"topology file {value!r}: {error}", field="topology") from None
 
 

@@ -173,7 +173,7 @@ class Inbound:
         elif hello.expected_boot != boot_id:
             code = handshake.HelloCode.STALE
         elif secret is None:
-            code = acceptor.admit(self, hello) if service is not None else handshake.HelloCode.NO_SERVICE
+            code = acceptor.admit(self, hello)
         ok = code is handshake.HelloCode.OK
         reply = handshake.pack_hello_reply(
             code,
@@ -192,8 +192,6 @@ class Inbound:
         if not handshake.verify_client(secret, hello_bytes, reply, proof):
             code = handshake.HelloCode.AUTH
             acceptor.count("auth_failures")
-        elif service is None:
-            code = handshake.HelloCode.NO_SERVICE
         else:
             code = acceptor.admit(self, hello)
         self.stream.send([handshake.pack_accept(code)], deadline)
@@ -312,6 +310,8 @@ class Acceptor:
 
     def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
         """Admits a link whose handshake is complete, after the link that it replaces has ended."""
+        if hello.service not in self.services:
+            return handshake.HelloCode.NO_SERVICE
         if hello.replaces:
             with self._lock:
                 replaced = self._by_identity.get((hello.client_boot, hello.replaces))
@@ -319,15 +319,18 @@ class Acceptor:
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
         with self._lock:
-            if not self._make_room() or self._closing.is_set():
-                return handshake.HelloCode.BUSY
-            if identity in self._by_identity or inbound not in self._strangers:
+            # Asked before, so that nothing is evicted for a link that is refused, and after: making room may wait.
+            if not (self._welcomes(inbound, identity) and self._make_room() and self._welcomes(inbound, identity)):
                 return handshake.HelloCode.BUSY
             del self._strangers[inbound]
             self._places.add(inbound)
             inbound.identity = identity
             self._by_identity[identity] = inbound
         return handshake.HelloCode.OK
+
+    def _welcomes(self, inbound: Inbound, identity: tuple[bytes, int]) -> bool:
+        """Returns whether the link is still waited for, and is the only one of its identity. Lock held."""
+        return not self._closing.is_set() and identity not in self._by_identity and inbound in self._strangers
 
     def take(self, inbound: Inbound) -> bool:
         """Takes a link out of its rest, to use or to evict it. Returns False if another thread has done so."""

@@ -30,6 +30,7 @@ class EndpointPool(Generic[K, E]):
         self.cap = cap
         self.cap_per_key = cap_per_key
         self.closed = False
+        """True from when its owner says so: nothing is reserved any more, and endpoints in use leave when released."""
         self.reserved = 0
         """Number of endpoints being made."""
         self._keys: dict[E, K] = {}
@@ -134,11 +135,6 @@ class EndpointPool(Generic[K, E]):
         return self._leave_all(
             [endpoint for idle in self._idle.values() for endpoint, released in idle.items() if released <= latest]
         )
-
-    def close(self) -> list[E]:
-        """Takes out all idle endpoints; those in use leave when released. Nothing is leased or reserved any more."""
-        self.closed = True
-        return self._leave_all([endpoint for idle in self._idle.values() for endpoint in idle])
 
     def _leave_all(self, endpoints: list[E]) -> list[E]:
         for endpoint in endpoints:

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
 
@@ -377,19 +377,30 @@ class Endpoints(ABC, Generic[E]):
         """Number of endpoints open towards peers."""
         return self._pool.open
 
-    @property
-    def waiting(self) -> int:
-        """Number of chains that wait for an endpoint now."""
-        return len(self._waiters)
-
     def close(self) -> None:
         """Closes all endpoints as ``Transport.close`` says."""
         with self._lock:
             left = self._drop(lambda _: True)
-            self._pool.close()
+            self._pool.closed = True
             for waiter in self._waiters:
                 waiter.wake.notify()
         _close(left)
+
+
+class ShortWay:
+    """A path that is alone in the best tier between two memory locations, and whose endpoints move requests themselves.
+
+    Its rate decides nothing, and is not measured.
+    """
+
+    __slots__ = ("endpoints", "key", "open", "path")
+
+    def __init__(self, key: EndpointKey, endpoints: Endpoints[Any]) -> None:
+        self.key = key
+        self.path = key[1]
+        self.endpoints = endpoints
+        self.open = True
+        """True while nothing is known to be wrong with it. Once it is shut it stays so."""
 
 
 def _close(endpoints: Iterable[Endpoint]) -> None:

@@ -79,8 +79,6 @@ class Hello(NamedTuple):
 class HelloReply(NamedTuple):
     code: HelloCode
     server_boot: bytes
-    nonce: bytes
-    mac: bytes
 
 
 class Marks(NamedTuple):
@@ -131,8 +129,8 @@ def parse_hello_reply(data: bytes) -> HelloReply:
     """Parses a HELLO reply; raises WireError if it is none, or has an unknown code."""
     if len(data) != HELLO_REPLY_BYTES:
         raise WireError(f"a HELLO reply has {HELLO_REPLY_BYTES} bytes")
-    magic, version, code, boot, nonce = _REPLY_BODY.unpack_from(data)
-    return HelloReply(_hello_code(magic, version, code), boot, nonce, data[_REPLY_BODY.size :])
+    magic, version, code, boot, _ = _REPLY_BODY.unpack_from(data)
+    return HelloReply(_hello_code(magic, version, code), boot)
 
 
 def pack_accept(code: HelloCode) -> bytes:

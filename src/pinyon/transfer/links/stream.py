@@ -44,7 +44,8 @@ class Stream:
     def __init__(
         self, sock: socket.socket, stall_s: float, buffer_bytes: int, spin_s: float = 0.0, clock: Clock = time.monotonic
     ) -> None:
-        self._sock = sock
+        self.sock = sock
+        """The socket, for others for what only it knows (its peer, its descriptor), not for moving bytes."""
         self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
         """The errors that a call raises when its tick ends without a byte."""
         self._clock = clock
@@ -76,8 +77,8 @@ class Stream:
     def _set_timeout(self, timeout: float) -> None:
         seconds = int(timeout)
         value = struct.pack("@ll", seconds, int((timeout - seconds) * 1e6))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
     def _no_progress(self) -> None:
         # A short last tick before the deadline counts as a whole one; the deadline itself is checked first.
@@ -108,14 +109,14 @@ class Stream:
                 rest = _after(rest, moved)
 
     def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
-        return self._sock.sendmsg(rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX])
+        return self.sock.sendmsg(rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX])
 
     def send_one(self, buffer: bytes | memoryview, deadline: float) -> None:
         """Sends like :meth:`send`, for a buffer that usually goes in one call."""
         if deadline - self._clock() < self._tick_s or self._armed_s != self._tick_s:
             self._arm(deadline)
         try:
-            moved = self._sock.send(buffer)
+            moved = self.sock.send(buffer)
         except self._timeouts:
             self._send_all((buffer,), deadline, 1)
             return
@@ -152,9 +153,9 @@ class Stream:
 
     def _receive_some(self, rest: Sequence[memoryview]) -> int:
         if len(rest) == 1:
-            return self._sock.recv_into(rest[0], 0, _WAIT_ALL)
+            return self.sock.recv_into(rest[0], 0, _WAIT_ALL)
         window = rest if len(rest) <= _IOV_MAX else rest[:_IOV_MAX]
-        return self._sock.recvmsg_into(window, 0, _WAIT_ALL)[0]
+        return self.sock.recvmsg_into(window, 0, _WAIT_ALL)[0]
 
     def keep_little(self) -> None:
         """Keeps socket buffers small from now on if both ends are on this host.
@@ -166,21 +167,21 @@ class Stream:
         if self._little:
             return
         self._little = True
-        if _stays_here(self._sock):
+        if _stays_here(self.sock):
             self._set_buffers(min(self._buffer_bytes, _LITTLE_BYTES))
 
     def _set_buffers(self, nbytes: int) -> None:
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
 
     def waits_itself(self) -> None:
         """Makes calls wait again after an event loop has watched the socket; some (uvloop) leave it non-blocking."""
-        os.set_blocking(self._sock.fileno(), True)
+        os.set_blocking(self.sock.fileno(), True)
 
     def receive_now(self, buffer: memoryview) -> int | None:
         """Receives without waiting; returns the byte count, 0 if the peer closed, None for nothing. Raises OSError."""
         try:
-            return self._sock.recv_into(buffer, 0, _DONT_WAIT)
+            return self.sock.recv_into(buffer, 0, _DONT_WAIT)
         except BlockingIOError:
             return None
 
@@ -190,7 +191,7 @@ class Stream:
         while True:
             self._arm(deadline)
             try:
-                return self._sock.recv(count, socket.MSG_PEEK | socket.MSG_WAITALL)
+                return self.sock.recv(count, socket.MSG_PEEK | socket.MSG_WAITALL)
             except self._timeouts:
                 self._no_progress()
 
@@ -230,29 +231,24 @@ class Stream:
         while True:
             self._arm(deadline)
             try:
-                moved = self._sock.recv_into(buffer)
+                moved = self.sock.recv_into(buffer)
             except self._timeouts:
                 if stall:
                     self._no_progress()
                 continue
             return moved
 
-    @property
-    def sock(self) -> socket.socket:
-        """The socket, for what only it knows (its peer, its descriptor). Not for moving bytes."""
-        return self._sock
-
     def abort(self) -> None:
         """Wakes the thread blocked on this stream, which gets an ``OSError``. From any thread, any number of times."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self, *, hard: bool) -> None:
         """Closes it; ``hard`` drops our send buffer, so that a failed WRITE does not trickle on after its status."""
         if hard:
             with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._sock.close()
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
 
 
 def _stays_here(sock: socket.socket) -> bool:

@@ -69,7 +69,7 @@ def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 class TlsStream(Stream):
     """A stream with the same waits and bounds over an ``SSLSocket``, whose timeouts take the place of the kernel's."""
 
-    _sock: ssl.SSLSocket
+    sock: ssl.SSLSocket
 
     def __init__(
         self,
@@ -91,26 +91,26 @@ class TlsStream(Stream):
         remaining = deadline - self._clock()
         if remaining <= 0:
             raise DeadlineReached
-        self._sock.settimeout(remaining)  # for the handshake as a whole
-        self._sock.do_handshake()
+        self.sock.settimeout(remaining)  # for the handshake as a whole
+        self.sock.do_handshake()
         self._armed_s = 0.0
 
     def peer_has(self, name: str) -> bool:
         """Returns whether the peer's certificate has this DNS name, after the handshake; "" is any."""
-        names = (self._sock.getpeercert() or {}).get("subjectAltName", ())
+        names = (self.sock.getpeercert() or {}).get("subjectAltName", ())
         return not name or (isinstance(names, tuple) and ("DNS", name) in names)
 
     def _set_timeout(self, timeout: float) -> None:
-        self._sock.settimeout(timeout)
+        self.sock.settimeout(timeout)
 
     def waits_itself(self) -> None:
         """Does nothing: Python does the waits, on a socket whose calls return at once."""
 
     def receive_now(self, buffer: memoryview) -> int | None:
-        self._sock.settimeout(0)
+        self.sock.settimeout(0)
         self._armed_s = 0.0
         try:
-            return self._sock.recv_into(buffer)
+            return self.sock.recv_into(buffer)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
 
@@ -120,14 +120,14 @@ class TlsStream(Stream):
     def _send_some(self, rest: Sequence[bytes | memoryview]) -> int:
         first = rest[0]
         if len(rest) == 1 or len(first) >= _JOIN_BYTES:
-            return self._sock.send(memoryview(first)[:_WRITE_BYTES])
+            return self.sock.send(memoryview(first)[:_WRITE_BYTES])
         # After a timeout the same buffers come again, and so the same record, as OpenSSL demands.
         record = bytearray()
         for buffer in rest:
             record += buffer[: _JOIN_BYTES - len(record)]
             if len(record) == _JOIN_BYTES:
                 break
-        return self._sock.send(record)
+        return self.sock.send(record)
 
     def _receive_some(self, rest: Sequence[memoryview]) -> int:
-        return self._sock.recv_into(rest[0])
+        return self.sock.recv_into(rest[0])

@@ -130,23 +130,21 @@ class _CudaMemory:
         self._gpu = gpu
 
     def copy_out(self, offset: int, host: memoryview) -> None:
-        size = self._checked(offset, host)
-        call, stream = self._gpu.library.call, self._gpu.out
-        with self._gpu.current():
-            call("cuMemcpyDtoHAsync_v2", _host_address(host), self.address + offset, size, stream)
-            call("cuStreamSynchronize", stream)
+        self._check(offset, host)
+        self._copy("cuMemcpyDtoHAsync_v2", _host_address(host), self.address + offset, len(host), self._gpu.out)
 
     def copy_in(self, offset: int, host: memoryview) -> None:
-        size = self._checked(offset, host)
-        call, stream = self._gpu.library.call, self._gpu.into
-        with self._gpu.current():
-            call("cuMemcpyHtoDAsync_v2", self.address + offset, _host_address(host), size, stream)
-            call("cuStreamSynchronize", stream)
+        self._check(offset, host)
+        self._copy("cuMemcpyHtoDAsync_v2", self.address + offset, _host_address(host), len(host), self._gpu.into)
 
-    def _checked(self, offset: int, host: memoryview) -> int:
+    def _check(self, offset: int, host: memoryview) -> None:
         if offset < 0 or offset + len(host) > self.length:
             raise DeviceError(f"{len(host)} bytes at {offset} of {self.length}")
-        return len(host)
+
+    def _copy(self, name: str, to: int, source: int, size: int, stream: ctypes.c_void_p) -> None:
+        with self._gpu.current():
+            self._gpu.library.call(name, to, source, size, stream)
+            self._gpu.library.call("cuStreamSynchronize", stream)
 
     def dmabuf(self) -> tuple[int, int] | None:
         if not self.exportable:

@@ -60,6 +60,7 @@ class StagingPool:
     def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
         """Creates a pool that calls ``forget`` before its memory is freed, so that NICs let go of it."""
         self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
+        self.piece_bytes = min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
         self.clock = clock
         self.regions = 0
         """Number of regions on devices that are registered now."""
@@ -73,10 +74,6 @@ class StagingPool:
         self._region: Region | None = None
         self._drivers: list[DeviceDriver] = []
         self._unpin: list[Callable[[], None]] = []
-
-    @property
-    def piece_bytes(self) -> int:
-        return min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
 
     def use(self, driver: DeviceDriver) -> None:
         """Pins the memory for a driver's devices too, because a region on one of them is registered."""

@@ -51,9 +51,10 @@ class MemoryTable:
         self._open: dict[bytes, Grant] = {}
         """Grants that peers may use, by the key that they name."""
         self._grants_of: dict[Region, set[Grant]] = {}
-        self._grants = 0
+        self.grants = 0
+        """Number of grants given and not taken back, without the regions' own."""
         self._ranges = 0
-        """Number of open ranges, as ``_grants`` is that of open grants; neither counts the regions' own."""
+        """Number of open ranges of these grants."""
         self._deadlines: list[tuple[float, int, Grant]] = []
         self._numbers = itertools.count()
         pools = (StagingPool(staging_bytes, self._take_back, clock) for _ in range(2))
@@ -92,11 +93,6 @@ class MemoryTable:
 
     # --- grants ---
 
-    @property
-    def grants(self) -> int:
-        """Number of grants given and not taken back."""
-        return self._grants
-
     def grant(
         self, region: Region, ranges: Iterable[tuple[int, int]], access: Access, lifetime_s: float | None = None
     ) -> Grant:
@@ -115,11 +111,11 @@ class MemoryTable:
         with self._lock:
             if not region.alive:
                 raise InvalidTransfer("the region is not registered", field="region")
-            if self._grants >= self._limits.max_grants:
+            if self.grants >= self._limits.max_grants:
                 raise TransferLimitReached(f"{self._limits.max_grants} grants are open")
             if self._ranges + count > self._limits.max_grant_ranges:
                 raise TransferLimitReached(f"{self._ranges} ranges are open; {count} more are too many")
-            self._grants += 1
+            self.grants += 1
             self._ranges += count
             self._open[grant.key] = grant
             self._grants_of[region].add(grant)
@@ -129,7 +125,7 @@ class MemoryTable:
 
     def _expires(self, grant: Grant) -> None:
         """Notes when the grant expires. Lock held."""
-        if len(self._deadlines) > 2 * self._grants + 64:  # mostly grants that were revoked before their time
+        if len(self._deadlines) > 2 * self.grants + 64:  # mostly grants that were revoked before their time
             self._deadlines = [each for each in self._deadlines if each[2].alive]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (grant.expires_s, next(self._numbers), grant))
@@ -141,7 +137,7 @@ class MemoryTable:
             self._open.pop(grant.key, None)
             self._forget_if_idle(grant)
             if grant.given:
-                self._grants -= 1
+                self.grants -= 1
                 self._ranges -= len(grant.spans.starts)
 
     def _forget_if_idle(self, grant: Grant) -> None:
@@ -245,11 +241,6 @@ class MemoryTable:
     def regions(self) -> list[Region]:
         with self._lock:
             return list(self._regions.values())
-
-    def users(self, region: Region) -> int:
-        """Returns the number of operations that touch the region now, ours and those of peers."""
-        with self._lock:
-            return sum(len(each._holders) for each in (region, *self._grants_of.get(region, ())))
 
     def get(self, key: bytes) -> Region | None:
         return self._regions.get(key)  # a dict read is atomic; a region that dies after it fails to pin

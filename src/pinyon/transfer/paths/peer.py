@@ -12,14 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.links.context import EngineContext
-from pinyon.transfer.links.endpoints import Endpoints
+from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
 from pinyon.transfer.paths.lane import Lane
-from pinyon.transfer.paths.reach import NIXL, PeerPaths, Reach
-from pinyon.transfer.paths.short_way import ShortWay
+from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, NIXL, PeerPaths, Reach
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
 from pinyon.transfer.types.path import Path, Tiers
@@ -28,13 +27,11 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
 _DEFECT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
-_NO_THREAD = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 _NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
 _SILENT_S = 0.25
 """Time since a chain's start within which a passed deadline says nothing about its path."""
 _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
-_MAX_LOCATION_PAIRS = 256
 
 
 class Retired(Exception):
@@ -117,7 +114,7 @@ class Peer:
             return
         transport = self._transports[path.transport]
         if isinstance(transport, Endpoints) and transport.moves_bytes:
-            if len(self._short) >= _MAX_LOCATION_PAIRS:
+            if len(self._short) >= MAX_LOCATION_PAIRS:
                 self._shut_short_ways()
             self._short[where] = ShortWay((self.paths.remote.peer, path), transport)
 
@@ -140,12 +137,12 @@ class Peer:
         """Returns the paths that the chain may take, best first. Lock held."""
         regions = (part.remote_region for part in chain.slices)
         where = chain.local_location, chain.remote_location
-        by_nixl = self.paths.has_nixl and self._by_nixl(*where, chain.opcode, chain.nbytes)
-        return self.paths.tiers(*where, regions, by_nixl=by_nixl)
+        return self.paths.tiers(*where, regions, by_nixl=self._by_nixl(chain))
 
-    def _by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
+    def _by_nixl(self, chain: Chain) -> bool:
         """Returns whether NIXL is the better way, and not avoided. Lock held."""
-        return self.paths.by_nixl(local_location, remote_location, opcode, nbytes) and self.board.usable(NIXL)
+        where, paths = (chain.local_location, chain.remote_location), self.paths
+        return paths.has_nixl and paths.by_nixl(*where, chain.opcode, chain.nbytes) and self.board.usable(NIXL)
 
     def carries(self, tiers: Tiers) -> bool:
         """Returns whether anything runs on one of these paths. Lock held."""
@@ -209,7 +206,7 @@ class Peer:
         if inline:
             self._assign(chain, path, lane, tiers)
             return path
-        return None if self._hand_over(chain, path, lane, tiers) else _NO_THREAD
+        return None if self._hand_over(chain, path, lane, tiers) else INTERNAL
 
     def _pump(self, now: float) -> list[Chain]:
         """Gives waiting chains to paths with room; returns the hopeless, for which no path is left. Lock held."""
@@ -236,7 +233,7 @@ class Peer:
                     continue
                 queue.popleft()
                 if not self._hand_over(chain, path, lane, tiers):
-                    chain.failure = _NO_THREAD
+                    chain.failure = INTERNAL
                     hopeless.append(chain)
                 self._waiting[where] = self._waiting.pop(where)  # next time another queue is first
             turns.append(where)
@@ -251,13 +248,9 @@ class Peer:
         return lane
 
     def _wait(self, chain: Chain, *, first: bool = False) -> None:
-        here, there = chain.local_location, chain.remote_location
-        by_nixl = self.paths.has_nixl and self._by_nixl(here, there, chain.opcode, chain.nbytes)
-        queue = self._waiting.setdefault((here, there, by_nixl), deque())
-        if first:
-            queue.appendleft(chain)
-        else:
-            queue.append(chain)
+        where = chain.local_location, chain.remote_location, self._by_nixl(chain)
+        queue = self._waiting.setdefault(where, deque())
+        (queue.appendleft if first else queue.append)(chain)
 
     def _assign(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> None:
         lane.room -= 1
@@ -315,20 +308,16 @@ class Peer:
             chain.interrupt()  # its endpoint, if it still has one, must not go on
         now = self._clock()
         completed = outcome.status is TransferStatus.COMPLETED
-        if not completed and self._no_progress(chain, outcome, now - started):
-            self._path_failed(chain, path, outcome, started, now, final=True)
-            return
-        if not completed and outcome.reason.is_path_failure and not chain.stopped:
+        late = not completed and self._no_progress(chain, outcome, now - started)
+        if late or (not completed and outcome.reason.is_path_failure and not chain.stopped):
             # A peer on this host that does not answer is itself frozen: no other path would help.
-            self._path_failed(
-                chain, path, outcome, started, now, final=path.transport == "shm" and outcome.reason is Reason.STALLED
-            )
+            frozen = path.transport == "shm" and outcome.reason is Reason.STALLED
+            self._path_failed(chain, path, outcome, started, now, final=late or frozen)
             return
-        if outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals and not chain.stopped:
+        beyond = outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals
+        full = outcome is NO_ROOM and chain.elsewhere and now < chain.deadline
+        if (beyond or full) and not chain.stopped:
             self._reroute(chain, path, outcome.refusals, now)
-            return
-        if outcome is NO_ROOM and chain.elsewhere and now < chain.deadline and not chain.stopped:
-            self._reroute(chain, path, None, now)
             return
         with self.lock:
             if completed:

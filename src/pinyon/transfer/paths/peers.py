@@ -47,7 +47,8 @@ class Peers:
         self._tend_too = tend
         self._rng = rng
         self._lock = threading.Lock()
-        self._peers: dict[PeerId, Peer] = {}
+        self.by_name: dict[PeerId, Peer] = {}
+        """The peers that are known, changed with the lock held and read without."""
         self.moving: dict[Endpoint, Path] = {}
         """Endpoints in use by callers that move a small request themselves (``SmallTransfers``), kept without a lock.
 
@@ -80,7 +81,7 @@ class Peers:
     def _give(self, chain: Chain, *, inline: bool) -> None:
         name = chain.remote.peer
         while True:
-            peer = self._peers.get(name) or self.peer(chain.remote)
+            peer = self.by_name.get(name) or self.peer(chain.remote)
             if peer is None:
                 chain.finish(SHUTDOWN)
                 return
@@ -94,35 +95,31 @@ class Peers:
                 peer.run(chain, path)
             return
 
-    def find(self, name: PeerId) -> Peer | None:
-        """Returns the peer of this name, or None if it is not known."""
-        return self._peers.get(name)
-
     def peer(self, remote: SegmentDescriptor) -> Peer | None:
         """Returns the peer of this descriptor, which is known from now on; None if closed."""
         with self._lock:
             if self._closed:
                 return None
-            peer = self._peers.get(remote.peer)
+            peer = self.by_name.get(remote.peer)
             if peer is None:
-                if len(self._peers) >= self._limits.max_peers:
+                if len(self.by_name) >= self._limits.max_peers:
                     self._forget_one()
-                peer = self._peers[remote.peer] = Peer(self._context, remote, self._reach, self.transports, self._rng)
+                peer = self.by_name[remote.peer] = Peer(self._context, remote, self._reach, self.transports, self._rng)
                 for name in self._down:
                     peer.nic_down(name)
         return peer
 
     def _forget_one(self) -> None:
         """Forgets the peer used longest ago, but none with chains on the way: those have their own bound. Lock held."""
-        for name, peer in sorted(self._peers.items(), key=lambda one: one[1].last_used):
+        for name, peer in sorted(self.by_name.items(), key=lambda one: one[1].last_used):
             if peer.retire(inf):
-                del self._peers[name]
+                del self.by_name[name]
                 return
 
     def _forget(self, name: PeerId, peer: Peer) -> None:
         with self._lock:
-            if self._peers.get(name) is peer:
-                del self._peers[name]
+            if self.by_name.get(name) is peer:
+                del self.by_name[name]
 
     @property
     def endpoints(self) -> int:
@@ -137,17 +134,14 @@ class Peers:
 
     def known(self) -> list[tuple[PeerId, Peer]]:
         with self._lock:
-            return list(self._peers.items())
+            return list(self.by_name.items())
 
     def link_changed(self, name: str, up: bool) -> None:
         _log.info("NIC %s is %s", name, "up" if up else "down")
         with self._lock:
             (self._down.discard if up else self._down.add)(name)
         for _, peer in self.known():
-            if up:
-                peer.nic_up(name)
-            else:
-                peer.nic_down(name)
+            (peer.nic_up if up else peer.nic_down)(name)
         if not up:
             self._interrupt(lambda path: path.local_nic == name)
 
@@ -203,8 +197,8 @@ class Peers:
         """Stops all chains and frees everything."""
         with self._lock:
             self._closed = True
-            peers = list(self._peers.values())
-            self._peers.clear()
+            peers = list(self.by_name.values())
+            self.by_name.clear()
         self._closing.set()
         self._monitor.close()
         threads = [thread for peer in peers for thread in peer.close()]

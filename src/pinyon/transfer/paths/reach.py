@@ -28,7 +28,7 @@ class End(NamedTuple):
     """The location of the memory."""
 
 
-_MAX_LOCATION_PAIRS = 256
+MAX_LOCATION_PAIRS = 256
 _MAX_REGIONS = 4096
 """Regions of a peer for which the transports that do not reach them are remembered."""
 # NIXL only READs here (docs/design/transfer.md says why). Beside ``shm`` it is slower at every size: it makes the same
@@ -239,7 +239,7 @@ class PeerPaths:
         where = local_location, remote_location
         known = self._known.get(where)
         if known is None:
-            if len(self._known) >= _MAX_LOCATION_PAIRS:
+            if len(self._known) >= MAX_LOCATION_PAIRS:
                 self._known.clear()
             tiers = self._reach.candidates(self.remote, *where)
             known = self._known[where] = tiers, self._reach.most_read_bytes(self.remote, remote_location, tiers)

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from pinyon.transfer.chains.chain import GONE, LATE, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, Chain, Outcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
@@ -41,7 +41,7 @@ class LocalTransport(Transport):
             outcome = self._copy(chain, found, stopped) or Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
         except DeviceError as error:
             _log.error("copying to or from a device failed: %s", error)
-            outcome = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
+            outcome = INTERNAL
         finally:
             self._memory.unpin(pinned, stopped)
         chain.unclaim()

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pinyon.transfer.chains.chain import GONE, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, SHUTDOWN, Chain, Outcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
@@ -26,7 +26,6 @@ from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import Range
 
 _log = logging.getLogger(__name__)
-_INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
 
 
 class _Copy(NamedTuple):
@@ -82,7 +81,7 @@ def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool
             buffer = pool.acquire(nbytes, chain.deadline, lambda: chain.done) if nbytes else None
         except DeviceError as error:
             _log.error("a transfer of device memory failed: %s", error)
-            return _INTERNAL
+            return INTERNAL
         if nbytes and buffer is None:
             return GONE if chain.done else LATE if pool.clock() >= chain.deadline else SHUTDOWN
         with buffer or contextlib.nullcontext():
@@ -130,12 +129,12 @@ def _run_piece(
         outcome = transport.run(staged, path)
         chain.fence = staged.fence
         if staged.failed:
-            return _INTERNAL
+            return INTERNAL
         if outcome.status is TransferStatus.COMPLETED and chain.opcode is Opcode.READ:
             return outcome if staged.land(outcome.refusals) else GONE
     except DeviceError as error:
         _log.error("copying to a device failed: %s", error)
-        outcome = _INTERNAL
+        outcome = INTERNAL
     finally:
         stopped = staged.claimed and not chain.unclaim()
     return GONE if stopped else outcome
@@ -169,7 +168,7 @@ class _StagedChain(Chain):
         if buffer is not None:
             regions[buffer.region.key] = buffer.region
         plan = ChainPlan(whole.remote, whole.opcode, slices, sum(part.length for part in parts))
-        super().__init__(plan, regions, whole.deadline, _ignore)
+        super().__init__(plan, regions, whole.deadline, lambda chain, outcome: None)
         self.fence = whole.fence
         self.elsewhere = whole.elsewhere
 
@@ -195,7 +194,7 @@ class _StagedChain(Chain):
 
     def claim(self, abort: Callable[[], None]) -> bool:
         """Claims the real chain and stages the payload of a WRITE. Returns False if either fails or is stopped."""
-        if not self._whole.claim(_nothing):
+        if not self._whole.claim(lambda: None):
             return False
         again, self.claimed = self.claimed, True
         if self.opcode is Opcode.WRITE and self._buffer is not None and not again:
@@ -214,7 +213,7 @@ class _StagedChain(Chain):
 
     def unclaim(self) -> bool:
         """Ends the transport's part; the real chain stays claimed. Returns False if the chain was stopped."""
-        self._whole.claim(_nothing)
+        self._whole.claim(lambda: None)
         return not self._whole.stopped
 
     def land(self, refusals: bytes | None) -> bool:
@@ -222,22 +221,14 @@ class _StagedChain(Chain):
         return self._buffer is None or self._copies(refusals).run(self._buffer, self._stopped, into=True)
 
 
-def _nothing() -> None:
-    return
-
-
-def _ignore(chain: Chain, outcome: Outcome) -> None:
-    return
-
-
 # --- the serving side ---
 
 
 class StagedRanges:
-    """A peer's ranges with staged host memory in place of device memory. They must be released."""
+    """A peer's ranges with staged host memory in place of device memory. Their ``buffer`` must be released."""
 
     def __init__(self, ranges: Sequence[Range], found: Sequence[Region | None], buffer: StagingBuffer) -> None:
-        self._buffer = buffer
+        self.buffer = buffer
         self._copies = _Copies()
         self.ranges: list[Range] = []
         self.found: list[Region | None] = []
@@ -255,10 +246,7 @@ class StagedRanges:
 
     def land(self) -> None:
         """Copies the payload of a WRITE, which has arrived, into the devices. Raises DeviceError."""
-        self._copies.run(self._buffer, _never, into=True)
-
-    def release(self) -> None:
-        self._buffer.release()
+        self._copies.run(self.buffer, _never, into=True)
 
 
 def stage_ranges(
@@ -266,8 +254,8 @@ def stage_ranges(
 ) -> StagedRanges | None:
     """Returns host memory to serve a peer's ranges with, filled for a READ; None if no device memory is among them.
 
-    The caller has pinned the regions, and keeps them pinned until it has released the result. Raises DeviceError if
-    copying failed, and Stalled if there was no room until ``deadline``."""
+    The caller has pinned the regions, and keeps them pinned until it has released the result's buffer. Raises
+    DeviceError if copying failed, and Stalled if there was no room until ``deadline``."""
     nbytes = sum(
         length
         for (_, _, length), region in zip(ranges, found, strict=True)

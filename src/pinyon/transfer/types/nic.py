@@ -72,24 +72,6 @@ def _check_address(value: Nic) -> None:
         raise InvalidTransfer(f"{value.name}: a GID is written like an IPv6 address", field="nic.address")
 
 
-def nic_to_dict(value: Nic) -> dict[str, Any]:
-    """Returns plain values, fit for JSON."""
-    return value._asdict()
-
-
-def nic_from_dict(value: Any) -> Nic:
-    """Reads outside data in the form of :func:`nic_to_dict`; ``network`` may be missing, unknown fields are ignored.
-
-    Raises InvalidTransfer if a field is missing, of the wrong type or out of bounds."""
-    if not isinstance(value, dict):
-        raise InvalidTransfer("a NIC is an object", field="nic")
-    try:
-        nic = Nic(value["name"], value["transport"], value["address"], value["port"], value.get("network", ""))
-    except KeyError as error:
-        raise InvalidTransfer(f"a NIC without {error.args[0]}", field="nic") from None
-    return check_nic(nic)
-
-
 def same_network(a: Nic, b: Nic) -> bool | None:
     """Returns whether two NICs are on one IP network, with no router between them; None if a network is not known.
 

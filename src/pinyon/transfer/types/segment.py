@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pinyon.transfer.types.errors import InvalidTransfer
-from pinyon.transfer.types.nic import Nic, check_nic, nic_from_dict, nic_to_dict
+from pinyon.transfer.types.nic import Nic, check_nic
 from pinyon.transfer.types.topology import Topology
 
 KEY_BYTES = 16
@@ -24,7 +24,6 @@ MAX_REGIONS = 65536
 MAX_NICS = 64
 MAX_SHM_CHARS = 100
 
-T = TypeVar("T")
 PeerId = tuple[str, int, bytes]
 """One life of one process: ``(host, port, boot_id)``."""
 
@@ -116,54 +115,6 @@ class SegmentDescriptor:
     def _by_name(self) -> dict[str, Nic]:
         return {nic.name: nic for nic in self.nics}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain values (bytes as hex), fit for JSON."""
-        return {
-            "host": self.host,
-            "port": self.port,
-            "boot_id": self.boot_id.hex(),
-            "regions": [
-                {"key": region.key.hex(), "location": region.location, "length_bytes": region.length}
-                for region in self.regions
-            ],
-            "nics": [nic_to_dict(nic) for nic in self.nics],
-            "topology": None if self.topology is None else self.topology.to_dict(),
-            "shm": self.shm,
-            "host_id": self.host_id,
-            "nixl": self.nixl,
-        }
-
-    @classmethod
-    def from_dict(cls, value: Any) -> SegmentDescriptor:
-        """Reads outside data in :meth:`to_dict`'s form; raises InvalidTransfer for a missing, mistyped or bad value."""
-        try:
-            regions = value["regions"]
-            if not isinstance(regions, list) or len(regions) > MAX_REGIONS:
-                raise InvalidTransfer("regions is not a list of bounded length", field="regions")
-            nics, topology = value.get("nics", []), value.get("topology")
-            if not isinstance(nics, list) or len(nics) > MAX_NICS:
-                raise InvalidTransfer("nics is not a list of bounded length", field="nics")
-            return cls(
-                host=_checked(value["host"], str, "host"),
-                port=_checked(value["port"], int, "port"),
-                boot_id=bytes.fromhex(_checked(value["boot_id"], str, "boot_id")),
-                regions=tuple(
-                    RegionDescriptor(
-                        bytes.fromhex(_checked(region["key"], str, "key")),
-                        _checked(region["location"], str, "location"),
-                        _checked(region["length_bytes"], int, "length_bytes"),
-                    )
-                    for region in regions
-                ),
-                nics=tuple(nic_from_dict(nic) for nic in nics),
-                topology=None if topology is None else Topology.from_dict(topology),
-                shm=_checked(value.get("shm", ""), str, "shm"),
-                host_id=_checked(value.get("host_id", ""), str, "host_id"),
-                nixl=_checked(value.get("nixl", False), bool, "nixl"),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InvalidTransfer(f"not a segment descriptor: {error!r}", field="segment") from None
-
 
 @lru_cache(maxsize=256)
 def _check_nics(nics: tuple[Nic, ...]) -> None:
@@ -174,9 +125,3 @@ def _check_nics(nics: tuple[Nic, ...]) -> None:
         check_nic(nic)
     if len({nic.name for nic in nics}) != len(nics):
         raise InvalidTransfer("two NICs have one name", field="nics")
-
-
-def _checked(value: Any, kind: type[T], field: str) -> T:
-    if type(value) is not kind:  # not isinstance: a bool must not pass as a number
-        raise InvalidTransfer(f"{field} is not of type {kind.__name__}", field=field)
-    return value

@@ -7,7 +7,7 @@ Only this file imports NIXL, and only when an engine is told to use it. What to 
 - A call lets go of the GIL; calls of several threads take turns (``NIXL_THREAD_SYNC_STRICT``).
 - Where the kernel or a NIC copies (cross-memory attach, RDMA), a peer takes no part in a READ. Where it cannot (tcp),
   UCX lets the peer's own thread read any address it is told, without checking that it is registered. The
-  pairing (:mod:`.endpoint`) tells the two apart and refuses the second.
+  pairing (:mod:`.transport`) tells the two apart and refuses the second.
 - A transfer that does not end cannot be called back for certain, so bytes land in buffers of ours only.
 - UCX does not give a connection back while the peer lives: each one that is ended and made anew leaves a descriptor
   open at both ends. So a connection is kept for as long as its peer lives, and those that are made anew are counted.
@@ -80,15 +80,6 @@ def _nixl() -> SimpleNamespace:
             found.append(str(error))
     why = f" ({'; '.join(found)})" if found else ""
     raise NixlError(f"NIXL cannot be used{why}: pip install --no-deps 'nixl-cu12>=1.5.1,<1.6'")
-
-
-def nixl_available() -> str | None:
-    """Returns why NIXL cannot be used here, in words for people; None if it can."""
-    try:
-        _nixl()
-    except NixlError as error:
-        return str(error)
-    return None
 
 
 @contextlib.contextmanager
@@ -212,10 +203,6 @@ class NixlAgent:
         buffer.registered = self.register(buffer.address, nbytes)
         return buffer
 
-    def drop_buffer(self, buffer: Buffer) -> None:
-        """Gives up a buffer that no transfer uses any more."""
-        self.deregister(buffer.registered)
-
     def take_buffer(self) -> Buffer:
         """Returns a buffer of ``BUFFER_BYTES``, which nobody else uses until :meth:`give_buffer`. Raises NixlError."""
         try:
@@ -228,7 +215,7 @@ class NixlAgent:
         if len(self._free) < _MOST_FREE_BUFFERS:  # several threads at once may exceed the bound a little
             self._free.append(buffer)
         else:
-            self.drop_buffer(buffer)
+            self.deregister(buffer.registered)
 
     # --- peers ---
 
@@ -422,7 +409,7 @@ class NixlAgent:
     # --- keeping house ---
 
     def help(self) -> None:
-        """Drives what peers want of this agent, such as a connection."""
+        """Drives what peers want of this agent, such as a connection, or to be rid of them."""
         with contextlib.suppress(Exception), self.turn:  # a peer's errors show at the calls that use it
             self._raw.getNotifs({}, self._backends)
 
@@ -437,7 +424,7 @@ class NixlAgent:
                 self._strays.remove(stray)
             self.release(stray.request)
             for buffer in stray.buffers:
-                self.drop_buffer(buffer)
+                self.deregister(buffer.registered)
             self.leave(stray.name)
 
     def _is_over(self, stray: _Stray, now_s: float) -> bool:
@@ -448,11 +435,6 @@ class NixlAgent:
             if stray.failed_s is None:
                 stray.failed_s = now_s
             return now_s - stray.failed_s >= _FAILED_S
-
-    @property
-    def strays(self) -> int:
-        """The number of abandoned transfers that have not ended."""
-        return len(self._strays)
 
     def close(self) -> None:
         """Ends the agent's connections and its thread; every later call raises :class:`NixlError` or does nothing."""

@@ -11,12 +11,11 @@ from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.transports.keys import tell
+from pinyon.transfer.transports.control import tell
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
-from pinyon.transfer.transports.nixl.endpoint import PROOF_S
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
-from pinyon.transfer.transports.nixl.wire import Code, Header, Op, Page, Place
+from pinyon.transfer.transports.nixl.wire import PROOF_S, Code, Header, Op, Page, Place
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
@@ -120,10 +119,6 @@ class NixlServer:
             raise WireError(f"{header.op.name} in place of {op.name}")
         return header
 
-    def help(self) -> None:
-        """Serves peers' wishes besides connecting, such as to be rid of them; called about once a second."""
-        self._agent.help()
-
     # --- what keys open ---
 
     def _place(self, grant: Grant) -> Place:
@@ -148,15 +143,13 @@ class NixlServer:
             start, end = region.address, region.address + region.length
             if any(one.address < end and start < one.address + one.length for one in self._shown):
                 return None
+            registered = None
             try:
                 registered = self._agent.register(start, region.length)
-            except NixlError as error:
-                _log.warning("memory cannot be shown by NIXL: %s", error)
-                return None
-            try:
                 metadata = self._agent.metadata(registered, connection=False)
             except NixlError as error:
-                self._agent.deregister(registered)
+                if registered is not None:
+                    self._agent.deregister(registered)
                 _log.warning("memory cannot be shown by NIXL: %s", error)
                 return None
             shown = self._shown[region] = _Shown(registered, metadata)

@@ -47,6 +47,8 @@ MAX_METADATA_BYTES = 64 << 10
 """The metadata of one agent or region at most; with UCX on one NIC it is some hundred bytes."""
 MAX_KEYS = 64
 """The keys of one RESOLVE at most."""
+PROOF_S = 0.25
+"""The seconds that the READs of a proof may take, in which the peer has no part."""
 
 _HEADER = Struct("!HBBI")
 _PAGE = Struct("!QQ16s")

@@ -13,8 +13,7 @@ from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Access
-from pinyon.transfer.transports.control import ControlEndpoint
-from pinyon.transfer.transports.keys import KnownKeys
+from pinyon.transfer.transports.control import ControlEndpoint, KnownKeys
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable

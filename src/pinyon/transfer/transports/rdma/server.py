@@ -15,7 +15,7 @@ from typing import Any
 from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
-from pinyon.transfer.transports.keys import tell
+from pinyon.transfer.transports.control import tell
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hca import Hca, register_memory
 from pinyon.transfer.transports.rdma.hcas import HcaTable

@@ -9,11 +9,14 @@ import ctypes
 import errno
 import os
 import platform
+import socket
+import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
+from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
 PIECE_BYTES = 4 << 20
@@ -31,6 +34,7 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
 _MEMBARRIER_CMD_GLOBAL = 1
 _MEMBARRIER_CALLS = {"aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
+_UCRED = struct.Struct("@iII")
 _STORES_IN_ORDER = ("x86_64", "AMD64")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,12 +56,8 @@ def shm_available() -> str | None:
         intact = PeerMemory(os.getpid()).holds([Seal(seal.buffer_info()[0], seal.tobytes())])
         fence()
     except OSError as error:
-        return f"{_call_name(error)} is refused here ({errno.errorcode.get(error.errno or 0, error.errno)})"
+        return f"{error.strerror} is refused here ({errno.errorcode.get(error.errno or 0, error.errno)})"
     return None if intact else "process_vm_readv does not read what is there"
-
-
-def _call_name(error: OSError) -> str:
-    return str(error.args[1]) if len(error.args) > 1 else "process_vm_readv"
 
 
 def allow_any_reader() -> bool:
@@ -191,3 +191,40 @@ def _pieces(moves: Sequence[Move], most: int) -> Iterator[tuple[list[Move], int]
                 piece, size = [], 0
     if piece:
         yield piece, size
+
+
+class Unreachable(ConnectionError):
+    """The peer's memory cannot be read from here; the text says why and what an operator can do."""
+
+
+def meet(stream: Stream, seal: Seal) -> PeerMemory:
+    """Returns the memory of the process at the other end, where ``seal``, its mark of this link, must lie.
+
+    The kernel vouches for the pid (SO_PEERCRED), but it is that of the process which connected or listened. The socket
+    may have been handed on since; the pid may now be another process's, or one of another pid namespace. So the process
+    with this pid must hold in its memory a value that only the ends of this link know, made from a fresh nonce of each.
+    That keeps out a process which knows a value shown to it on an earlier link. The check does not tell apart two
+    processes that work together, nor keep out one that may write into the other's memory. Raises Unreachable."""
+    pid = _peer_pid(stream)
+    if not pid:
+        raise Unreachable("the peer is in another pid namespace; let the containers share one")
+    memory = PeerMemory(pid)
+    try:
+        intact = memory.holds([seal])
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise Unreachable(
+                "the kernel does not let this process read the peer's memory: run both as one user and set "
+                "kernel.yama.ptrace_scope to 0, or give this one CAP_SYS_PTRACE"
+            ) from None
+        name = errno.errorcode.get(error.errno or 0, "error")
+        raise Unreachable(f"the peer's memory cannot be read ({name}: {os.strerror(error.errno or 0)})") from None
+    if not intact:
+        raise Unreachable("the process with the peer's pid is another one; let the containers share a pid namespace")
+    return memory
+
+
+def _peer_pid(stream: Stream) -> int:
+    """Returns the pid of the process at the other end, or 0 if it has none in our namespace."""
+    data = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(data)[0])

@@ -9,11 +9,9 @@ from pinyon.transfer.links.acceptor import Inbound
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
-from pinyon.transfer.transports.control import LinkWatch
-from pinyon.transfer.transports.keys import tell
+from pinyon.transfer.transports.control import LinkWatch, tell
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory
-from pinyon.transfer.transports.shm.link import Unreachable, meet
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason

@@ -18,10 +18,9 @@ from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.transports.keys import KnownKeys
+from pinyon.transfer.transports.control import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, shm_available
-from pinyon.transfer.transports.shm.link import Unreachable, meet
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet, shm_available
 from pinyon.transfer.transports.shm.seal import Seals, new_page
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
@@ -234,36 +233,31 @@ def _plan_read(chain: Chain, places: dict[bytes, shm_wire.Place]) -> tuple[list[
 
 
 class ShmTransport(Endpoints[_Endpoint]):
-    """The initiator's side of shm; :class:`ShmService` is the serving side."""
+    """The initiator's side of shm, where it is available; :class:`ShmService` is the serving side."""
 
     name = "shm"
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context, context.limits.connections_per_peer)
         self.moves_bytes = context.limits.max_frame_bytes
-        self.unavailable = shm_available()
-        """The reason why this process cannot use shm at all; None if it can."""
-        self.address = "" if self.unavailable else f"@pinyon-transfer-{context.boot_id.hex()}"
+        self.address = f"@pinyon-transfer-{context.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
         self._seals = Seals(new_page(context.limits.max_grants + context.limits.max_regions))
         self.service = ShmService(context, self._seals)
         self._told: set[str] = set()
 
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> _Endpoint:
-        if not remote.shm or self.unavailable:
-            raise Unreachable(self.unavailable or "the peer does not listen for shm")
+        if not remote.shm:
+            raise Unreachable("the peer does not listen for shm")
         link = dial(self._context, remote.shm, remote.boot_id, Service.SHM, deadline, replaces=replaces)
         try:
             mark = array("Q", link.marks.initiator)
             memory = self._prove(link, mark, min(deadline, self._clock() + self._limits.connect_s))
-        except Unreachable as why:
+        except BaseException as why:
             link.stream.close(hard=True)
-            if str(why) not in self._told:
+            if isinstance(why, Unreachable) and str(why) not in self._told:
                 self._told.add(str(why))
                 _log.info("not using shm with a peer on this host: %s", why)
-            raise
-        except BaseException:
-            link.stream.close(hard=True)
             raise
         return _Endpoint(self._context, link, memory, mark)
 

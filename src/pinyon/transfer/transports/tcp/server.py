@@ -145,7 +145,7 @@ class TcpService:
             failed = True
         finally:
             if staged is not None:
-                staged.release()
+                staged.buffer.release()
             self._memory.unpin(pinned, inbound)
         if failed:
             inbound.stream.send([wire.pack_reply(frame, None, 0, code=wire.FAULT)], deadline)
