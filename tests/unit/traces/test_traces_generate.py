@@ -240,8 +240,8 @@ def test_texts_to_be_asked_again_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     users = Users([1.0])
     source, rng = programs.ProgramSource(made, part, users, Ids(16)), Random(1)
     for at_s in range(20):
-        source.begin(float(at_s), rng)
+        next(source.begin(float(at_s), rng))
     (program,) = source._by_user.values()
     assert len(program.texts) == 5
-    asked = [source.begin(at_s, rng).blocks for at_s in sorted(when for when, _, _ in program.texts)]
-    assert len({tuple(blocks) for blocks in asked}) == 5
+    asked = [next(source.begin(at_s, rng))[0].blocks for at_s in sorted(when for when, _, _ in program.texts)]
+    assert len({*asked}) == 5

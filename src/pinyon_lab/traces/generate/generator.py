@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from random import Random
@@ -11,7 +12,7 @@ from pinyon_lab.traces.generate.chats import ChatSource
 from pinyon_lab.traces.generate.draws import exponential
 from pinyon_lab.traces.generate.profile import DAY_S, Chats, Profile
 from pinyon_lab.traces.generate.programs import ProgramSource
-from pinyon_lab.traces.generate.source import Ids, Made, Source, Then, Users, weights
+from pinyon_lab.traces.generate.source import Ids, Series, Users, weights
 from pinyon_lab.traces.row import TraceRow
 
 
@@ -22,7 +23,7 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
     ids = Ids(FORMATS[profile.format].block_tokens)
     users = Users(weights(profile.users.number, profile.users.points, profile.users.steepness))
     chatty = [rng.random() < profile.chatty_users for _ in range(profile.users.number)]
-    sources: list[Source] = [
+    sources: list[ChatSource | ProgramSource] = [
         ChatSource(profile, part, users, chatty, ids)
         if isinstance(part, Chats)
         else ProgramSource(profile, part, users, ids)
@@ -35,43 +36,28 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
     busiest = max(days)
     number = len(sources)
     # time, unique number, and event: a source that may begin something, or what goes on
-    heap: list[tuple[float, int, Source | Then]] = [
+    heap: list[tuple[float, int, ChatSource | ProgramSource | Series]] = [
         (-profile.warm_up_s, place, source) for place, source in enumerate(sources)
     ]
     while heap:
-        now_s, _, what = heappop(heap)
+        now_s, _, series = heappop(heap)
         if now_s >= profile.duration_s:
             return
-        if callable(what):
-            made = what(now_s, rng)
-        else:
+        if isinstance(series, (ChatSource, ProgramSource)):
             number += 1
-            after_s = exponential(rng, 1.0 / (profile.per_s * busiest * what.begins_per_request))
-            heappush(heap, (now_s + after_s, number, what))
+            after_s = exponential(rng, 1.0 / (profile.per_s * busiest * series.begins_per_request))
+            heappush(heap, (now_s + after_s, number, series))
             rate = hours.rate(profile.start_s + now_s) * days[max(0, _day(profile, now_s))]
             if rng.random() * busiest >= rate:
                 continue
-            made = what.begin(now_s, rng)
-        if made.then is not None:
+            series = series.begin(now_s, rng)
+        row, then_s = next(series)
+        if then_s < math.inf:
             number += 1
-            heappush(heap, (made.then_s, number, made.then))
+            heappush(heap, (then_s, number, series))
         if now_s >= 0:
-            yield _row(now_s, made)
+            yield row
 
 
 def _day(profile: Profile, now_s: float) -> int:
     return int((profile.start_s + now_s) // DAY_S)
-
-
-def _row(now_s: float, made: Made) -> TraceRow:
-    return TraceRow(
-        round(now_s, 3),
-        made.input_tokens,
-        made.output_tokens,
-        tuple(made.blocks),
-        made.kind,
-        made.turn,
-        made.chat,
-        made.parent,
-        str(made.user),
-    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 from random import Random
-from typing import NamedTuple
 
 from pinyon_lab.traces.generate.draws import exponential, log_normal
 from pinyon_lab.traces.generate.profile import Profile, Programs
-from pinyon_lab.traces.generate.source import Ids, Made, Users
+from pinyon_lab.traces.generate.source import Ids, Series, Users
+from pinyon_lab.traces.row import TraceRow
 
 TEXTS_MAX = 4096
 """The number of a program's texts that may be asked again."""
@@ -30,13 +31,6 @@ class _Program:
         """A heap of texts to be asked again: time, number of tokens, blocks."""
 
 
-class _Job(NamedTuple):
-    user: int
-    hot: _Program | None
-    """A program that all users share; None: the user's own program."""
-    per_s: float
-
-
 class ProgramSource:
     """A source of programs' calls of one kind. Each user has a program, and there are programs that all share."""
 
@@ -51,14 +45,34 @@ class ProgramSource:
         calls = sum(max(1, round(programs.calls.at((step + 0.5) / steps))) for step in range(steps)) / steps
         self.begins_per_request = programs.share / (calls * (1 + programs.second_turn))
 
-    def begin(self, now_s: float, rng: Random) -> Made:
-        """Returns the first call of a job."""
-        programs = self._programs
+    def begin(self, now_s: float, rng: Random) -> Series:
+        """Yields the calls of a job."""
+        programs, ids = self._programs, self._ids
         user, hot = self._users.pick(rng), self._picked_hot(rng)
         if hot is None:
             self._own(user, now_s, rng)  # its draws come before the job's: else a seed would mean another trace
         calls = max(1, round(programs.calls.at(rng.random())))
-        return self._call(_Job(user, hot, programs.per_s.at(rng.random())), calls, now_s, rng)
+        mean_s = 1.0 / programs.per_s.at(rng.random())
+        for left in reversed(range(calls)):
+            prompt, blocks = self._text(hot or self._own(user, now_s, rng), now_s, rng)
+            output, chat = max(1, round(programs.output.at(rng.random()))), ids.name()
+            call = TraceRow(*(round(now_s, 3), prompt, output, tuple(blocks), programs.kind, 1, chat, "", str(user)))
+            followed = rng.random() < programs.second_turn
+            now_s = now_s + exponential(rng, mean_s) if left or followed else math.inf
+            yield call, now_s
+            if followed:  # the answer to the second turn is as long as the call's
+                kept = blocks[: prompt // ids.block_tokens]
+                prompt += output + max(1, round(programs.tokens.at(rng.random()) / 4))
+                second = call._replace(
+                    time_s=round(now_s, 3),
+                    input_tokens=prompt,
+                    blocks=tuple(ids.extended(kept, prompt)),
+                    turn=2,
+                    chat=ids.name(),
+                    parent=chat,
+                )
+                now_s = now_s + exponential(rng, mean_s) if left else math.inf
+                yield second, now_s
 
     def _picked_hot(self, rng: Random) -> _Program | None:
         chance = rng.random() if self._hot else 1.0
@@ -78,22 +92,6 @@ class ProgramSource:
             mine = _Program(self._ids.fresh(int(fixed) // self._ids.block_tokens), tokens, now_s)
             self._by_user[user] = mine
         return mine
-
-    def _call(self, job: _Job, left: int, now_s: float, rng: Random) -> Made:
-        """Returns a call; ``left`` is the number of calls of the job, with this one."""
-        programs = self._programs
-        prompt, blocks = self._text(job.hot or self._own(job.user, now_s, rng), now_s, rng)
-        output = max(1, round(programs.output.at(rng.random())))
-        made = Made(prompt, output, blocks, programs.kind, 1, self._ids.name(), "", job.user)
-        followed = rng.random() < programs.second_turn
-        if left <= 1 and not followed:
-            return made
-        then_s = now_s + exponential(rng, 1.0 / job.per_s)
-
-        def go_on(at_s: float, rng: Random) -> Made:
-            return self._follow_up(made, job, left, at_s, rng) if followed else self._call(job, left - 1, at_s, rng)
-
-        return made._replace(then_s=then_s, then=go_on)
 
     def _text(self, program: _Program, now_s: float, rng: Random) -> tuple[int, list[int]]:
         """Returns tokens and blocks of a text that is to be asked again, or of a new one."""
@@ -115,15 +113,3 @@ class ProgramSource:
             if len(texts) > TEXTS_MAX:
                 heappop(texts)
         return prompt, blocks
-
-    def _follow_up(self, last: Made, job: _Job, left: int, now_s: float, rng: Random) -> Made:
-        """Returns the second turn after a call; then the job goes on."""
-        programs, ids = self._programs, self._ids
-        prompt = last.input_tokens + last.output_tokens + max(1, round(programs.tokens.at(rng.random()) / 4))
-        blocks = ids.extended(last.blocks[: last.input_tokens // ids.block_tokens], prompt)
-        # the answer is as long as the call's
-        made = Made(prompt, last.output_tokens, blocks, programs.kind, 2, ids.name(), last.chat, job.user)
-        if left <= 1:
-            return made
-        then_s = now_s + exponential(rng, 1.0 / job.per_s)
-        return made._replace(then_s=then_s, then=lambda at_s, rng: self._call(job, left - 1, at_s, rng))

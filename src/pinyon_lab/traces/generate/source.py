@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from random import Random
-from typing import NamedTuple, Protocol
+
+from pinyon_lab.traces.row import TraceRow
 
 
 class Ids:
@@ -31,33 +32,8 @@ class Ids:
         return str(self._name)
 
 
-class Made(NamedTuple):
-    """A request, and what follows it."""
-
-    input_tokens: int
-    output_tokens: int
-    blocks: list[int]
-    kind: str
-    turn: int
-    chat: str
-    parent: str
-    user: int
-    then_s: float = 0.0
-    """The time at which ``then`` makes the next request."""
-    then: Then | None = None
-
-
-Then = Callable[[float, Random], Made]
-"""A function that makes the next request at a given time."""
-
-
-class Source(Protocol):
-    begins_per_request: float
-    """The number of series that begin for each request of the whole workload."""
-
-    def begin(self, now_s: float, rng: Random) -> Made:
-        """Returns the first request of a series that begins now."""
-        ...
+Series = Iterator[tuple[TraceRow, float]]
+"""Requests that follow each other, each with the time of the next one in s; the last one's is infinite."""
 
 
 def weights(count: int, points: Sequence[tuple[float, float]], steepness: float) -> list[float]:
