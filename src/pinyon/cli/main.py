@@ -18,6 +18,7 @@ from pinyon.cli.called import called_as, has_dev
 from pinyon.cli.channel import add_api_key, add_conductor, add_timeout, add_tls_dir, authorization, open_channel
 from pinyon.cli.failures import printable
 from pinyon.cli.tables import table
+from pinyon.cli.top_suite import serving, state_of
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
@@ -41,20 +42,17 @@ def instances(arguments: argparse.Namespace) -> int:
     with open_channel(arguments.conductor, CONDUCTOR, arguments.tls_dir) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
-    models = sorted({instance.info.model for instance in reply.instances if instance.info.model})
     numbers = ("pending/running", "KV used+cached/total")
-    title = f"serving {', '.join(models) or 'nothing yet'}"
+    title = serving(reply.instances)
     rows = table("instance", "role", "address", *numbers, "", title=title, right=numbers, whole=True)
     for instance in reply.instances:
         info, load = instance.info, instance.load
         role = role_from_proto(info.role)
-        store = role is Role.STORE
-        state = "draining" if load.draining else ("" if instance.schedulable or store else "away")
         rows.add_row(
             *(info.instance_id, role or "unspecified", info.address),
-            "–" if store else f"{load.pending_requests}/{load.running_requests}",
+            "–" if role is Role.STORE else f"{load.pending_requests}/{load.running_requests}",
             f"{load.used_blocks}+{load.cached_blocks}/{info.capacity_blocks or '–'}",
-            state,
+            state_of(instance),
         )
     Console().print(rows)
     return 0

@@ -86,7 +86,7 @@ def _print(reply: controller_pb2.ListRegionsResponse) -> None:
             state = "live, not connected"
         _row(
             members,
-            *(info.region, info.lb_id, state, _served(federation, info.lb_id)),
+            *(info.region, info.lb_id, state, served(federation, info.lb_id)),
             "–" if load is None else f"{load.queue}+{load.in_flight}",
             info.http_url,
         )
@@ -103,7 +103,8 @@ def _print(reply: controller_pb2.ListRegionsResponse) -> None:
         console.print("The controller has just started: who it does not hear may live.", style="yellow")
 
 
-def _served(federation: Federation, lb_id: str) -> str:
+def served(federation: Federation, lb_id: str) -> str:
+    """Returns the names of the clusters that a load balancer serves; those that it has adopted have a star."""
     own = [each.name for each in federation.owned_by(lb_id)]
     return " ".join([*own, *[f"{each.region}/{each.name}*" for each in federation.adopted_by(lb_id)]])
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from rich.text import Text
 
 from pinyon.api.controller.v1 import controller_pb2
+from pinyon.cli.regions import served
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
 from pinyon.messages.federation import federation_from_proto
@@ -31,21 +33,21 @@ class Column(NamedTuple):
     """The least width in characters, so that a table of changing values stands still."""
 
 
+def words(*titles: str) -> tuple[Column, ...]:
+    return tuple(Column(title) for title in titles)
+
+
+def numbers(*titles: str, least: int = 0) -> tuple[Column, ...]:
+    return tuple(Column(title, True, least) for title in titles)
+
+
 MEMBERS = (
-    *(Column("REGION"), Column("LB"), Column("STATE"), Column("QUEUE", True), Column("FLIGHT", True)),
-    *(Column("FREE", True), Column("HITS", True), Column("OUT/s", True), Column("IN/s", True), Column("SERVES")),
+    *words("REGION", "LB", "STATE"),
+    *numbers("QUEUE", "FLIGHT", "FREE", "HITS", "OUT/s", "IN/s"),
+    *words("SERVES"),
 )
-INSTANCES = (
-    *(
-        Column("LB"),
-        Column("INSTANCE"),
-        Column("PEND", True),
-        Column("RUN", True),
-        Column("SENT", True),
-        Column("FREE"),
-    ),
-)
-METRICS = (Column("METRIC"), Column("VALUE", True), Column("PER s", True))
+INSTANCES = (*words("LB", "INSTANCE"), *numbers("PEND", "RUN", "SENT"), *words("FREE"))
+METRICS = (*words("METRIC"), *numbers("VALUE", "PER s"))
 
 
 def controller_frame(now: Sample, before: Sample | None, width: int, height: int, title: str) -> list[Text]:
@@ -66,63 +68,61 @@ def controller_frame(now: Sample, before: Sample | None, width: int, height: int
 
 
 def metrics_frame(
-    now: Mapping[str, float], before: Mapping[str, float] | None, seconds: float, width: int, height: int, title: str
+    now: Mapping[str, float], before: Mapping[str, float], seconds: float, width: int, height: int, title: str
 ) -> list[Text]:
     """Returns one process's own figures by name; those whose names end in ``_total`` also as a rate."""
-    cells: list[tuple[str, ...]] = []
+    rows = []
     for name, value in sorted(now.items()):
-        rate = NOTHING
-        if name.endswith("_total") and before is not None and name in before and seconds > 0:
-            rate = f"{max(0.0, value - before[name]) / seconds:.1f}"
-        cells.append((name, f"{value:g}", rate))
-    return fit([Text(title, "bold"), *table(METRICS, cells, [""] * len(cells))], width, height)
+        counted = name in before and name.endswith("_total")
+        rows.append((name, f"{value:g}", per_second(value - before[name], seconds) if counted else NOTHING))
+    return fit([Text(title, "bold"), *table(METRICS, rows)], width, height)
 
 
 def _members(now: Sample, before: Sample | None, federation: Federation) -> list[Text]:
     rows, styles = [], []
-    reports = dict(now.reply.reports)
-    last_reports = {} if before is None else dict(before.reply.reports)
-    seconds = 0.0 if before is None else now.at_s - before.at_s
+    before = before or now
     for member in sorted(federation.members, key=lambda each: (each.info.region, each.info.lb_id)):
         lb_id = member.info.lb_id
         state = member.state.value
         if member.state is LbState.LIVE and not member.connected:
             state = "cut off"
         styles.append({LbState.FAILED: "red", LbState.LEFT: "dim", LbState.DRAINING: "yellow"}.get(member.state, ""))
-        own = [each.name for each in federation.owned_by(lb_id)]
-        others = [f"{each.region}/{each.name}*" for each in federation.adopted_by(lb_id)]
-        serves = " ".join(own + others) if member.state is LbState.LIVE else ""
-        report = reports.get(lb_id)
-        if report is None:
+        serves = served(federation, lb_id) if member.state is LbState.LIVE else ""
+        if lb_id not in now.reply.reports:
             rows.append((member.info.region, lb_id, state, *[NOTHING] * 6, serves))
             continue
-        load = report.load
-        last = last_reports[lb_id].load if lb_id in last_reports else None
+        load = now.reply.reports[lb_id].load
+        seconds, last = 0.0, load
+        if lb_id in before.reply.reports:
+            seconds, last = now.at_s - before.at_s, before.reply.reports[lb_id].load
         rows.append(
             (
                 *(member.info.region, lb_id, state, str(load.queue), str(load.in_flight)),
                 f"{load.available_instances}/{load.instances}",
                 _hits(load, last),
-                _rate(load.forwarded_total, None if last is None else last.forwarded_total, seconds),
-                _rate(load.accepted_total, None if last is None else last.accepted_total, seconds),
+                per_second(load.forwarded_total - last.forwarded_total, seconds),
+                per_second(load.accepted_total - last.accepted_total, seconds),
                 serves,
             )
         )
     return table(MEMBERS, rows, styles)
 
 
-def _hits(load: controller_pb2.LoadBalancerLoad, last: controller_pb2.LoadBalancerLoad | None) -> str:
+def _hits(load: controller_pb2.LoadBalancerLoad, last: controller_pb2.LoadBalancerLoad) -> str:
     """Returns the share of hits since the last sample, or since the process's start if nothing was asked since."""
     hit, asked = load.hit_chunks_total, load.asked_chunks_total
-    if last is not None and asked > last.asked_chunks_total:
+    if asked > last.asked_chunks_total:
         hit, asked = hit - last.hit_chunks_total, asked - last.asked_chunks_total
-    return f"{min(1.0, max(0.0, hit / asked)):.0%}" if asked else NOTHING
+    return share(hit, asked)
 
 
-def _rate(now: int, before: int | None, seconds: float) -> str:
-    if before is None or seconds <= 0:
-        return NOTHING
-    return f"{max(0, now - before) / seconds:.1f}"  # a process that has started anew counts from zero
+def share(part: float, whole: float) -> str:
+    return f"{min(1.0, max(0.0, part / whole)):.0%}" if whole > 0 else NOTHING
+
+
+def per_second(grown: float, seconds: float) -> str:
+    """Returns the rate of a counter, which is below its last value when its process has started anew."""
+    return f"{max(0.0, grown) / seconds:.1f}" if seconds > 0 else NOTHING
 
 
 def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list[Text]:
@@ -132,11 +132,11 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
         (lb_id, each.name, *map(str, (each.pending, each.running, each.outstanding)), "yes" if each.available else "no")
         for each, lb_id in found
     ]
-    return table(INSTANCES, rows, [""] * len(rows)) if rows else []
+    return table(INSTANCES, rows) if rows else []
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> list[Text]:
-    """Returns a head, and a line for each row."""
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Iterable[str] = repeat("")) -> list[Text]:
+    """Returns a head, and a line for each row in its style."""
     clean = [[plain(cell) for cell in row] for row in rows]
     widths = [
         max([column.least, len(column.title), *[len(row[place]) for row in clean]])
@@ -151,7 +151,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
         return "  ".join(parts).rstrip()
 
     head = Text(line([column.title for column in columns]), "dim")
-    return [head, *[Text(line(row), style) for row, style in zip(clean, styles, strict=True)]]
+    return [head, *[Text(line(row), style) for row, style in zip(clean, styles, strict=False)]]
 
 
 def plain(text: str) -> str:

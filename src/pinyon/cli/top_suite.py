@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample as MetricSample
 from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.cli.top_frame import NOTHING, Column, fit, table
+from pinyon.cli.top_frame import NOTHING, Column, fit, numbers, per_second, share, table, words
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import Role
 from pinyon.messages.role import role_from_proto
@@ -28,23 +28,14 @@ LAST_S = 60.0
 
 ORDER: dict[Role | None, int] = {Role.PREFILL: 0, Role.MIXED: 1, Role.DECODE: 2, Role.STORE: 3}
 
-RATES = (
-    *(Column("", least=11), Column("TOKENS/s", True), Column("PROMPT/s", True), Column("REQUESTS/s", True)),
-    *(Column("FAILED/s", True), Column("HITS", True)),
-)
+RATES = (Column("", least=11), *numbers("TOKENS/s", "PROMPT/s", "REQUESTS/s", "FAILED/s", "HITS"))
 TIMES = (
-    *(Column("", least=11), Column("TTFT P50", True), Column("P90", True, 7), Column("P99", True, 7)),
-    *(Column("TBT P50", True), Column("P90", True, 7), Column("P99", True, 7)),
+    *(Column("", least=11), *numbers("TTFT P50"), *numbers("P90", "P99", least=7)),
+    *(*numbers("TBT P50"), *numbers("P90", "P99", least=7)),
 )
 INSTANCES = (
-    *(Column("INSTANCE"), Column("ROLE"), Column("PENDING", True), Column("RUNNING", True)),
-    *(
-        Column("TOKENS/s", True),
-        Column("TBT", True, 7),
-        Column("KV USED", True),
-        Column("CACHED", True),
-        Column("STATE"),
-    ),
+    *(*words("INSTANCE", "ROLE"), *numbers("PENDING", "RUNNING", "TOKENS/s"), *numbers("TBT", least=7)),
+    *(*numbers("KV USED", "CACHED"), *words("STATE")),
 )
 
 
@@ -65,6 +56,10 @@ class Door(NamedTuple):
     def tokens(self) -> float:
         """The number of tokens generated so far, including those of requests that still run."""
         return self.value("generated_tokens_total") + self.value("unfinished_tokens")
+
+
+START = Door({}, 0.0, {TTFT: {}, TBT: {}})
+"""The metrics of a load balancer at its start."""
 
 
 class SuiteSample(NamedTuple):
@@ -128,8 +123,8 @@ def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: 
     lines.append(Text(_summary(now)))
     if now.door is not None:
         rows = _rows(samples)
-        lines += [Text(""), *table(RATES, [_rates(*row) for row in rows], [""] * len(rows))]
-        lines += [Text(""), *table(TIMES, [_times(*row) for row in rows], [""] * len(rows))]
+        lines += [Text(""), *table(RATES, [_rates(*row) for row in rows])]
+        lines += [Text(""), *table(TIMES, [_times(*row) for row in rows])]
     if now.instances:
         lines += [Text(""), *_instances(now.instances)]
     return fit(lines, width, height)
@@ -138,19 +133,29 @@ def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: 
 def _summary(now: SuiteSample) -> str:
     parts = []
     if now.instances is not None:
-        models = sorted({each.info.model for each in now.instances if each.info.model})
         engines = [each for each in now.instances if role_from_proto(each.info.role) is not Role.STORE]
         free = sum([each.schedulable and not each.load.draining for each in engines])
-        parts.append(f"serving {', '.join(models) or 'nothing yet'}")
-        parts.append(f"{free} of {len(engines)} instances take requests")
+        parts += [serving(now.instances), f"{free} of {len(engines)} instances take requests"]
     if now.door is not None:
         queued = now.door.value("queue_requests")
         parts.append(f"{now.door.value('in_flight_requests'):.0f} in flight, {queued:.0f} queued")
     return "; ".join(parts)
 
 
-Row = tuple[str, Door, Door | None, float]
-"""A row: its name, the newer and the older counts, and the seconds between them."""
+def serving(instances: Iterable[conductor_pb2.Instance]) -> str:
+    models = sorted({each.info.model for each in instances if each.info.model})
+    return f"serving {', '.join(models) or 'nothing yet'}"
+
+
+def state_of(instance: conductor_pb2.Instance) -> str:
+    """Returns an instance's state; an empty text where nothing is to be said."""
+    if instance.load.draining:
+        return "draining"
+    return "" if instance.schedulable or role_from_proto(instance.info.role) is Role.STORE else "away"
+
+
+Row = tuple[str, Door, Door, float]
+"""A row: its name, the newer and the older counts, and the seconds between them; 0: no rates are shown."""
 
 
 def _rows(samples: Sequence[SuiteSample]) -> list[Row]:
@@ -167,38 +172,24 @@ def _rows(samples: Sequence[SuiteSample]) -> list[Row]:
         since.append((then_s, then))
     for then_s, then in [*since[:1], *since[1:][-1:]]:
         rows.append((f"last {at_s - then_s:.0f} s", now, then, at_s - then_s))
-    rows.append(("since start", now, None, 0.0))
+    rows.append(("since start", now, START, 0.0))
     return rows
 
 
-def _rates(name: str, now: Door, before: Door | None, seconds: float) -> tuple[str, ...]:
-    def grown(count: float, was: float | None) -> str:
-        return NOTHING if was is None or seconds <= 0 else f"{max(0.0, count - was) / seconds:.1f}"
-
-    def counted(total: str) -> str:
-        return grown(now.value(total), None if before is None else before.value(total))
-
-    hit, asked = [
-        now.value(total) - (0.0 if before is None else before.value(total))
-        for total in ("cached_tokens_total", "prompt_tokens_total")
-    ]
-    return (
-        name,
-        grown(now.tokens, None if before is None else before.tokens),
-        counted("prompt_tokens_total"),
-        counted(REQUESTS),
-        grown(now.failed, None if before is None else before.failed),
-        f"{min(1.0, max(0.0, hit / asked)):.0%}" if asked > 0 else NOTHING,
-    )
+def _rates(name: str, now: Door, before: Door, seconds: float) -> tuple[str, ...]:
+    prompt = now.value("prompt_tokens_total") - before.value("prompt_tokens_total")
+    cached = now.value("cached_tokens_total") - before.value("cached_tokens_total")
+    requests = now.value(REQUESTS) - before.value(REQUESTS)
+    grown = (now.tokens - before.tokens, prompt, requests, now.failed - before.failed)
+    return (name, *[per_second(each, seconds) for each in grown], share(cached, prompt))
 
 
-def _times(name: str, now: Door, before: Door | None, seconds: float) -> tuple[str, ...]:
+def _times(name: str, now: Door, before: Door, seconds: float) -> tuple[str, ...]:
     cells = [name]
     for histogram in (TTFT, TBT):
         counts = dict(now.histograms[histogram])
-        if before is not None:
-            for bound, count in before.histograms[histogram].items():
-                counts[bound] = counts.get(bound, 0.0) - count
+        for bound, count in before.histograms[histogram].items():
+            counts[bound] = counts.get(bound, 0.0) - count
         cells += [_seconds(percentile(counts, percent / 100)) for percent in PERCENTS]
     return tuple(cells)
 
@@ -237,7 +228,7 @@ def _instances(instances: Sequence[conductor_pb2.Instance]) -> list[Text]:
     for role, each in sorted(found, key=lambda pair: (ORDER.get(pair[0], len(ORDER)), pair[1].info.instance_id)):
         info, load = each.info, each.load
         store = role is Role.STORE
-        state = "draining" if load.draining else ("" if each.schedulable or store else "away")
+        state = state_of(each)
         styles.append({"draining": "yellow", "away": "red"}.get(state, ""))
         tbt_s = load.mean_tbt_ms / 1e3
         batch = load.mean_batch or load.running_requests

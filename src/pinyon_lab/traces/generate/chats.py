@@ -54,7 +54,7 @@ class ChatSource:
                 prompt = min(prompt // 2 + len(kept) * ids.block_tokens, chats.context_max)
             blocks = ids.extended(kept, prompt)
             output, chat = max(1, round(chats.output.at(rng.random()))), ids.name()
-            row = TraceRow(*(round(now_s, 3), prompt, output, tuple(blocks), chats.kind, turn, chat, parent, str(user)))
+            row = TraceRow(round(now_s, 3), prompt, output, tuple(blocks), chats.kind, turn, chat, parent, str(user))
             again, think_s = again_later, chats.think_s * chats.think_later
             if turn == 1:
                 again, think_s = self._chatty_again if self._chatty[user] else self._others_again, chats.think_s

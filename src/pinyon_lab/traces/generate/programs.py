@@ -56,7 +56,7 @@ class ProgramSource:
         for left in reversed(range(calls)):
             prompt, blocks = self._text(hot or self._own(user, now_s, rng), now_s, rng)
             output, chat = max(1, round(programs.output.at(rng.random()))), ids.name()
-            call = TraceRow(*(round(now_s, 3), prompt, output, tuple(blocks), programs.kind, 1, chat, "", str(user)))
+            call = TraceRow(round(now_s, 3), prompt, output, tuple(blocks), programs.kind, 1, chat, "", str(user))
             followed = rng.random() < programs.second_turn
             now_s = now_s + exponential(rng, mean_s) if left or followed else math.inf
             yield call, now_s
