@@ -103,14 +103,13 @@ def _parser() -> argparse.ArgumentParser:
 
     told = "Send one prompt to a load balancer over gRPC, and print the text as it comes: the easiest first request."
     send = commands.add_parser("generate", help="send a prompt and print the answer", description=told)
-    send.add_argument("prompt", metavar="PROMPT", help="one argument: quote it")
-    send.add_argument(
-        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
-    )
-    send.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
-    send.add_argument("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
-    send.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
-    send.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
+    add = send.add_argument
+    add("prompt", metavar="PROMPT", help="one argument: quote it")
+    add("--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)")
+    add("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    add("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
+    add("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
     add_timeout(send, 120.0)
     add_api_key(send)
     add_tls_dir(send)

@@ -48,20 +48,19 @@ def add_command(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add = parser.add_argument
     add_trace(parser)
-    parser.add_argument(
-        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
-    )
-    parser.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    add("--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)")
+    add("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
     add_numbers(parser, "--rate")
     add_load(parser)
-    parser.add_argument(
+    add(
         "--seed",
         type=seed_of,
         default=0,
         help="the prompts' tokens depend on it; runs with different seeds share no block (default 0)",
     )
-    parser.add_argument(
+    add(
         "--token-ids",
         default="33-126",
         metavar="FIRST-LAST",

@@ -47,24 +47,19 @@ class _Region:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options to ``pinyon simulate``."""
     group = parser.add_argument_group("several regions")
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--regions",
         metavar="REGION,...",
         help=f"each {FORM}: CLIENTS at the busiest hour, which is PEAK (UTC), and RATIO times fewer at the quietest "
         f"({', '.join(WILDCHAT_DAY)} have a PEAK and a RATIO of their own; others a RATIO of 8). No trace is read",
     )
-    group.add_argument(
-        "--system", default="pinyon", help=f"how load balancers route: {', '.join(SYSTEMS)} (default pinyon)"
-    )
-    group.add_argument(
-        "--routing", metavar="POLICY", help="replaces the system's routing policy: one that a load balancer has"
-    )
-    group.add_argument(
-        "--pushing", metavar="RULE", help="replaces the system's rule when a request may leave the queue"
-    )
+    add("--system", default="pinyon", help=f"how load balancers route: {', '.join(SYSTEMS)} (default pinyon)")
+    add("--routing", metavar="POLICY", help="replaces the system's routing policy: one that a load balancer has")
+    add("--pushing", metavar="RULE", help="replaces the system's rule when a request may leave the queue")
     described = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
-    group.add_argument("--workload", default="wildchat", help=f"what clients send (default wildchat). {described}")
-    group.add_argument(
+    add("--workload", default="wildchat", help=f"what clients send (default wildchat). {described}")
+    add(
         "--round-trip",
         action="append",
         default=[],

@@ -63,22 +63,17 @@ class Load:
 def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
     """Adds the options of the trace, the model and the limits. Without ``traced``, the trace may be left out."""
     add_trace(parser, needed=traced)
-    parser.add_argument(
-        "--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})"
-    )
+    add = parser.add_argument
+    add("--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})")
     add_numbers(
         parser, *(["--instances"] if sized else []), "--prefill-instances", "--decode-instances", "--cache-tokens"
     )
     described = f"who is served next: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
-    parser.add_argument("--order", default=SERVICE_ORDER_DEFAULT, help=described)
-    parser.add_argument(
-        "--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)"
-    )
-    parser.add_argument(
-        "--eviction", default="lru", help="what each cache drops first: the policies of simulate-cache (default lru)"
-    )
+    add("--order", default=SERVICE_ORDER_DEFAULT, help=described)
+    add("--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)")
+    add("--eviction", default="lru", help="what each cache drops first: the policies of simulate-cache (default lru)")
     add_load(parser)
-    parser.add_argument("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
+    add("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
     add_numbers(whole, "--dram-tokens", "--pool-tokens")
     whole.add_argument("--no-prefix-cache", action="store_true", help="reuse nothing")

@@ -32,20 +32,15 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("generate", help="make a trace from a profile and a seed", description=_DESCRIPTION)
-    parser.add_argument(
-        "profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=f"one of {', '.join(PROFILES)}"
-    )
-    parser.add_argument("out", nargs="?", type=Path, metavar="OUT", help="the file (.gz: gzipped; -: standard output)")
-    parser.add_argument("--seed", type=seed_of, default=1, help="a whole number from 0 (default 1)")
-    parser.add_argument(
-        "--duration", type=_seconds, metavar="TIME", help="such as 2m, 2h or 5d (default: the profile's)"
-    )
+    add = parser.add_argument
+    add("profile", nargs="?", choices=tuple(PROFILES), metavar="PROFILE", help=f"one of {', '.join(PROFILES)}")
+    add("out", nargs="?", type=Path, metavar="OUT", help="the file (.gz: gzipped; -: standard output)")
+    add("--seed", type=seed_of, default=1, help="a whole number from 0 (default 1)")
+    add("--duration", type=_seconds, metavar="TIME", help="such as 2m, 2h or 5d (default: the profile's)")
     rate = positive(f"a rate above 0 and up to {PER_S_MAX:,.0f} per second", PER_S_MAX)
-    parser.add_argument("--per-s", type=rate, metavar="RATE", help="requests per second at the day's busiest time")
-    parser.add_argument(
-        "--vary", action="append", default=[], metavar="NAME=VALUE", help="set a parameter of the profile; repeatable"
-    )
-    parser.add_argument("--profiles", action="store_true", help="list the profiles with their free parameters")
+    add("--per-s", type=rate, metavar="RATE", help="requests per second at the day's busiest time")
+    add("--vary", action="append", default=[], metavar="NAME=VALUE", help="set a parameter of the profile; repeatable")
+    add("--profiles", action="store_true", help="list the profiles with their free parameters")
     parser.set_defaults(run=trace_generate)
 
 
