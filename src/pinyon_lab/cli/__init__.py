@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import pinyon_lab.policies.names  # noqa: F401 - options choose among them
 from pinyon_lab.cli import (
-    compare,
     plan,
     replay,
     reproduce,
     simulate,
     simulate_cache,
     trace_analyze,
-    trace_fit,
     trace_generate,
     trace_record,
     trace_scale,
@@ -28,9 +26,12 @@ __all__ = ["add_commands"]
 
 def add_commands(commands: Commands) -> None:
     """Adds the commands to the parser of ``pinyon``."""
-    for command in (compare, plan, replay, reproduce, simulate_cache, simulate):
+    simulate.add_compare(commands)
+    for command in (plan, replay, reproduce, simulate_cache, simulate):
         command.add_command(commands)
     trace = commands.add_parser("trace", help="make, record and analyse traces of requests")
     of_traces = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
-    for each in (trace_analyze, trace_fit, trace_generate, trace_record, trace_scale):
+    trace_analyze.add_command(of_traces)
+    trace_analyze.add_fit(of_traces)
+    for each in (trace_generate, trace_record, trace_scale):
         each.add_command(of_traces)

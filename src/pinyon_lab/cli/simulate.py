@@ -1,17 +1,29 @@
-"""The command ``pinyon simulate``, which runs a trace on a simulated cluster."""
+"""The commands ``pinyon simulate`` and ``compare``, which run a trace on a simulated cluster."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon_lab.cli import simulate_regions
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import add_cluster, add_output, add_policy, check, model_of, policy_of, read, run_model
-from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
+from pinyon_lab.cli.simulated import (
+    Load,
+    add_cluster,
+    add_output,
+    add_policy,
+    check,
+    model_of,
+    policy_of,
+    read,
+    run_model,
+)
+from pinyon_lab.cli.simulated_results import draw, print_result, print_side_by_side, write_rows
 from pinyon_lab.cli.trace_input import open_trace, print_json
-from pinyon_lab.simulator.models import Rows
+from pinyon_lab.simulator.models import Model, Rows
 from pinyon_lab.simulator.searches import Bounds, goodput
 from pinyon_lab.simulator.workload import at_rate
 
@@ -31,6 +43,11 @@ memory with a second tier, a global pool, and transfers that share NICs. --steps
 
 --regions needs no trace: load balancers of several regions route what closed-loop clients send over a day."""
 
+COMPARED = ("random", "least_loaded", "cache_affinity", "min_ttft", "preble", "dualmap", "kvcache_centric", "pinyon")
+_COMPARE = """\
+Run a trace as ``pinyon simulate`` does once for each placement policy, all else alike, and show the results side by
+side. The last line is one JSON object with all of them."""
+
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser(
@@ -49,6 +66,36 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=simulate, defaults=vars(parser.parse_args([])))
 
 
+def add_compare(commands: Any) -> None:
+    parser = commands.add_parser("compare", help="simulate placement policies side by side", description=_COMPARE)
+    add_cluster(parser)
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="POLICY",
+        help=f"may be given again: {PLACEMENT_POLICIES.described} (default: {', '.join(COMPARED)})",
+    )
+    add_numbers(parser, "--rate")
+    add_output(parser, picture=True)
+    parser.set_defaults(run=compare)
+
+
+def _models(arguments: argparse.Namespace, choices: Sequence[str]) -> tuple[dict[str, Model], Load]:
+    """Returns a model for each choice of a placement policy, and the trace. Raises :class:`PinyonError`."""
+    check(arguments)
+    policies = {choice: policy_of(arguments, choice) for choice in choices}
+    if len(policies) < len(choices):
+        raise InvalidArgument("a policy is named twice", field="policy")
+    trace = open_trace(arguments)
+    models = {choice: model_of(arguments, trace, policy, arguments.instances) for choice, policy in policies.items()}
+    return models, read(arguments, trace)
+
+
+def _instances(arguments: argparse.Namespace) -> int:
+    count: int = (arguments.instances or 0) + arguments.prefill_instances + arguments.decode_instances
+    return count
+
+
 def simulate(arguments: argparse.Namespace) -> int:
     """Runs the trace and prints the results. Raises :class:`PinyonError`."""
     simulate_regions.check(arguments, arguments.defaults)
@@ -56,11 +103,8 @@ def simulate(arguments: argparse.Namespace) -> int:
         return simulate_regions.simulate(arguments)
     if arguments.trace is None:
         raise InvalidArgument("a trace is missing, or --regions", field="trace")
-    check(arguments)
-    policy = policy_of(arguments, arguments.policy)
-    trace = open_trace(arguments)
-    model = model_of(arguments, trace, policy, arguments.instances)
-    load = read(arguments, trace)
+    models, load = _models(arguments, [arguments.policy])
+    (model,) = models.values()
 
     def served_at(rate: float) -> Rows:
         return run_model(model, at_rate(load.arrivals, rate), f"{rate:.4g} requests/s")
@@ -79,9 +123,9 @@ def simulate(arguments: argparse.Namespace) -> int:
     result = {
         "name": "simulate",
         "model": arguments.model,
-        "policy": policy,
+        "policy": model.policy,
         "order": arguments.order,
-        "instances": (arguments.instances or 0) + arguments.prefill_instances + arguments.decode_instances,
+        "instances": _instances(arguments),
         "cache_tokens": arguments.cache_tokens,
         "slo_s": arguments.slo,
         "seed": arguments.seed,
@@ -93,12 +137,32 @@ def simulate(arguments: argparse.Namespace) -> int:
     }
     if arguments.per_request is not None:
         write_rows(arguments.per_request, enumerate(rows))
-    title = f"{policy}, {result['instances']} instances, TTFT SLO {arguments.slo:g} s"
+    title = f"{model.policy}, {result['instances']} instances, TTFT SLO {arguments.slo:g} s"
     if arguments.goodput is not None:
         title += f": goodput at {arguments.goodput:.0%}"
     if arguments.picture is not None:
-        draw(arguments.picture, title, {policy: rows}, load.limits)
+        draw(arguments.picture, title, {model.policy: rows}, load.limits)
     if not arguments.json:
         print_result(title, result)
     print_json(result)
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Runs the policies and prints the results. Raises :class:`PinyonError`."""
+    models, load = _models(arguments, arguments.policy or COMPARED)
+    arrivals = at_rate(load.arrivals, load.rate)
+    rows: dict[str, Rows] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for choice, model in models.items():
+        rows[choice] = run_model(model, arrivals, choice)
+        results[choice] = {"policy": model.policy, "rate": load.rate, **model.report(rows[choice], load.limits)}
+    count = _instances(arguments)
+    title = f"{count} instances of {arguments.model}, TTFT SLO {arguments.slo:g} s"
+    if arguments.picture is not None:
+        draw(arguments.picture, title, rows, load.limits)
+    if not arguments.json:
+        print_side_by_side(title, "policy", results)
+    common = {"name": "compare", "model": arguments.model, "instances": count, "slo_s": arguments.slo}
+    print_json(common | {"seed": arguments.seed, "results": list(results.values())})
     return 0

@@ -11,8 +11,7 @@ from typing import BinaryIO, cast
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
-from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, Format, detect_format
-from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, Format, TraceRow, detect_format
 
 NAMED_MAX = 10
 PROGRESS_EVERY = 1024

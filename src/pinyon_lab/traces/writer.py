@@ -13,45 +13,29 @@ from types import TracebackType
 from typing import IO, cast
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.formats import TraceRow
 
 STDOUT = Path("-")
 
 
 def line_of(row: TraceRow, format_name: str = "qwen") -> str:
     """Returns the line of a row, with its end. In ``mooncake`` there are no ids of requests, and times in whole ms."""
-    if format_name == "mooncake":
-        return _mooncake(row)
-    if format_name != "qwen":
+    if format_name not in ("qwen", "mooncake"):
         raise ValueError(f"pinyon writes qwen and mooncake, not {format_name}")
-    fields: dict[str, object] = {
-        "chat_id": row.chat,
-        "parent_chat_id": row.parent or -1,
-        "timestamp": round(row.time_s, 6) + 0.0,  # never -0.0
-        "input_length": row.input_tokens,
-        "output_length": row.output_tokens,
-        "type": row.kind,
-        "turn": row.turn,
-        "hash_ids": row.blocks,
-    }
+    fields: dict[str, object] = {}
+    lengths = {"input_length": row.input_tokens, "output_length": row.output_tokens}
+    kind = {"type": row.kind, "turn": row.turn}
+    if format_name == "qwen":
+        time_s = round(row.time_s, 6) + 0.0  # never -0.0
+        fields |= {"chat_id": row.chat, "parent_chat_id": row.parent or -1, "timestamp": time_s}
+        fields |= lengths | kind | {"hash_ids": row.blocks}
+    else:
+        fields |= {"timestamp": round(row.time_s * 1e3), **lengths, "hash_ids": row.blocks}
+        fields |= kind if row.kind else {}
     if row.user:
         fields["user_id"] = row.user
-    if row.output_blocks:
+    if row.output_blocks and format_name == "qwen":
         fields["output_hash_ids"] = row.output_blocks
-    return json.dumps(fields, separators=(",", ":")) + "\n"
-
-
-def _mooncake(row: TraceRow) -> str:
-    fields: dict[str, object] = {
-        "timestamp": round(row.time_s * 1e3),
-        "input_length": row.input_tokens,
-        "output_length": row.output_tokens,
-        "hash_ids": row.blocks,
-    }
-    if row.kind:
-        fields.update(type=row.kind, turn=row.turn)
-    if row.user:
-        fields["user_id"] = row.user
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 

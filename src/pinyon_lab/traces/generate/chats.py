@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import count
 from random import Random
 
+from pinyon_lab.traces.formats import TraceRow
 from pinyon_lab.traces.generate.draws import exponential, log_normal
 from pinyon_lab.traces.generate.profile import Chats, Profile
 from pinyon_lab.traces.generate.source import Ids, Series, Users
-from pinyon_lab.traces.row import TraceRow
 
 ANSWER_S_PER_TOKEN = 0.02
 

@@ -6,10 +6,10 @@ import math
 from heapq import heappop, heappush
 from random import Random
 
+from pinyon_lab.traces.formats import TraceRow
 from pinyon_lab.traces.generate.draws import exponential, log_normal
 from pinyon_lab.traces.generate.profile import Profile, Programs
 from pinyon_lab.traces.generate.source import Ids, Series, Users
-from pinyon_lab.traces.row import TraceRow
 
 TEXTS_MAX = 4096
 """The number of a program's texts that may be asked again."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from random import Random
 
-from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.formats import TraceRow
 
 
 class Ids:
