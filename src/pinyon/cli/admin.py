@@ -21,7 +21,6 @@ logged there. With TLS it takes an admin's certificate (--tls-dir)."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "admin", help="show and change settings of a running process", description=_DESCRIPTION
     )

@@ -27,7 +27,6 @@ GUESSED = ("transfer_ms", "ttft_ms")
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("explain", help="tell why a request went where it went", description=_DESCRIPTION)
     parser.add_argument("request_id", metavar="REQUEST_ID")
     add_conductor(parser)
@@ -124,12 +123,7 @@ def _cell(each: conductor_pb2.Candidate, field: str) -> str:
 def _measured(decision: conductor_pb2.ExplainedDecision) -> str:
     """Returns the measured times beside the predicted ones."""
     first = decision.first_token
-    parts = (
-        ("queue", first.queue_us),
-        ("fetch", first.fetch_us),
-        ("compute", first.compute_us),
-        ("push", first.push_us),
-    )
+    parts = [f"{name} {_ms(getattr(first, f'{name}_us') / 1e3)}" for name in ("queue", "fetch", "compute", "push")]
     predicted_ms, measured_ms = decision.placement.predicted_ttft_ms, first.ttft_us / 1e3
     error_ms = measured_ms - predicted_ms
     tokens = f"{first.computed_tokens} tokens computed, {first.local_tokens} local"
@@ -139,7 +133,7 @@ def _measured(decision: conductor_pb2.ExplainedDecision) -> str:
     return (
         f"measured: first token in {_ms(measured_ms)}, predicted {_ms(predicted_ms)} "
         f"({'+' if error_ms >= 0 else '-'}{_ms(abs(error_ms))}); on {first.prefill_instance_id}: "
-        f"{', '.join(f'{name} {_ms(us / 1e3)}' for name, us in parts)}; {tokens}"
+        f"{', '.join(parts)}; {tokens}"
     )
 
 

@@ -28,7 +28,6 @@ changes are for processes of the controller's machine."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "regions", help="show and change regions and their load balancers", description=_DESCRIPTION
     )

@@ -61,7 +61,6 @@ others did. It raises :class:`PinyonError` if nobody did."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "top",
         help="watch load, latencies and instances, live",

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.cli.numbers import add_numbers
+from pinyon_lab.cli.numbers import add_numbers, refuse_given
 from pinyon_lab.cli.simulated import add_cluster, add_output, add_policy, check, model_of, policy_of, read, run_model
 from pinyon_lab.cli.simulated_results import print_side_by_side
 from pinyon_lab.cli.trace_input import open_trace, print_json
@@ -42,9 +42,7 @@ def add_command(commands: Any) -> None:
 def plan(arguments: argparse.Namespace) -> int:
     """Simulates sizes and prints the results. Raises :class:`PinyonError`."""
     check(arguments)
-    for name, least in (("sizes", ""), ("clients", 0)):
-        if getattr(arguments, name) != least:
-            raise InvalidArgument(f"--{name} is of simulate: a plan tries sizes, under the load of a rate", field=name)
+    refuse_given(arguments, {"sizes": "", "clients": 0}, "is of simulate: a plan tries sizes, under the load of a rate")
     policy = policy_of(arguments, arguments.policy)
     trace = open_trace(arguments)
     split = arguments.prefill_instances > 0

@@ -17,7 +17,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest
+from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest, refuse_given
 from pinyon_lab.cli.trace_input import bar, print_json
 from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, Costs, Course, aggregate, costs
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
@@ -73,13 +73,11 @@ def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
     """Raises :class:`InvalidArgument` if an option is given that has no effect here."""
     if arguments.regions is not None and arguments.trace is not None:
         raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
-    for name, default in defaults.items():
-        given = getattr(arguments, name) != default
-        option = "--" + name.replace("_", "-")
-        if given and arguments.regions is None and name in _OWN:
-            raise InvalidArgument(f"{option} is of --regions", field=name)
-        if given and arguments.regions is not None and name not in (*_OWN, *_ANY):
-            raise InvalidArgument(f"{option} says nothing where there are --regions", field=name)
+    if arguments.regions is None:
+        refuse_given(arguments, {name: defaults[name] for name in _OWN}, "is of --regions")
+    else:
+        others = {name: default for name, default in defaults.items() if name not in (*_OWN, *_ANY)}
+        refuse_given(arguments, others, "says nothing where there are --regions")
 
 
 def simulate(arguments: argparse.Namespace) -> int:

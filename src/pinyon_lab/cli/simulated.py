@@ -18,7 +18,7 @@ from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
-from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest
+from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest, refuse_given
 from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows, utilised
@@ -135,7 +135,6 @@ def check(arguments: argparse.Namespace) -> None:
                 raise InvalidArgument(f"--clients send when they have been answered: there is no --{name}", field=name)
     for name in ("per_request", "picture"):
         path: Path | None = getattr(arguments, name, None)
-        # checked now, as a search for a rate may take long
         # Looked at before the run: a search for a rate may take long.
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
@@ -239,12 +238,7 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
 def _reference(
     arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None, order: str, eviction: str
 ) -> Model:
-    for name, default in WHOLE_ALONE.items():
-        if getattr(arguments, name) != default:
-            option = name.replace("_", "-")
-            raise InvalidArgument(
-                f"--{option} is of models of whole machines; {REFERENCE} has no such thing", field=name
-            )
+    refuse_given(arguments, WHOLE_ALONE, f"is of models of whole machines; {REFERENCE} has no such thing")
     if instances is None or arguments.cache_tokens is None:
         raise InvalidArgument(_missing(arguments, instances), field="instances")
     cache_tokens = _cache_tokens(arguments, block_tokens, arguments.cache_tokens)

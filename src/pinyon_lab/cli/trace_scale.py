@@ -6,13 +6,12 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of, tell_broken
-from pinyon_lab.traces import TraceFile, TraceRow, TraceWriter
+from pinyon_lab.traces import TraceFile, TraceWriter
 from pinyon_lab.traces.scaling import Unit, Units
 
 _DESCRIPTION = """\
@@ -44,7 +43,7 @@ def scale(arguments: argparse.Namespace) -> int:
     trace = open_trace(arguments, blocks=False)
     unit: Unit = arguments.by or _unit(trace)
     with bar("reading", trace.size_bytes) as progress:
-        units = Units(_watched(trace, arguments.limit, progress), unit)
+        units = Units(trace.rows(arguments.limit, progress), unit)
     tell_broken(trace)
     chosen = units.chosen(arguments.factor, random.Random(arguments.seed))
     try:
@@ -61,13 +60,6 @@ def scale(arguments: argparse.Namespace) -> int:
     result = {"name": "trace-scale", "rows": len(chosen), "kept_rows": sum(chosen), "by": unit, "seed": arguments.seed}
     sys.stderr.write(json.dumps(result) + "\n")
     return 0
-
-
-def _watched(trace: TraceFile, limit: int, progress: Callable[[int], None]) -> Iterator[TraceRow]:
-    for done, row in enumerate(trace.rows(limit)):
-        if done % PROGRESS_EVERY == 0:
-            progress(trace.read_bytes)
-        yield row
 
 
 def _unit(trace: TraceFile) -> Unit:

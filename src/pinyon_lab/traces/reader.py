@@ -15,6 +15,7 @@ from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, Format, TraceRow,
 
 NAMED_MAX = 10
 PROGRESS_EVERY = 1024
+Progress = Callable[[int], None]
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """The exceptions that reading a damaged compressed file raises."""
 _GZIP = b"\x1f\x8b"
@@ -37,8 +38,6 @@ class TraceFile:
         self.broken = 0
         self.reasons: list[str] = []
         """The reasons of the first broken rows, with line numbers."""
-        self.read_bytes = 0
-        """The bytes of the raw file read so far, for a progress bar."""
         self.header = b""
         """The line before the rows, in formats that have one; known once a row is read."""
 
@@ -54,13 +53,14 @@ class TraceFile:
                 raise InvalidArgument(f"{self.path} is {error.message}", field="trace") from None
         raise InvalidArgument(f"{self.path} is empty", field="trace")
 
-    def rows(self, limit: int = 0) -> Iterator[TraceRow]:
-        """Yields the rows in the order of the file, at most ``limit`` (0: all)."""
-        return (row for _, row in self.lines(limit))
+    def rows(self, limit: int = 0, progress: Progress = lambda _: None) -> Iterator[TraceRow]:
+        """Yields the rows in the order of the file, at most ``limit`` (0: all). Calls ``progress`` now and then with
+        the bytes of the raw file read so far."""
+        return (row for _, row in self.lines(limit, progress))
 
-    def lines(self, limit: int = 0) -> Iterator[tuple[bytes, TraceRow]]:
+    def lines(self, limit: int = 0, progress: Progress = lambda _: None) -> Iterator[tuple[bytes, TraceRow]]:
         """Yields each line of the file with its row, as :meth:`rows` does."""
-        self.broken, self.reasons, self.read_bytes = 0, [], 0
+        self.broken, self.reasons = 0, []
         parse, count, skip = self.format.make(), 0, self.format.header
         with _opened(self.path) as (raw, lines):
             try:
@@ -74,9 +74,10 @@ class TraceFile:
                     except ValueError as error:
                         self._broke(f"line {number}: {error}")
                         continue
-                    self.read_bytes = raw.tell()
                     yield line, row
                     count += 1
+                    if count % PROGRESS_EVERY == 0:
+                        progress(raw.tell())
                     if count == limit:
                         return
             except DAMAGED as error:
@@ -87,16 +88,9 @@ class TraceFile:
         if len(self.reasons) < NAMED_MAX:
             self.reasons.append(reason[:200])
 
-    def sorted_rows(self, limit: int = 0, progress: Callable[[int], None] = lambda _: None) -> list[TraceRow]:
-        """Returns the file's first ``limit`` rows (0: all), all in memory, in order of time; equal times as in the
-        file. Calls ``progress`` with the bytes of the file read so far."""
-        rows = []
-        for row in self.rows(limit):
-            rows.append(row)
-            if len(rows) % PROGRESS_EVERY == 0:
-                progress(self.read_bytes)
-        rows.sort(key=lambda row: row.time_s)
-        return rows
+    def sorted_rows(self, limit: int = 0, progress: Progress = lambda _: None) -> list[TraceRow]:
+        """Returns what :meth:`rows` yields in order of time, all in memory; equal times as in the file."""
+        return sorted(self.rows(limit, progress), key=lambda row: row.time_s)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,7 +86,7 @@ NO_TURNS = "the trace tells neither turns nor sessions"
 KINDS_MAX = 64
 """The limit of types; the others are one, ``other``."""
 TURN_MAX = (1 << 31) - 1
-PROGRESS_EVERY = 4096
+ROWS_EVERY = 4096
 IDS_EVERY = 1 << 18
 """The numbers of rows and of ids after which memory is checked."""
 
@@ -159,11 +159,9 @@ class _Sessions:
         return session, parent
 
 
-def read_columns(
-    rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int, progress: Callable[[], None] = lambda: None
-) -> Columns:
+def read_columns(rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int) -> Columns:
     """Reads all rows. Raises :class:`InvalidArgument` as soon as they may need more than ``memory_bytes``, or if there
-    are none. Calls ``progress`` now and then."""
+    are none."""
     numbers = [array(code) for code in "dqqiiiiiq"]
     times, inputs, outputs, kind_of, turns, user_of, session_of, parents, lengths = (each.append for each in numbers)
     kinds: dict[str, int] = {}
@@ -184,9 +182,8 @@ def read_columns(
         parents(parent)
         lengths(len(row.blocks))
         pieces.add(row.blocks)
-        if count % PROGRESS_EVERY == 0 or len(pieces) - looked_at >= IDS_EVERY:
+        if count % ROWS_EVERY == 0 or len(pieces) - looked_at >= IDS_EVERY:
             looked_at = len(pieces)
-            progress()
             _check(count, looked_at, memory_bytes)
     if not count:
         raise InvalidArgument("the trace has no whole row", field="trace")
