@@ -83,19 +83,13 @@ def add_command(commands: Any) -> None:
             parser.add_argument(option, dest=name, default=None, metavar="VALUE", help=field.description, **flag)
 
 
-_SETTINGS = {
-    "advertise_host": "--advertise-host",
-    "transfer_transports": "--transports",
-    "transfer_nics": "--nics",
-    "transfer_topology": "--topology",
-    "transfer_allow_shm": "--allow-shm",
-    "transfer_nixl": "--nixl",
-    "transfer_nixl_without_authentication": "--nixl-without-authentication",
-    "tls_dir": "--tls-dir",
-    "cluster_secret_file": "--cluster-secret-file",
-    "transfer_checksum": "--checksum",
-    "transfer_spin_us": "--spin-us",
-}
+_NAMES = (
+    *("advertise_host", "transfer_transports", "transfer_nics", "transfer_topology", "transfer_allow_shm"),
+    *("transfer_nixl", "transfer_nixl_without_authentication", "tls_dir", "cluster_secret_file"),
+    *("transfer_checksum", "transfer_spin_us"),
+)
+_SETTINGS = {name: "--" + name.removeprefix("transfer_").replace("_", "-") for name in _NAMES}
+"""The options of the settings that a bench has."""
 
 
 def _engine(arguments: argparse.Namespace) -> TransferEngine:

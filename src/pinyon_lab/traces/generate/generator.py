@@ -8,11 +8,9 @@ from heapq import heappop, heappush
 from random import Random
 
 from pinyon_lab.traces.formats import FORMATS, TraceRow
-from pinyon_lab.traces.generate.chats import ChatSource
-from pinyon_lab.traces.generate.draws import exponential
+from pinyon_lab.traces.generate.draws import Ids, Users, exponential, weights
 from pinyon_lab.traces.generate.profile import DAY_S, Chats, Profile
-from pinyon_lab.traces.generate.programs import ProgramSource
-from pinyon_lab.traces.generate.source import Ids, Series, Users, weights
+from pinyon_lab.traces.generate.sources import ChatSource, ProgramSource, Series
 
 
 def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
