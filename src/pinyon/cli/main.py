@@ -18,7 +18,7 @@ from pinyon.cli.called import called_as, has_dev
 from pinyon.cli.channel import add_api_key, add_conductor, add_timeout, add_tls_dir, authorization, open_channel
 from pinyon.cli.failures import printable
 from pinyon.cli.tables import table
-from pinyon.cli.top_suite import serving, state_of
+from pinyon.cli.top_frame import serving, state_of
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams

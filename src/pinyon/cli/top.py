@@ -25,8 +25,16 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import CONDUCTOR_ADDRESS, add_timeout, add_tls_dir, check_address, open_channel, trusted
 from pinyon.cli.regions import CONTROLLER_ADDRESS
-from pinyon.cli.top_frame import Sample, controller_frame, metrics_frame, plain
-from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
+from pinyon.cli.top_frame import (
+    Sample,
+    SuiteSample,
+    controller_frame,
+    door_of,
+    metrics_frame,
+    pinyon_samples,
+    plain,
+    suite_frame,
+)
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pinyon_lab.policies.names  # noqa: F401 - options choose among them
 from pinyon_lab.cli import (
-    plan,
     replay,
     reproduce,
     simulate,
@@ -27,7 +26,8 @@ __all__ = ["add_commands"]
 def add_commands(commands: Commands) -> None:
     """Adds the commands to the parser of ``pinyon``."""
     simulate.add_compare(commands)
-    for command in (plan, replay, reproduce, simulate_cache, simulate):
+    simulate.add_plan(commands)
+    for command in (replay, reproduce, simulate_cache, simulate):
         command.add_command(commands)
     trace = commands.add_parser("trace", help="make, record and analyse traces of requests")
     of_traces = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")

@@ -46,6 +46,8 @@ WHOLE_ALONE: Mapping[str, object] = {
     "sizes": "",
 }
 """The options, with their defaults, that the model of few rules does not use."""
+_ALIKE = ("max_batch", "step_tokens", "whole_tokens", "active_prefills", "pipeline", "attention_kernel")
+"""The options that are settings of the cluster under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,23 +216,18 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
         pool_on_ssd=arguments.pool == "ssd",
         prefix_cache=not arguments.no_prefix_cache,
         step_rule=StepRule(arguments.steps),
-        max_batch=arguments.max_batch,
-        step_tokens=arguments.step_tokens,
         chunk_tokens=arguments.chunk_tokens or arguments.step_tokens,
         step_tbt_s=arguments.step_tbt,
-        whole_tokens=arguments.whole_tokens,
-        active_prefills=arguments.active_prefills,
-        pipeline=arguments.pipeline,
         eviction=eviction,
         pool_eviction=eviction,
         batching=_choice(BATCHING_POLICIES, arguments.batching, "batching"),
-        attention_kernel=arguments.attention_kernel,
         service_order=order,
         slo_s=arguments.slo,
         scaling=None if sizes is None else ScalingSettings(*sizes, slo_s=arguments.slo),
         path_s=arguments.path_ms * 1e-3,
         ttft_slo_s=arguments.shed or 0.0,
         tbt_slo_s=arguments.shed_tbt or 0.0,
+        **{name: getattr(arguments, name) for name in _ALIKE},
     )
     return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
 

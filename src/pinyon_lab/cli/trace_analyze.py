@@ -107,7 +107,7 @@ def _show(figures: Sequence[Figure]) -> None:
             for head, justify in (("", "left"), ("this trace", "right"), ("the paper prints", "left")):
                 facts.add_column(head, justify=justify)  # type: ignore[arg-type]
             for each in figure.facts:
-                facts.add_row(each.column.label, each.shown, each.paper)
+                facts.add_row(each.column.label, each.column.shown(each.value), each.paper)
             console.print(facts)
         for table in figure.tables:
             _show_table(console, table)

@@ -35,10 +35,6 @@ class Fact(NamedTuple):
     value: Value
     paper: str = ""
 
-    @property
-    def shown(self) -> str:
-        return self.column.shown(self.value)
-
 
 class Table(NamedTuple):
     """A table; ``key`` is its name in JSON."""

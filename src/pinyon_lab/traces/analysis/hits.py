@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Bars, Courses, Heat
-from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns, Floats
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.groups import Windows
 from pinyon_lab.traces.analysis.uses import Step, Survey
@@ -120,7 +120,6 @@ def shared_prefix(survey: Survey) -> Figure:
 
 GRID = 40
 NO_USERS = "the trace names no users"
-Floats = NDArray[np.float64]
 
 
 def share_with(values: Floats, share: float) -> float | None:

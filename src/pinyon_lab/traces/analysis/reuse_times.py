@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Courses
-from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns, Floats
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
 from pinyon_lab.traces.analysis.groups import OTHER, Categories, Windows
 from pinyon_lab.traces.analysis.uses import Step
@@ -22,8 +22,6 @@ DECADES = 12
 BINS = 1 + PER_DECADE * DECADES
 EDGES_S: NDArray[np.float64] = LEAST_S * 10.0 ** (np.arange(BINS) / PER_DECADE)
 """The end of each class, 0.9 % above its beginning; the last class has all longer times."""
-
-Floats = NDArray[np.float64]
 
 
 def bins_of(times_s: Floats) -> NDArray[np.int64]:
@@ -63,7 +61,6 @@ REUSES_MIN = 32
 """The fewest reuses of a category and hour that are fitted."""
 FITS_DRAWN = 4
 SHOWN_LEAST_S = 0.1
-Counts = NDArray[np.float64]
 
 
 class ReuseTimes:
@@ -194,7 +191,7 @@ class ReuseTimes:
         return Courses(title, "reuse time, s", "reuses up to it", lines)
 
 
-def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
+def _bins_drawn(counts: Floats) -> NDArray[np.int64]:
     """Returns the classes where a course bends, and a few between, from 0.1 s to a little after the last."""
     x = np.unique(np.concatenate([np.flatnonzero(counts), np.arange(0, BINS, 16)]))
     most_s = max(10.0, 2 * float(EDGES_S[np.flatnonzero(counts)[-1]]))
@@ -202,7 +199,7 @@ def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
     return found
 
 
-def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
+def _quantiles(figure: Figure, named: list[tuple[str, Floats]]) -> None:
     shares = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.99)
     rows: list[tuple[Value, ...]] = [
         (name, int(counts.sum()), *(quantile_s(counts, share) for share in shares)) for name, counts in named

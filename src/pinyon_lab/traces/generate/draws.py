@@ -7,6 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import itemgetter
 from random import Random
 
 
@@ -24,33 +25,26 @@ def log_normal(rng: Random, sigma: float) -> float:
     return math.exp(sigma * normal - sigma * sigma / 2)
 
 
-class Quantiles:
+class Quantiles(tuple[tuple[float, float], ...]):
     """A distribution by quantiles, with a linear logarithm between: values from P90 to P99 spread as long tails do."""
 
-    def __init__(self, *points: tuple[float, float]) -> None:
+    __slots__ = ()
+
+    def __new__(cls, *points: tuple[float, float]) -> Quantiles:
         """Takes ``(share, value)``, rising in both, from share 0 to 1; values are positive. Raises ``ValueError``."""
         shares, values = [share for share, _ in points], [value for _, value in points]
         if shares[:1] != [0] or shares[-1] != 1 or shares != sorted(shares):
             raise ValueError(f"no quantiles, shares do not rise from 0 to 1: {points}")
         if values[0] <= 0 or values != sorted(values):
             raise ValueError(f"no quantiles, values do not rise from above 0: {points}")
-        self._points = points
-        self._shares = shares
-        self._logs = [math.log(value) for value in values]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Quantiles) and self._points == other._points
-
-    def __hash__(self) -> int:
-        return hash(self._points)
+        return super().__new__(cls, points)
 
     def at(self, share: float) -> float:
         """Returns the value below which that share in [0, 1) of all lies."""
-        shares, logs = self._shares, self._logs
-        after = min(bisect_right(shares, share), len(shares) - 1)
-        span = shares[after] - shares[after - 1]
-        part = (share - shares[after - 1]) / span if span else 1.0
-        return math.exp(logs[after - 1] + part * (logs[after] - logs[after - 1]))
+        after = min(bisect_right(self, share, key=itemgetter(0)), len(self) - 1)
+        (low, least), (high, most) = self[after - 1], self[after]
+        part = (share - low) / (high - low) if high > low else 1.0
+        return math.exp(math.log(least) + part * (math.log(most) - math.log(least)))
 
 
 class Ids:
