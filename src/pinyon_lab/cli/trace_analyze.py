@@ -122,7 +122,7 @@ def _show_table(console: Console, table: Table) -> None:
     shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False, title_style="italic")
     for at, column in enumerate(table.columns):
         text = any(isinstance(row[at], str) for row in table.rows)
-        shown.add_column(column.label, justify="left" if text else "right")
+        shown.add_column(column.label or column.key, justify="left" if text else "right")
     every = -(-len(table.rows) // ROWS_SHOWN)
     for row in table.rows[::every]:
         shown.add_row(*(column.shown(value) for column, value in zip(table.columns, row, strict=True)))

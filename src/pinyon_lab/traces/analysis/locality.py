@@ -85,8 +85,8 @@ def _grid(figure: Figure, name: str, counts: NDArray[np.int64]) -> None:
         rows.append((stride * 100 // PARTS, line))
     key = name.replace(", ", "_").replace("-", "_").replace(" ", "_")
     offsets = [f"{100 * offset // PARTS} %" for offset in range(PARTS)]
-    cells = (Column(f"offset_{100 * at // PARTS}", offset, ".0%") for at, offset in enumerate(offsets))
-    heads = (Column("stride_percent", "stride, %"), *cells)
+    cells = (Column(f"offset_{100 * at // PARTS}", ".0%", offset) for at, offset in enumerate(offsets))
+    heads = (Column("stride_percent", "", "stride, %"), *cells)
     figure.tables.append(Table(key, f"{name}: by stride (down) and offset (across)", heads, [(s, *v) for s, v in rows]))
     figure.plots.append(
         Heat(f"{name}, by stride", "offset", "hit ratio", offsets, [(f"{s} %", v) for s, v in rows], numbers=True)

@@ -163,8 +163,8 @@ class ReuseTimes:
         figure.fact("fits", "fits", len(rows), ",")
         figure.fact("mean_ks", "mean Kolmogorov-Smirnov distance, by reuses", mean, ".3f", "“fit well” (§3.4)")
         heads = (
-            *(Column("category", "category"), Column("hour", "hour"), Column("reuses", "reuses", ",")),
-            *(Column("share", "of blocks", ".1%"), Column("mean_s", "mean", "s"), Column("ks", "KS", ".3f")),
+            *(Column("category"), Column("hour"), Column("reuses", ",")),
+            *(Column("share", ".1%", "of blocks"), Column("mean_s", "s", "mean"), Column("ks", ".3f", "KS")),
         )
         figure.tables.append(Table("fits", "by category and hour of the use before", heads, rows))
         figure.notes.append(
@@ -204,8 +204,8 @@ def _quantiles(figure: Figure, named: list[tuple[str, Floats]]) -> None:
     rows: list[tuple[Value, ...]] = [
         (name, int(counts.sum()), *(quantile_s(counts, share) for share in shares)) for name, counts in named
     ]
-    quantiles = (Column(f"p{round(100 * share)}_s", f"P{round(100 * share)}", "s") for share in shares)
-    heads = (Column("requests", "requests"), Column("reuses", "reuses", ","), *quantiles)
+    quantiles = (Column(f"p{round(100 * share)}_s", "s", f"P{round(100 * share)}") for share in shares)
+    heads = (Column("requests"), Column("reuses", ","), *quantiles)
     figure.tables.append(Table("quantiles", "reuse time", heads, rows))
     lines = []
     for name, counts in named[:8]:
