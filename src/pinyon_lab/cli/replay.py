@@ -16,8 +16,17 @@ from pinyon.cli.failures import in_words
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import LB
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import Load, add_load, add_output, block_tokens_of, check, read
-from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
+from pinyon_lab.cli.simulated import (
+    Load,
+    add_load,
+    add_output,
+    block_tokens_of,
+    check,
+    draw,
+    print_result,
+    read,
+    write_rows,
+)
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
 from pinyon_lab.replay import Player, Prompts, Replayed, Sending, TokenRange
 from pinyon_lab.simulator.report import cluster_report

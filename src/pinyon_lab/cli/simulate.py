@@ -16,12 +16,15 @@ from pinyon_lab.cli.simulated import (
     add_output,
     add_policy,
     check,
+    draw,
     model_of,
     policy_of,
+    print_result,
+    print_side_by_side,
     read,
     run_model,
+    write_rows,
 )
-from pinyon_lab.cli.simulated_results import draw, print_result, print_side_by_side, write_rows
 from pinyon_lab.cli.trace_input import open_trace, print_json
 from pinyon_lab.simulator.models import Limits, Model, Rows
 from pinyon_lab.simulator.searches import Bounds, fewest, goodput

@@ -184,6 +184,27 @@ FORMATS = {
 }
 
 
+def line_of(row: TraceRow, format_name: str = "qwen") -> str:
+    """Returns the line of a row, with its end. In ``mooncake`` there are no ids of requests, and times in whole ms."""
+    if format_name not in ("qwen", "mooncake"):
+        raise ValueError(f"pinyon writes qwen and mooncake, not {format_name}")
+    fields: dict[str, object] = {}
+    lengths = {"input_length": row.input_tokens, "output_length": row.output_tokens}
+    kind = {"type": row.kind, "turn": row.turn}
+    if format_name == "qwen":
+        time_s = round(row.time_s, 6) + 0.0  # never -0.0
+        fields |= {"chat_id": row.chat, "parent_chat_id": row.parent or -1, "timestamp": time_s}
+        fields |= lengths | kind | {"hash_ids": row.blocks}
+    else:
+        fields |= {"timestamp": round(row.time_s * 1e3), **lengths, "hash_ids": row.blocks}
+        fields |= kind if row.kind else {}
+    if row.user:
+        fields["user_id"] = row.user
+    if row.output_blocks and format_name == "qwen":
+        fields["output_hash_ids"] = row.output_blocks
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
 def _object(line: str) -> Mapping[str, Any]:
     if len(line) > LINE_CHARS_MAX:
         raise ValueError(f"a line of more than {LINE_CHARS_MAX} characters")

@@ -13,10 +13,10 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces import FORMATS, TraceRow
+from pinyon_lab.traces.formats import line_of
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile, sources
 from pinyon_lab.traces.generate.draws import Ids, Quantiles, Users
 from pinyon_lab.traces.generate.profile import Chats, Profile, Programs
-from pinyon_lab.traces.writer import line_of
 
 HOUR_S = 3600.0
 

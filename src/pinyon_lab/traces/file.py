@@ -1,23 +1,27 @@
-"""A trace file, plain or gzipped, read row by row. Broken rows are counted, reported and left out."""
+"""A trace file, plain or gzipped, read or written row by row. Broken rows are counted, reported and left out."""
 
 from __future__ import annotations
 
 import gzip
+import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from types import TracebackType
+from typing import IO, BinaryIO, cast
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
-from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, Format, TraceRow, detect_format
+from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, Format, TraceRow, detect_format, line_of
 
 NAMED_MAX = 10
 PROGRESS_EVERY = 1024
 Progress = Callable[[int], None]
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """The exceptions that reading a damaged compressed file raises."""
+STDOUT = Path("-")
 _GZIP = b"\x1f\x8b"
 
 
@@ -101,3 +105,62 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, Iterator[bytes]]]:
         raw.seek(0)
         file = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw
         yield raw, iter(lambda: file.readline(LINE_CHARS_MAX + 1), b"")
+
+
+class TraceWriter:
+    """A context that writes one file; ``-`` is standard output. A name in ``.gz`` is gzipped, with the same bytes for
+    the same rows. The file gets its name only once it is whole: after an error, what was begun is removed. Raises
+    :class:`InvalidArgument` if the file cannot be written."""
+
+    def __init__(self, path: Path, format_name: str = "qwen") -> None:
+        self._path = path
+        self._format_name = format_name
+        self._unfinished = path.parent / f".{path.name}.{os.getpid()}.part"
+        self._files = ExitStack()
+        self._to: IO[bytes] = sys.stdout.buffer
+        self.rows = 0
+
+    def __enter__(self) -> TraceWriter:
+        if self._path != STDOUT:
+            if self._path.exists() and not self._path.is_file():  # writing would replace a device
+                raise self._refused("it is there and no file")
+            with self._refusing():
+                self._to = self._files.enter_context(self._unfinished.open("wb"))
+            if self._path.suffix == ".gz":
+                zipped = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._to, mtime=0)
+                self._files.callback(zipped.close)
+                self._to = cast("IO[bytes]", zipped)
+        return self
+
+    def write(self, row: TraceRow) -> None:
+        self.write_line(line_of(row, self._format_name).encode())
+        self.rows += 1
+
+    def write_line(self, line: bytes) -> None:
+        """Writes a line of any format, which must be correct; its end is added if missing."""
+        with self._refusing():
+            self._to.write(line if line.endswith(b"\n") else line + b"\n")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._refusing():
+            if self._path == STDOUT:
+                self._to.flush()
+                return
+            try:
+                self._files.close()
+                if kind is None:
+                    self._unfinished.replace(self._path)
+            finally:
+                self._unfinished.unlink(missing_ok=True)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # the reader of standard output has enough: this is no error of ours
+            raise
+        except OSError as error:
+            raise self._refused(error.strerror) from None
+
+    def _refused(self, why: str | None) -> InvalidArgument:
+        return InvalidArgument(f"cannot write {self._path}: {why}", field="out")
