@@ -6,16 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 import pinyon_lab.policies.names  # noqa: F401 - options choose among them
-from pinyon_lab.cli import (
-    replay,
-    reproduce,
-    simulate,
-    simulate_cache,
-    trace_analyze,
-    trace_generate,
-    trace_record,
-    trace_scale,
-)
+from pinyon_lab.cli import replay, reproduce, simulate, simulate_cache, trace_analyze, trace_generate, trace_record
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -33,5 +24,6 @@ def add_commands(commands: Commands) -> None:
     of_traces = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
     trace_analyze.add_command(of_traces)
     trace_analyze.add_fit(of_traces)
-    for each in (trace_generate, trace_record, trace_scale):
-        each.add_command(of_traces)
+    trace_generate.add_command(of_traces)
+    trace_record.add_command(of_traces)
+    trace_generate.add_scale(of_traces)

@@ -16,9 +16,8 @@ from pinyon_lab.traces.analysis.hits import (
     requests_by_user,
     shared_prefix,
 )
-from pinyon_lab.traces.analysis.locality import Locality
 from pinyon_lab.traces.analysis.memory import ideal_capacity, lifespans, lifespans_by_category, request_sizes
-from pinyon_lab.traces.analysis.reuse_times import ReuseTimes
+from pinyon_lab.traces.analysis.reuse import Locality, ReuseTimes
 from pinyon_lab.traces.analysis.turns import next_turns, turn_numbers, turns_by_user
 from pinyon_lab.traces.analysis.uses import Step, Survey
 
