@@ -14,7 +14,7 @@ import pytest
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces import FORMATS, TraceRow
 from pinyon_lab.traces.formats import line_of
-from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile, sources
+from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, generator, profile
 from pinyon_lab.traces.generate.draws import Ids, Quantiles, Users
 from pinyon_lab.traces.generate.profile import Chats, Profile, Programs
 
@@ -231,13 +231,13 @@ def test_memory_is_what_goes_on(name: str) -> None:
 
 def test_texts_to_be_asked_again_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program keeps only its latest texts."""
-    monkeypatch.setattr(sources, "TEXTS_MAX", 5)
+    monkeypatch.setattr(generator, "TEXTS_MAX", 5)
     made = profile("qwen-b")
     (part,) = made.parts
     assert isinstance(part, Programs)
     part = dataclasses.replace(part, same=1.0, same_after_s=Quantiles((0, 50), (1, 90)))
     users = Users([1.0])
-    source, rng = sources.ProgramSource(made, part, users, Ids(16)), Random(1)
+    source, rng = generator.ProgramSource(made, part, users, Ids(16)), Random(1)
     for at_s in range(20):
         next(source.begin(float(at_s), rng))
     (program,) = source._by_user.values()
