@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from pinyon_lab.traces import FORMATS
+from pinyon_lab.traces import FORMATS, TraceFile, TraceRow
 from pinyon_lab.traces.generate import generate, profile
-from pinyon_lab.traces.reader import TraceFile
-from pinyon_lab.traces.row import TraceRow
 
 EVERY = (1, 2, 4, 8, 16, 32, 64)
 BLOCK_TOKENS = 16

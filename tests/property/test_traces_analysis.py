@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis import Figure, analyse, read_columns, uses
 from pinyon_lab.traces.analysis.models import MODELS
-from pinyon_lab.traces.analysis.reuse_times import EDGES_S, bins_of, ks_exponential, quantile_s
+from pinyon_lab.traces.analysis.reuse import EDGES_S, bins_of, ks_exponential, quantile_s
 from tests.long import usually
 
 BLOCK = 16
@@ -252,7 +252,7 @@ def test_reuse_times_locality_and_lifespans(rows: list[TraceRow], step: int) -> 
 @settings(max_examples=usually(20, long=60), deadline=None)
 @given(traces())
 def test_fits_and_sizes(rows: list[TraceRow]) -> None:
-    with mock.patch("pinyon_lab.traces.analysis.reuse_times.REUSES_MIN", 1):
+    with mock.patch("pinyon_lab.traces.analysis.reuse.REUSES_MIN", 1):
         figures, naive = by_number(rows), Naive(rows)
     if not figures["15"].left_out:
         reuses: dict[tuple[str, int], list[float]] = defaultdict(list)

@@ -21,18 +21,14 @@ logged there. With TLS it takes an admin's certificate (--tls-dir)."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "admin", help="show and change settings of a running process", description=_DESCRIPTION
     )
-    parser.add_argument(
-        "role", choices=(CONDUCTOR, WORKER, KVSTORE, LB), metavar="ROLE", help="conductor, worker, kvstore or lb"
-    )
-    parser.add_argument("address", metavar="HOST:PORT", help="its gRPC (with TLS, a load balancer's --admin-listen)")
-    parser.add_argument(
-        "changes", metavar="NAME=VALUE", nargs="*", help="a change; without any, the settings are shown"
-    )
-    parser.add_argument("--instance-id", default="", help="with TLS: talk to this instance or to nobody")
+    add = parser.add_argument
+    add("role", choices=(CONDUCTOR, WORKER, KVSTORE, LB), metavar="ROLE", help="conductor, worker, kvstore or lb")
+    add("address", metavar="HOST:PORT", help="its gRPC (with TLS, a load balancer's --admin-listen)")
+    add("changes", metavar="NAME=VALUE", nargs="*", help="a change; without any, the settings are shown")
+    add("--instance-id", default="", help="with TLS: talk to this instance or to nobody")
     add_timeout(parser)
     add_tls_dir(parser)
     parser.set_defaults(run=admin)

@@ -29,7 +29,6 @@ and instance id, so nobody registers as another. What is there already is kept w
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("certs", help="make certificates for a cluster with TLS", description=_DESCRIPTION)
     add = parser.add_argument
     add("dir", metavar="DIR", type=Path)

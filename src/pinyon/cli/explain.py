@@ -27,7 +27,6 @@ GUESSED = ("transfer_ms", "ttft_ms")
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser("explain", help="tell why a request went where it went", description=_DESCRIPTION)
     parser.add_argument("request_id", metavar="REQUEST_ID")
     add_conductor(parser)
@@ -68,26 +67,20 @@ def _print(console: Console, decision: conductor_pb2.ExplainedDecision) -> None:
 
 def _asked(decision: conductor_pb2.ExplainedDecision) -> str:
     """Returns the known facts of the request and its decision as one line."""
+    policy, limit_ms, tbt_ms = decision.placement.policy, decision.ttft_limit_ms, decision.tbt_limit_ms
+    known = {
+        f"at most {decision.max_tokens} generated": decision.max_tokens,
+        f"{decision.kind}, turn {decision.turn}": decision.kind,
+        f"priority {decision.priority}": decision.priority,
+        "nothing is reused": decision.no_reuse,
+        f"policy {policy}": decision.HasField("placement"),
+        f"first token within {_ms(limit_ms)}": limit_ms,
+        f"{_ms(tbt_ms)} between tokens": tbt_ms,
+        f"not on {', '.join(decision.exclude_instance_ids)}": decision.exclude_instance_ids,
+        "a probe": decision.probe,
+    }
     facts = [f"{decision.age_ms / 1e3:.1f} s ago", decision.model, f"{decision.prompt_tokens} prompt tokens"]
-    if decision.max_tokens:
-        facts.append(f"at most {decision.max_tokens} generated")
-    if decision.kind:
-        facts.append(f"{decision.kind}, turn {decision.turn}")
-    if decision.priority:
-        facts.append(f"priority {decision.priority}")
-    if decision.no_reuse:
-        facts.append("nothing is reused")
-    if decision.HasField("placement"):
-        facts.append(f"policy {decision.placement.policy}")
-    if decision.ttft_limit_ms:
-        facts.append(f"first token within {_ms(decision.ttft_limit_ms)}")
-    if decision.tbt_limit_ms:
-        facts.append(f"{_ms(decision.tbt_limit_ms)} between tokens")
-    if decision.exclude_instance_ids:
-        facts.append(f"not on {', '.join(decision.exclude_instance_ids)}")
-    if decision.probe:
-        facts.append("a probe")
-    return ", ".join(facts)
+    return ", ".join([*facts, *[fact for fact, is_known in known.items() if is_known]])
 
 
 def _table(decision: conductor_pb2.ExplainedDecision) -> Table:
@@ -130,12 +123,7 @@ def _cell(each: conductor_pb2.Candidate, field: str) -> str:
 def _measured(decision: conductor_pb2.ExplainedDecision) -> str:
     """Returns the measured times beside the predicted ones."""
     first = decision.first_token
-    parts = (
-        ("queue", first.queue_us),
-        ("fetch", first.fetch_us),
-        ("compute", first.compute_us),
-        ("push", first.push_us),
-    )
+    parts = [f"{name} {_ms(getattr(first, f'{name}_us') / 1e3)}" for name in ("queue", "fetch", "compute", "push")]
     predicted_ms, measured_ms = decision.placement.predicted_ttft_ms, first.ttft_us / 1e3
     error_ms = measured_ms - predicted_ms
     tokens = f"{first.computed_tokens} tokens computed, {first.local_tokens} local"
@@ -145,7 +133,7 @@ def _measured(decision: conductor_pb2.ExplainedDecision) -> str:
     return (
         f"measured: first token in {_ms(measured_ms)}, predicted {_ms(predicted_ms)} "
         f"({'+' if error_ms >= 0 else '-'}{_ms(abs(error_ms))}); on {first.prefill_instance_id}: "
-        f"{', '.join(f'{name} {_ms(us / 1e3)}' for name, us in parts)}; {tokens}"
+        f"{', '.join(parts)}; {tokens}"
     )
 
 

@@ -17,14 +17,8 @@ SERVICES = {
 }
 NOT_REACHED = ("failed to connect to all addresses", "errors resolving")
 """The beginnings of gRPC's own messages where no service has said anything."""
-GRPC_PORTS = {
-    CONDUCTOR: "7000 by default",
-    CONTROLLER: "7100 by default",
-    KVSTORE: "`pinyon instances` lists it",
-    LB: "8001 by default",
-    WORKER: "`pinyon instances` lists it",
-}
-"""Hints where the gRPC port of each service is."""
+GRPC_PORTS = {CONDUCTOR: "7000 by default", CONTROLLER: "7100 by default", LB: "8001 by default"}
+"""Hints where the gRPC port of a service is; `pinyon instances` lists the others."""
 BROKEN = ("Socket closed", "Connection reset", "recvmsg", "Stream removed", "GOAWAY", "Broken pipe")
 
 
@@ -89,5 +83,6 @@ def _not_reached(details: str, role: str, address: str, tls_dir: str) -> str:
 def _another_one(role: str) -> str:
     return (
         f"it may be one of metrics{' (7300 and more in `./dev up`)' if has_dev() else ''} or of OpenAI's HTTP (8000); "
-        f"the gRPC of the {SERVICES[role]} is another one ({GRPC_PORTS[role]})"
+        f"the gRPC of the {SERVICES[role]} is another one "
+        f"({GRPC_PORTS.get(role, '`pinyon instances` lists it')})"
     )

@@ -17,7 +17,6 @@ read. The exit status is 0 when all of it is the same, and 1 when something diff
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "journal", help="make a service's decisions again from its journal", description=_DESCRIPTION
     )

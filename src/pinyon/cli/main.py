@@ -18,6 +18,7 @@ from pinyon.cli.called import called_as, has_dev
 from pinyon.cli.channel import add_api_key, add_conductor, add_timeout, add_tls_dir, authorization, open_channel
 from pinyon.cli.failures import printable
 from pinyon.cli.tables import table
+from pinyon.cli.top_frame import serving, state_of
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
@@ -41,20 +42,17 @@ def instances(arguments: argparse.Namespace) -> int:
     with open_channel(arguments.conductor, CONDUCTOR, arguments.tls_dir) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
-    models = sorted({instance.info.model for instance in reply.instances if instance.info.model})
     numbers = ("pending/running", "KV used+cached/total")
-    title = f"serving {', '.join(models) or 'nothing yet'}"
+    title = serving(reply.instances)
     rows = table("instance", "role", "address", *numbers, "", title=title, right=numbers, whole=True)
     for instance in reply.instances:
         info, load = instance.info, instance.load
         role = role_from_proto(info.role)
-        store = role is Role.STORE
-        state = "draining" if load.draining else ("" if instance.schedulable or store else "away")
         rows.add_row(
             *(info.instance_id, role or "unspecified", info.address),
-            "–" if store else f"{load.pending_requests}/{load.running_requests}",
+            "–" if role is Role.STORE else f"{load.pending_requests}/{load.running_requests}",
             f"{load.used_blocks}+{load.cached_blocks}/{info.capacity_blocks or '–'}",
-            state,
+            state_of(instance),
         )
     Console().print(rows)
     return 0
@@ -105,14 +103,13 @@ def _parser() -> argparse.ArgumentParser:
 
     told = "Send one prompt to a load balancer over gRPC, and print the text as it comes: the easiest first request."
     send = commands.add_parser("generate", help="send a prompt and print the answer", description=told)
-    send.add_argument("prompt", metavar="PROMPT", help="one argument: quote it")
-    send.add_argument(
-        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
-    )
-    send.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
-    send.add_argument("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
-    send.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
-    send.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
+    add = send.add_argument
+    add("prompt", metavar="PROMPT", help="one argument: quote it")
+    add("--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)")
+    add("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    add("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
+    add("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
     add_timeout(send, 120.0)
     add_api_key(send)
     add_tls_dir(send)

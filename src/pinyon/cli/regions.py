@@ -28,7 +28,6 @@ changes are for processes of the controller's machine."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "regions", help="show and change regions and their load balancers", description=_DESCRIPTION
     )
@@ -86,7 +85,7 @@ def _print(reply: controller_pb2.ListRegionsResponse) -> None:
             state = "live, not connected"
         _row(
             members,
-            *(info.region, info.lb_id, state, _served(federation, info.lb_id)),
+            *(info.region, info.lb_id, state, served(federation, info.lb_id)),
             "–" if load is None else f"{load.queue}+{load.in_flight}",
             info.http_url,
         )
@@ -103,7 +102,8 @@ def _print(reply: controller_pb2.ListRegionsResponse) -> None:
         console.print("The controller has just started: who it does not hear may live.", style="yellow")
 
 
-def _served(federation: Federation, lb_id: str) -> str:
+def served(federation: Federation, lb_id: str) -> str:
+    """Returns the names of the clusters that a load balancer serves; those that it has adopted have a star."""
     own = [each.name for each in federation.owned_by(lb_id)]
     return " ".join([*own, *[f"{each.region}/{each.name}*" for each in federation.adopted_by(lb_id)]])
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,8 +25,16 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import CONDUCTOR_ADDRESS, add_timeout, add_tls_dir, check_address, open_channel, trusted
 from pinyon.cli.regions import CONTROLLER_ADDRESS
-from pinyon.cli.top_frame import Sample, controller_frame, metrics_frame, plain
-from pinyon.cli.top_suite import SuiteSample, door_of, pinyon_samples, suite_frame
+from pinyon.cli.top_frame import (
+    Sample,
+    SuiteSample,
+    controller_frame,
+    door_of,
+    metrics_frame,
+    pinyon_samples,
+    plain,
+    suite_frame,
+)
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.runtime.identity import CONDUCTOR, CONTROLLER
 
@@ -55,10 +63,12 @@ With --metrics, all metrics of one process by name. "q" or Ctrl-C ends it."""
 
 Draw = Callable[[int, int], list[Text]]
 """A function that draws lines for a number of columns and rows."""
+Look = Callable[[], tuple[Draw, Sequence[str]]]
+"""A function that takes a sample and returns how to draw it, and the failures of those that did not answer, though
+others did. It raises :class:`PinyonError` if nobody did."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "top",
         help="watch load, latencies and instances, live",
@@ -88,102 +98,80 @@ def add_command(commands: Any) -> None:
 def top(arguments: argparse.Namespace) -> int:
     """Shows the view until the user ends it."""
     if arguments.metrics:
-        return _watch(arguments, _MetricsSource(arguments))
-    regions, suite = _ControllerSource(arguments), _SuiteSource(arguments)
+        return _watch(arguments, _metrics(arguments))
+    regions, suite = _regions(arguments), _suite(arguments)
     if arguments.controller:
         return _watch(arguments, regions)
     if arguments.conductor or arguments.lb:
         return _watch(arguments, suite)
     try:
-        regions.look()
+        regions()
     except PinyonError:
         return _watch(arguments, suite)
     return _watch(arguments, regions)
 
 
-class _Source(Protocol):
-    def look(self) -> Draw:
-        """Takes a sample and returns how to draw it. Raises :class:`PinyonError`."""
+def _regions(arguments: argparse.Namespace) -> Look:
+    """Returns the way to look at the regions of a controller."""
+    address = arguments.controller or CONTROLLER_ADDRESS
+    check_address(address)
+    samples: deque[Sample] = deque(maxlen=2)
 
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """The failures of those that did not answer the last look, though others did."""
-
-
-class _ControllerSource:
-    failures = ()
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._address = arguments.controller or CONTROLLER_ADDRESS
-        check_address(self._address)
-        self._timeout_s = arguments.timeout_s
-        self._tls_dir = arguments.tls_dir
-        self._title = f"pinyon top  {self._address}"
-        self._before: Sample | None = None
-
-    def look(self) -> Draw:
-        with open_channel(self._address, CONTROLLER, self._tls_dir) as channel:
+    def look() -> tuple[Draw, Sequence[str]]:
+        with open_channel(address, CONTROLLER, arguments.tls_dir) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
-            reply = stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=self._timeout_s)
-        before, now = self._before, Sample(time.monotonic(), reply)
-        self._before = now
-        return lambda width, height: controller_frame(now, before, width, height, self._title)
+            reply = stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=arguments.timeout_s)
+        samples.append(Sample(time.monotonic(), reply))
+        now, before = samples[-1], samples[0]
+        return lambda width, height: controller_frame(now, before, width, height, f"pinyon top  {address}"), ()
+
+    return look
 
 
-class _SuiteSource:
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._conductor = arguments.conductor or CONDUCTOR_ADDRESS
-        check_address(self._conductor)  # checked here, because the load balancer may answer all the same
-        self._page = _Page(arguments.lb or LB_ADDRESS, arguments)
-        self._timeout_s = arguments.timeout_s
-        self._tls_dir = arguments.tls_dir
-        self._title = f"pinyon top  {self._conductor}  {self._page.base}"
-        self._samples: deque[SuiteSample] = deque(maxlen=SAMPLES_MAX)
+def _suite(arguments: argparse.Namespace) -> Look:
+    """Returns the way to look at a conductor and a load balancer."""
+    conductor = arguments.conductor or CONDUCTOR_ADDRESS
+    check_address(conductor)  # checked here, because the load balancer may answer all the same
+    page = _Page(arguments.lb or LB_ADDRESS, arguments)
+    kept: deque[SuiteSample] = deque(maxlen=SAMPLES_MAX)
 
-    def look(self) -> Draw:
+    def look() -> tuple[Draw, Sequence[str]]:
         door, instances = None, None
         failures = []
         try:
-            instances = self._instances()
+            with open_channel(conductor, CONDUCTOR, arguments.tls_dir) as channel:
+                stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+                reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
+                instances = list(reply.instances)
         except PinyonError as error:
             failures.append(error.message)
         try:
-            door = door_of(self._page.read())
+            door = door_of(page.read())
             if "pinyon_lb_conductor_connected" not in door.values:  # servers of other makers have no conductor
                 failures.clear()
         except PinyonError as error:
             failures.append(error.message)
         if door is None and instances is None:
             raise Unavailable("; ".join(failures))
-        self._samples.append(SuiteSample(time.monotonic(), door, instances, tuple(failures)))
-        samples = list(self._samples)
-        return lambda width, height: suite_frame(samples, width, height, self._title)
+        kept.append(SuiteSample(time.monotonic(), door, instances, tuple(failures)))
+        samples, title = list(kept), f"pinyon top  {conductor}  {page.base}"
+        return lambda width, height: suite_frame(samples, width, height, title), failures
 
-    @property
-    def failures(self) -> tuple[str, ...]:
-        return self._samples[-1].failures if self._samples else ()
-
-    def _instances(self) -> Sequence[conductor_pb2.Instance]:
-        with open_channel(self._conductor, CONDUCTOR, self._tls_dir) as channel:
-            stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-            reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=self._timeout_s)
-            return list(reply.instances)
+    return look
 
 
-class _MetricsSource:
-    failures = ()
+def _metrics(arguments: argparse.Namespace) -> Look:
+    """Returns the way to look at the metrics of one process."""
+    page = _Page(arguments.metrics, arguments)
+    samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=2)
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._page = _Page(arguments.metrics, arguments)
-        self._title = f"pinyon top  {self._page.base}"
-        self._before: tuple[float, dict[str, float]] | None = None
+    def look() -> tuple[Draw, Sequence[str]]:
+        samples.append((time.monotonic(), metric_sums(page.read())))
+        (before_s, before), (now_s, now) = samples[0], samples[-1]
+        title, seconds = f"pinyon top  {page.base}", now_s - before_s
+        return lambda width, height: metrics_frame(now, before, seconds, width, height, title), ()
 
-    def look(self) -> Draw:
-        now_s, now = time.monotonic(), metric_sums(self._page.read())
-        before, self._before = self._before, (now_s, now)
-        seconds = 0.0 if before is None else now_s - before[0]
-        last = None if before is None else before[1]
-        return lambda width, height: metrics_frame(now, last, seconds, width, height, self._title)
+    return look
 
 
 class _Page:
@@ -247,22 +235,23 @@ def metric_sums(page: str) -> dict[str, float]:
     return sums
 
 
-def _watch(arguments: argparse.Namespace, source: _Source) -> int:
-    draw = source.look()  # if nobody answers, it ends here, and not with an empty screen
+def _watch(arguments: argparse.Namespace, look: Look) -> int:
+    draw, failures = look()  # if nobody answers, it ends here, and not with an empty screen
     every_s = max(LOOK_S, arguments.every_s)
     console = Console()
     if arguments.once or not (sys.stdout.isatty() and console.is_interactive):
         size = shutil.get_terminal_size((COLUMNS_OF_A_PIPE, ROWS_OF_A_PIPE))
         rows = ROWS_OF_A_PIPE  # no row is left out, because the output may scroll
         time.sleep(every_s)  # rates need two looks
-        for line in source.look()(size.columns, rows):
+        draw, failures = look()
+        for line in draw(size.columns, rows):
             sys.stdout.write(f"{line.plain}\n")
-        return 1 if source.failures else 0
+        return 1 if failures else 0
     with _keys(sys.stdin) as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         failure = ""
         while _show_until(live, time.monotonic() + every_s, draw, failure, keys):
             try:
-                draw, failure = source.look(), ""
+                (draw, _), failure = look(), ""
             except PinyonError as error:
                 failure = error.message
     return 0

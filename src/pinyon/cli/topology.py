@@ -28,7 +28,6 @@ text, or the path of a JSON file, in the form that --json prints: {{"cpu:0": [["
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     parser = commands.add_parser(
         "topology", help="show this host's NICs and which memory they are near to", description=_DESCRIPTION
     )

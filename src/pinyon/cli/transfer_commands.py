@@ -15,8 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -55,7 +54,6 @@ Without a target both ends are on this host, in two processes."""
 
 
 def add_command(commands: Any) -> None:
-    """Registers the command with the sub-parsers of the ``pinyon`` command."""
     group = commands.add_parser("transfer", help="measure the transfer engine between two hosts")
     verbs = group.add_subparsers(dest="verb", required=True)
 
@@ -88,19 +86,13 @@ def add_command(commands: Any) -> None:
             parser.add_argument(option, dest=name, default=None, metavar="VALUE", help=field.description, **flag)
 
 
-_SETTINGS = {
-    "advertise_host": "--advertise-host",
-    "transfer_transports": "--transports",
-    "transfer_nics": "--nics",
-    "transfer_topology": "--topology",
-    "transfer_allow_shm": "--allow-shm",
-    "transfer_nixl": "--nixl",
-    "transfer_nixl_without_authentication": "--nixl-without-authentication",
-    "tls_dir": "--tls-dir",
-    "cluster_secret_file": "--cluster-secret-file",
-    "transfer_checksum": "--checksum",
-    "transfer_spin_us": "--spin-us",
-}
+_NAMES = (
+    *("advertise_host", "transfer_transports", "transfer_nics", "transfer_topology", "transfer_allow_shm"),
+    *("transfer_nixl", "transfer_nixl_without_authentication", "tls_dir", "cluster_secret_file"),
+    *("transfer_checksum", "transfer_spin_us"),
+)
+_SETTINGS = {name: "--" + name.removeprefix("transfer_").replace("_", "-") for name in _NAMES}
+"""The options of the settings that a bench has."""
 
 
 def _engine(arguments: argparse.Namespace) -> TransferEngine:
@@ -168,7 +160,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with _running(_engine(arguments)) as engine:
+    with contextlib.closing(_engine(arguments)) as engine:
         region = engine.register_local_memory(_memory(nbytes))
         sys.stdout.write(f"{pack_target(engine.descriptor([region]))}\n")
         sys.stdout.flush()
@@ -187,14 +179,6 @@ def _memory(nbytes: int) -> memoryview:
     return np.ones(nbytes, np.uint8).data
 
 
-@contextlib.contextmanager
-def _running(engine: TransferEngine) -> Iterator[TransferEngine]:
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
 def _within(name: str, value: float, most: float) -> None:
     if not 0 < value <= most:
         raise InvalidArgument(f"--{name} must be over 0 and at most {most:g}", field=name)
@@ -203,8 +187,7 @@ def _within(name: str, value: float, most: float) -> None:
 # ---------------------------------------------------------------- bench
 
 
-@dataclass(frozen=True)
-class _Point:
+class _Point(NamedTuple):
     op: str
     request_bytes: int
     batch: int
@@ -226,7 +209,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             segment = stack.enter_context(_own_peer(max(sizes) * arguments.batch, arguments))
         if max(sizes) > segment.regions[0].length:
             raise InvalidArgument(f"the target offers {size_text(segment.regions[0].length)}", field="size")
-        engine = stack.enter_context(_running(_engine(arguments)))
+        engine = stack.enter_context(contextlib.closing(_engine(arguments)))
         region = engine.register_local_memory(_memory(min(max(sizes) * arguments.batch, 1 << 30)))
         points = []
         for opcode in opcodes:
@@ -321,20 +304,11 @@ def _all_ok(results: Sequence[TransferResult]) -> None:
 
 
 def _as_json(points: Sequence[_Point], stats: TransferStats) -> dict[str, Any]:
-    return {
-        "points": [vars(point) for point in points],
-        "paths": [
-            {
-                **one.path._asdict(),
-                "bytes": one.nbytes,
-                "chains": one.chains,
-                "short": one.short,
-                "failures": one.failures,
-            }
-            for one in stats.paths
-        ],
-        "retries": stats.retries,
-    }
+    paths = [
+        one.path._asdict() | {"bytes": one.nbytes, "chains": one.chains, "short": one.short, "failures": one.failures}
+        for one in stats.paths
+    ]
+    return {"points": [point._asdict() for point in points], "paths": paths, "retries": stats.retries}
 
 
 def _show(points: Sequence[_Point], stats: TransferStats) -> None:

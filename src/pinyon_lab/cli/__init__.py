@@ -6,19 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 import pinyon_lab.policies.names  # noqa: F401 - options choose among them
-from pinyon_lab.cli import (
-    compare,
-    plan,
-    replay,
-    reproduce,
-    simulate,
-    simulate_cache,
-    trace_analyze,
-    trace_fit,
-    trace_generate,
-    trace_record,
-    trace_scale,
-)
+from pinyon_lab.cli import replay, reproduce, simulate, simulate_cache, trace_analyze, trace_generate, trace_record
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -28,9 +16,14 @@ __all__ = ["add_commands"]
 
 def add_commands(commands: Commands) -> None:
     """Adds the commands to the parser of ``pinyon``."""
-    for command in (compare, plan, replay, reproduce, simulate_cache, simulate):
+    simulate.add_compare(commands)
+    simulate.add_plan(commands)
+    for command in (replay, reproduce, simulate_cache, simulate):
         command.add_command(commands)
     trace = commands.add_parser("trace", help="make, record and analyse traces of requests")
     of_traces = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
-    for each in (trace_analyze, trace_fit, trace_generate, trace_record, trace_scale):
-        each.add_command(of_traces)
+    trace_analyze.add_command(of_traces)
+    trace_analyze.add_fit(of_traces)
+    trace_generate.add_command(of_traces)
+    trace_record.add_command(of_traces)
+    trace_generate.add_scale(of_traces)

@@ -131,6 +131,13 @@ def check_numbers(arguments: argparse.Namespace) -> None:
             raise InvalidArgument(f"{option} must be from {least} to {most}, got {value}", field=name)
 
 
+def refuse_given(arguments: argparse.Namespace, defaults: Mapping[str, object], why: str) -> None:
+    """Raises :class:`InvalidArgument` if one of these options, which have no effect here, has not its default."""
+    for name, default in defaults.items():
+        if getattr(arguments, name) != default:
+            raise InvalidArgument(f"--{name.replace('_', '-')} {why}", field=name)
+
+
 def dest(option: str) -> str:
     """Returns the name under which a parser stores the option."""
     return option.removeprefix("--").replace("-", "_")

@@ -16,8 +16,17 @@ from pinyon.cli.failures import in_words
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import LB
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import Load, add_load, add_output, block_tokens_of, check, read
-from pinyon_lab.cli.simulated_results import draw, print_result, write_rows
+from pinyon_lab.cli.simulated import (
+    Load,
+    add_load,
+    add_output,
+    block_tokens_of,
+    check,
+    draw,
+    print_result,
+    read,
+    write_rows,
+)
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
 from pinyon_lab.replay import Player, Prompts, Replayed, Sending, TokenRange
 from pinyon_lab.simulator.report import cluster_report
@@ -48,20 +57,19 @@ def add_command(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add = parser.add_argument
     add_trace(parser)
-    parser.add_argument(
-        "--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)"
-    )
-    parser.add_argument("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    add("--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)")
+    add("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
     add_numbers(parser, "--rate")
     add_load(parser)
-    parser.add_argument(
+    add(
         "--seed",
         type=seed_of,
         default=0,
         help="the prompts' tokens depend on it; runs with different seeds share no block (default 0)",
     )
-    parser.add_argument(
+    add(
         "--token-ids",
         default="33-126",
         metavar="FIRST-LAST",

@@ -33,25 +33,22 @@ TABLE_WIDTH_MAX = 200
 
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("reproduce", help="make a paper's figure again", description=_DESCRIPTION)
-    parser.add_argument("figure", nargs="?", metavar="NAME", help="the figure's: see --list")
-    parser.add_argument(
+    add = parser.add_argument
+    add("figure", nargs="?", metavar="NAME", help="the figure's: see --list")
+    add(
         "--list",
         action="store_true",
         help="list all figures, the traces that they need, which other commands make some, and which are not made",
     )
-    parser.add_argument(
-        "--traces", type=Path, metavar="FOLDER", help="the folder of the traces, under the names that --list shows"
-    )
-    parser.add_argument(
-        "--trace", action="append", default=[], metavar="NAME=FILE", help="read this trace from this file; repeatable"
-    )
-    parser.add_argument(
+    add("--traces", type=Path, metavar="FOLDER", help="the folder of the traces, under the names that --list shows")
+    add("--trace", action="append", default=[], metavar="NAME=FILE", help="read this trace from this file; repeatable")
+    add(
         "--quick",
         action="store_true",
         help="shorter and fewer runs, rough numbers; only for figures that are simulated",
     )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write NAME.json and NAME.svg there")
-    parser.add_argument("--json", action="store_true", help="print nothing but one JSON object")
+    add("--out", type=Path, metavar="FOLDER", help="write NAME.json and NAME.svg there")
+    add("--json", action="store_true", help="print nothing but one JSON object")
     parser.set_defaults(run=reproduce)
 
 

@@ -37,22 +37,21 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate-cache", help="find the hit ratio of a trace in a cache", description=_DESCRIPTION
     )
+    add = parser.add_argument
     add_trace(parser)
-    parser.add_argument(
+    add(
         "--policy",
         default="lru",
         help=f"what is evicted first: {EVICTION_POLICIES.described}, or {BELADY}, which knows the future (default lru)",
     )
-    parser.add_argument(
-        "--capacity", type=int, required=True, metavar="BLOCKS", help="of the cache, in blocks of the trace's size"
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="a pool of N nodes, each of that capacity")
-    parser.add_argument(
+    add("--capacity", type=int, required=True, metavar="BLOCKS", help="of the cache, in blocks of the trace's size")
+    add("--nodes", type=int, metavar="N", help="a pool of N nodes, each of that capacity")
+    add(
         "--router",
         default="",
         help=f"which node of the pool a request runs on: {POOLS.described} (default {DEFAULT_ROUTER})",
     )
-    parser.add_argument(
+    add(
         "--last-copies",
         type=int,
         nargs="?",
@@ -62,10 +61,8 @@ def add_command(commands: Any) -> None:
         help=f"with local caches: of so many next victims (default {LOOK_AHEAD}), evict one first that has another "
         "copy in the pool",
     )
-    parser.add_argument(
-        "--dram", type=int, default=0, metavar="BLOCKS", help="a second tier of so many blocks below the capacity"
-    )
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    add("--dram", type=int, default=0, metavar="BLOCKS", help="a second tier of so many blocks below the capacity")
+    add("--json", action="store_true", help="print nothing but the JSON object")
     parser.set_defaults(run=simulate_cache)
 
 

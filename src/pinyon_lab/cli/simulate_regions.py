@@ -17,7 +17,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest
+from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest, refuse_given
 from pinyon_lab.cli.trace_input import bar, print_json
 from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, Costs, Course, aggregate, costs
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
@@ -47,24 +47,19 @@ class _Region:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options to ``pinyon simulate``."""
     group = parser.add_argument_group("several regions")
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--regions",
         metavar="REGION,...",
         help=f"each {FORM}: CLIENTS at the busiest hour, which is PEAK (UTC), and RATIO times fewer at the quietest "
         f"({', '.join(WILDCHAT_DAY)} have a PEAK and a RATIO of their own; others a RATIO of 8). No trace is read",
     )
-    group.add_argument(
-        "--system", default="pinyon", help=f"how load balancers route: {', '.join(SYSTEMS)} (default pinyon)"
-    )
-    group.add_argument(
-        "--routing", metavar="POLICY", help="replaces the system's routing policy: one that a load balancer has"
-    )
-    group.add_argument(
-        "--pushing", metavar="RULE", help="replaces the system's rule when a request may leave the queue"
-    )
+    add("--system", default="pinyon", help=f"how load balancers route: {', '.join(SYSTEMS)} (default pinyon)")
+    add("--routing", metavar="POLICY", help="replaces the system's routing policy: one that a load balancer has")
+    add("--pushing", metavar="RULE", help="replaces the system's rule when a request may leave the queue")
     described = "; ".join(f"{name}: {text}" for name, text in WORKLOADS.items())
-    group.add_argument("--workload", default="wildchat", help=f"what clients send (default wildchat). {described}")
-    group.add_argument(
+    add("--workload", default="wildchat", help=f"what clients send (default wildchat). {described}")
+    add(
         "--round-trip",
         action="append",
         default=[],
@@ -78,13 +73,11 @@ def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
     """Raises :class:`InvalidArgument` if an option is given that has no effect here."""
     if arguments.regions is not None and arguments.trace is not None:
         raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
-    for name, default in defaults.items():
-        given = getattr(arguments, name) != default
-        option = "--" + name.replace("_", "-")
-        if given and arguments.regions is None and name in _OWN:
-            raise InvalidArgument(f"{option} is of --regions", field=name)
-        if given and arguments.regions is not None and name not in (*_OWN, *_ANY):
-            raise InvalidArgument(f"{option} says nothing where there are --regions", field=name)
+    if arguments.regions is None:
+        refuse_given(arguments, {name: defaults[name] for name in _OWN}, "is of --regions")
+    else:
+        others = {name: default for name, default in defaults.items() if name not in (*_OWN, *_ANY)}
+        refuse_given(arguments, others, "says nothing where there are --regions")
 
 
 def simulate(arguments: argparse.Namespace) -> int:

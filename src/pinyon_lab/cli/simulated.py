@@ -1,12 +1,17 @@
-"""Shared parts of the commands that simulate: the model as the arguments describe it, and the trace."""
+"""Shared parts of the commands that simulate: the model as the arguments describe it, the trace, and the results."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from pinyon.batching import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
@@ -18,14 +23,15 @@ from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
-from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest
-from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken
+from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest, refuse_given
+from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken, write_text
+from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows, utilised
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon_lab.simulator.workload import Arrival, cut, native_rate, shrunk
-from pinyon_lab.traces.reader import TraceFile
+from pinyon_lab.traces.file import TraceFile
 
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 WITH_MEMORY = "l4-llama-8b"
@@ -46,6 +52,42 @@ WHOLE_ALONE: Mapping[str, object] = {
     "sizes": "",
 }
 """The options, with their defaults, that the model of few rules does not use."""
+_ALIKE = ("max_batch", "step_tokens", "whole_tokens", "active_prefills", "pipeline", "attention_kernel")
+"""The options that are settings of the cluster under the same name."""
+POINTS = 200
+"""The number of points of a curve in a picture."""
+_FACTS = (
+    ("requests that count", "counted", "{:,}"),
+    ("rate, requests/s", "rate", "{:.4g}"),
+    ("TTFT in time", "attainment", "{:.2%}"),
+    ("  of the last quarter by arrival", "attainment_last_quarter", "{:.2%}"),
+    ("  of the tenth with the longest prompts", "attainment_longest_tenth", "{:.2%}"),
+    ("TTFT mean, s", "mean_s", "{:.3f}"),
+    ("TTFT P50, s", "p50_s", "{:.3f}"),
+    ("TTFT P90, s", "p90_s", "{:.3f}"),
+    ("TTFT P99, s", "p99_s", "{:.3f}"),
+    ("tokens reused", "hit_ratio", "{:.2%}"),
+    ("tokens fetched", "fetched_ratio", "{:.2%}"),
+    ("TBT P50, ms", "tbt_p50_s", "{:.1f}"),
+    ("TBT P90, ms", "tbt_p90_s", "{:.1f}"),
+    ("TBT in time", "tbt_attainment", "{:.2%}"),
+    ("effective: both in time", "effective", "{:.2%}"),
+    ("instances that computed prompts", "instances_used", "{:.0f}"),
+    ("finished", "finished", "{:.2%}"),
+    ("end to end mean, s", "e2e_mean_s", "{:.2f}"),
+    ("tokens generated per s", "output_tokens_per_s", "{:,.0f}"),
+)
+_COLUMNS = (
+    ("in time", "attainment", "{:.1%}", "share of the requests whose TTFT is"),
+    ("last ¼", "attainment_last_quarter", "{:.1%}", "of the last quarter by arrival"),
+    ("longest", "attainment_longest_tenth", "{:.1%}", "of the tenth with the longest prompts"),
+    ("P50", "p50_s", "{:.2f}", "of the TTFT in s, as P90 and P99"),
+    ("P90", "p90_s", "{:.2f}", ""),
+    ("P99", "p99_s", "{:.2f}", ""),
+    ("reused", "hit_ratio", "{:.1%}", "share of the prompts' tokens"),
+    ("both", "effective", "{:.1%}", "TTFT and TBT in time"),
+)
+"""The columns of a comparison, and the legend of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +105,17 @@ class Load:
 def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
     """Adds the options of the trace, the model and the limits. Without ``traced``, the trace may be left out."""
     add_trace(parser, needed=traced)
-    parser.add_argument(
-        "--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})"
-    )
+    add = parser.add_argument
+    add("--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})")
     add_numbers(
         parser, *(["--instances"] if sized else []), "--prefill-instances", "--decode-instances", "--cache-tokens"
     )
     described = f"who is served next: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
-    parser.add_argument("--order", default=SERVICE_ORDER_DEFAULT, help=described)
-    parser.add_argument(
-        "--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)"
-    )
-    parser.add_argument(
-        "--eviction", default="lru", help="what each cache drops first: the policies of simulate-cache (default lru)"
-    )
+    add("--order", default=SERVICE_ORDER_DEFAULT, help=described)
+    add("--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)")
+    add("--eviction", default="lru", help="what each cache drops first: the policies of simulate-cache (default lru)")
     add_load(parser)
-    parser.add_argument("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
+    add("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
     add_numbers(whole, "--dram-tokens", "--pool-tokens")
     whole.add_argument("--no-prefix-cache", action="store_true", help="reuse nothing")
@@ -140,7 +177,6 @@ def check(arguments: argparse.Namespace) -> None:
                 raise InvalidArgument(f"--clients send when they have been answered: there is no --{name}", field=name)
     for name in ("per_request", "picture"):
         path: Path | None = getattr(arguments, name, None)
-        # checked now, as a search for a rate may take long
         # Looked at before the run: a search for a rate may take long.
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
@@ -220,23 +256,18 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
         pool_on_ssd=arguments.pool == "ssd",
         prefix_cache=not arguments.no_prefix_cache,
         step_rule=StepRule(arguments.steps),
-        max_batch=arguments.max_batch,
-        step_tokens=arguments.step_tokens,
         chunk_tokens=arguments.chunk_tokens or arguments.step_tokens,
         step_tbt_s=arguments.step_tbt,
-        whole_tokens=arguments.whole_tokens,
-        active_prefills=arguments.active_prefills,
-        pipeline=arguments.pipeline,
         eviction=eviction,
         pool_eviction=eviction,
         batching=_choice(BATCHING_POLICIES, arguments.batching, "batching"),
-        attention_kernel=arguments.attention_kernel,
         service_order=order,
         slo_s=arguments.slo,
         scaling=None if sizes is None else ScalingSettings(*sizes, slo_s=arguments.slo),
         path_s=arguments.path_ms * 1e-3,
         ttft_slo_s=arguments.shed or 0.0,
         tbt_slo_s=arguments.shed_tbt or 0.0,
+        **{name: getattr(arguments, name) for name in _ALIKE},
     )
     return ClusterModel(settings, machine, engine, policy, arguments.seed, arguments.clients)
 
@@ -244,12 +275,7 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
 def _reference(
     arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None, order: str, eviction: str
 ) -> Model:
-    for name, default in WHOLE_ALONE.items():
-        if getattr(arguments, name) != default:
-            option = name.replace("_", "-")
-            raise InvalidArgument(
-                f"--{option} is of models of whole machines; {REFERENCE} has no such thing", field=name
-            )
+    refuse_given(arguments, WHOLE_ALONE, f"is of models of whole machines; {REFERENCE} has no such thing")
     if instances is None or arguments.cache_tokens is None:
         raise InvalidArgument(_missing(arguments, instances), field="instances")
     cache_tokens = _cache_tokens(arguments, block_tokens, arguments.cache_tokens)
@@ -319,3 +345,48 @@ def _choice(registry: Registry[Any], choice: str, option: str) -> str:
 def run_model(model: Model, arrivals: Sequence[Arrival], text: str) -> Rows:
     with bar(text, len(arrivals)) as progress:
         return model.run(arrivals, progress)
+
+
+def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
+    """Writes a line of JSON for each row, with its number in the trace. Raises :class:`InvalidArgument`."""
+    lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
+    write_text(path, "".join(lines), "per_request")
+
+
+def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
+    """Writes an SVG of the share of requests that have their first token by a time. Raises :class:`InvalidArgument`."""
+    courses = []
+    for label, each in rows.items():
+        times = sorted(row.ttft_s for row in each[limits.warm_up :] if row.ttft_s > 0)
+        count = len(each) - limits.warm_up
+        places = sorted({round(at * (len(times) - 1) / POINTS) for at in range(POINTS + 1)}) if times else []
+        courses.append(Course(label, [(times[at], (at + 1) / count) for at in places]))
+    panel = Courses("Time to the first token", "TTFT, s", "of the requests by then", courses)
+    write_text(path, svg(Picture(title, [panel])), "picture")
+
+
+def print_result(title: str, result: Mapping[str, Any]) -> None:
+    """Prints a line for each figure."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    for label, key, shown in _FACTS:
+        if key in result:
+            table.add_row(label, shown.format(result[key] * (1e3 if label.endswith(", ms") else 1)))
+    _print(table)
+
+
+def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints a line for each result; ``first`` is the title of the column with their names."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    shown = [column for column in _COLUMNS if any(column[1] in result for result in results.values())]
+    for label, *_ in shown:
+        table.add_column(label, justify="right", no_wrap=True)
+    for name, result in results.items():
+        table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form, _ in shown))
+    table.caption = "; ".join(f"{label}: {told}" for label, _, _, told in shown if told)
+    table.caption_justify = "left"
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout).print(table)

@@ -1,9 +1,10 @@
-"""The command ``pinyon trace analyze``, which shows what a trace's requests reuse, figure by figure."""
+"""The commands ``pinyon trace analyze`` and ``fit``: what a trace's requests reuse, for people and for a policy."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.numbers import add_numbers, check_numbers
 from pinyon_lab.cli.trace_input import (
     add_memory,
@@ -20,15 +22,21 @@ from pinyon_lab.cli.trace_input import (
     open_trace,
     print_json,
     write_files,
+    write_text,
 )
 from pinyon_lab.pictures import Picture, svg
-from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures
+from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures, day_fits
 
 _DESCRIPTION = """\
 Section 3 of "KVCache cache in the wild" for any trace: ideal hit ratio, users, turns, reuse times and their fits, where
 in a prompt the reused blocks are, lifespans, sizes, capacity; and DualMap's Fig. 14. A hit is a block of the longest
 leading run that earlier requests had, in a cache that forgets nothing. Blocks are those of the trace: ids of 512 tokens
 cannot be cut to smaller ones."""
+
+_FIT = """\
+Fit an exponential to the reuse times of the trace's last 24 hours, by hour of the day and category (type and turn), as
+"KVCache cache in the wild" does offline with the log of the last day (appendix A.1). The file is for the eviction
+policy workload_aware:fits=FILE, in simulate-cache and in services."""
 
 ROWS_SHOWN = 24
 COLUMNS_SHOWN = 12
@@ -99,7 +107,7 @@ def _show(figures: Sequence[Figure]) -> None:
             for head, justify in (("", "left"), ("this trace", "right"), ("the paper prints", "left")):
                 facts.add_column(head, justify=justify)  # type: ignore[arg-type]
             for each in figure.facts:
-                facts.add_row(each.column.label, each.shown, each.paper)
+                facts.add_row(each.column.label, each.column.shown(each.value), each.paper)
             console.print(facts)
         for table in figure.tables:
             _show_table(console, table)
@@ -114,10 +122,50 @@ def _show_table(console: Console, table: Table) -> None:
     shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False, title_style="italic")
     for at, column in enumerate(table.columns):
         text = any(isinstance(row[at], str) for row in table.rows)
-        shown.add_column(column.label, justify="left" if text else "right")
+        shown.add_column(column.label or column.key, justify="left" if text else "right")
     every = -(-len(table.rows) // ROWS_SHOWN)
     for row in table.rows[::every]:
         shown.add_row(*(column.shown(value) for column, value in zip(table.columns, row, strict=True)))
     console.print(shown)
     if every > 1:
         console.print(f"one row in {every}; all {len(table.rows)} are in the JSON", style="dim")
+
+
+def add_fit(commands: Any) -> None:
+    parser = commands.add_parser(
+        "fit", help="fit the reuse of its last day, for workload_aware:fits=FILE", description=_FIT
+    )
+    add_trace(parser)
+    parser.add_argument("out", type=Path, metavar="OUT", help="the file (JSON)")
+    parser.add_argument(
+        "--begins",
+        type=_seconds,
+        default=0.0,
+        metavar="H:MM",
+        help="the time of day of the trace's zero (default 0:00); UTC where the file is for services",
+    )
+    add_memory(parser)
+    parser.set_defaults(run=fit)
+
+
+def _seconds(text: str) -> float:
+    """Returns the seconds of a time of day such as ``10:00``."""
+    found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"not a time of day such as 10:00: {text!r}")
+    return 3600.0 * int(found[1]) + 60.0 * int(found[2])
+
+
+def fit(arguments: argparse.Namespace) -> int:
+    """Reads the trace, fits and writes the file. Raises :class:`PinyonError`."""
+    trace = open_trace(arguments)
+    columns = columns_of(arguments, trace)
+    with bar("counting", len(columns)) as progress:
+        fits = day_fits(columns, arguments.begins, progress)
+    if not fits:
+        raise InvalidArgument(f"{trace.path}: too few blocks are used again for a fit in any hour", field="trace")
+    described = {"name": "trace-fit", "trace": trace.path.name, "block_tokens": trace.format.block_tokens}
+    write_text(arguments.out, json.dumps(described | fits.json(), indent=1) + "\n", "out")
+    count = sum(map(len, fits.hours.values()))
+    print_json(described | {"hours": len(fits.hours), "fits": count, "broken_rows": trace.broken})
+    return 0

@@ -74,12 +74,8 @@ def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
     """Reads the trace and reports broken rows. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     with bar("reading", trace.size_bytes) as progress:
-        columns = read_columns(
-            trace.rows(arguments.limit),
-            trace.format.block_tokens,
-            int(arguments.memory_gib * (1 << 30)),
-            lambda: progress(trace.read_bytes),
-        )
+        rows = trace.rows(arguments.limit, progress)
+        columns = read_columns(rows, trace.format.block_tokens, int(arguments.memory_gib * (1 << 30)))
     tell_broken(trace)
     return columns
 

@@ -30,10 +30,9 @@ from pinyon.core.errors import (
 )
 from pinyon.runtime.identity import LB
 from pinyon_lab.cli.trace_input import bar, positive, whole
-from pinyon_lab.traces import FORMATS, TraceWriter
+from pinyon_lab.traces import FORMATS, TraceRow, TraceWriter
+from pinyon_lab.traces.formats import line_of
 from pinyon_lab.traces.recording import Recorded, Renumbering, in_sessions
-from pinyon_lab.traces.row import TraceRow
-from pinyon_lab.traces.writer import line_of
 
 REQUESTS_MAX = 1_000_000
 LBS_MAX = 16

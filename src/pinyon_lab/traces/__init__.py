@@ -1,8 +1,6 @@
 """Traces of requests: their formats, their analysis, and generated traces."""
 
-from pinyon_lab.traces.formats import FORMATS, Format
-from pinyon_lab.traces.reader import TraceFile
-from pinyon_lab.traces.row import TraceRow
-from pinyon_lab.traces.writer import TraceWriter
+from pinyon_lab.traces.file import TraceFile, TraceWriter
+from pinyon_lab.traces.formats import FORMATS, Format, TraceRow
 
 __all__ = ["FORMATS", "Format", "TraceFile", "TraceRow", "TraceWriter"]

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.traces.row import TraceRow
 
 LINE_CHARS_MAX = 64 << 20
 """The length of the longest row: a million ids and more."""
@@ -28,6 +27,33 @@ COUNT_END = 1 << 36
 TEXT_CHARS_MAX = 128
 CHATS_MAX = 1 << 20
 """The number of conversations whose turns are counted at a time; the one that began first is forgotten first."""
+
+
+class TraceRow(NamedTuple):
+    """A request as ids, without text. What a format does not tell is empty, 0 or -1."""
+
+    time_s: float
+    """The time since the trace began, or since any other zero."""
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """The ids of the prompt's blocks, the last of which may not be full. Equal ids mean equal prefixes up to there."""
+    kind: str = ""
+    """The type of the request, as the load balancer's label ``kind``."""
+    turn: int = 0
+    """The turn in the conversation, from 1."""
+    chat: str = ""
+    """The id of the request, or of its session if the format has no other."""
+    parent: str = ""
+    """The request that this one follows in its conversation."""
+    user: str = ""
+    output_blocks: tuple[int, ...] = ()
+
+    @property
+    def category(self) -> str:
+        """The category, as :attr:`pinyon.core.request.RequestClass.category`."""
+        return f"{self.kind}/{self.turn}" if self.kind else ""
+
 
 Parse = Callable[[str], TraceRow]
 
@@ -156,6 +182,27 @@ FORMATS = {
         Format("azure", 0, _azure, header=True),
     )
 }
+
+
+def line_of(row: TraceRow, format_name: str = "qwen") -> str:
+    """Returns the line of a row, with its end. In ``mooncake`` there are no ids of requests, and times in whole ms."""
+    if format_name not in ("qwen", "mooncake"):
+        raise ValueError(f"pinyon writes qwen and mooncake, not {format_name}")
+    fields: dict[str, object] = {}
+    lengths = {"input_length": row.input_tokens, "output_length": row.output_tokens}
+    kind = {"type": row.kind, "turn": row.turn}
+    if format_name == "qwen":
+        time_s = round(row.time_s, 6) + 0.0  # never -0.0
+        fields |= {"chat_id": row.chat, "parent_chat_id": row.parent or -1, "timestamp": time_s}
+        fields |= lengths | kind | {"hash_ids": row.blocks}
+    else:
+        fields |= {"timestamp": round(row.time_s * 1e3), **lengths, "hash_ids": row.blocks}
+        fields |= kind if row.kind else {}
+    if row.user:
+        fields["user_id"] = row.user
+    if row.output_blocks and format_name == "qwen":
+        fields["output_hash_ids"] = row.output_blocks
+    return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
 def _object(line: str) -> Mapping[str, Any]:

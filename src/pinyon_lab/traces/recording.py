@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pinyon.core.block_keys import unpack_keys
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.trace_hashes import BLOCK_TOKENS
-from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.formats import TraceRow
 
 BLOCKS_MAX = 1 << 22
 """The limit of different blocks of one trace: 67 million tokens, and half a gigabyte to number them."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.formats import TraceRow
 
 Unit = Literal["user", "session", "request"]
 ROWS_MAX = 1 << 24

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from bench.index_traces import EVERY, seen
-from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces import TraceRow
 
 
 def row(*blocks: int, tokens: int = 0, block_tokens: int = 16) -> TraceRow:

@@ -6,7 +6,7 @@ import pytest
 from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.cli.top_suite import SuiteSample, door_of, percentile, suite_frame
+from pinyon.cli.top_frame import SuiteSample, door_of, percentile, suite_frame
 from pinyon.core.errors import Unavailable
 
 GOLDEN = """\

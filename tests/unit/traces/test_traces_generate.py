@@ -13,11 +13,10 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces import FORMATS, TraceRow
-from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile, programs
-from pinyon_lab.traces.generate.draws import Quantiles
+from pinyon_lab.traces.formats import line_of
+from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, generator, profile
+from pinyon_lab.traces.generate.draws import Ids, Quantiles, Users
 from pinyon_lab.traces.generate.profile import Chats, Profile, Programs
-from pinyon_lab.traces.generate.source import Ids, Users
-from pinyon_lab.traces.writer import line_of
 
 HOUR_S = 3600.0
 
@@ -232,16 +231,16 @@ def test_memory_is_what_goes_on(name: str) -> None:
 
 def test_texts_to_be_asked_again_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program keeps only its latest texts."""
-    monkeypatch.setattr(programs, "TEXTS_MAX", 5)
+    monkeypatch.setattr(generator, "TEXTS_MAX", 5)
     made = profile("qwen-b")
     (part,) = made.parts
     assert isinstance(part, Programs)
     part = dataclasses.replace(part, same=1.0, same_after_s=Quantiles((0, 50), (1, 90)))
     users = Users([1.0])
-    source, rng = programs.ProgramSource(made, part, users, Ids(16)), Random(1)
+    source, rng = generator.ProgramSource(made, part, users, Ids(16)), Random(1)
     for at_s in range(20):
-        source.begin(float(at_s), rng)
+        next(source.begin(float(at_s), rng))
     (program,) = source._by_user.values()
     assert len(program.texts) == 5
-    asked = [source.begin(at_s, rng).blocks for at_s in sorted(when for when, _, _ in program.texts)]
-    assert len({tuple(blocks) for blocks in asked}) == 5
+    asked = [next(source.begin(at_s, rng))[0].blocks for at_s in sorted(when for when, _, _ in program.texts)]
+    assert len({*asked}) == 5

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon_lab.traces.generate import PROFILES, profile
-from pinyon_lab.traces.generate.draws import Quantiles, exponential, log_normal
+from pinyon_lab.traces.generate.draws import Ids, Quantiles, Users, exponential, log_normal, weights
 from pinyon_lab.traces.generate.profile import Hours
-from pinyon_lab.traces.generate.source import Ids, Users, weights
 
 HOUR_S = 3600.0
 

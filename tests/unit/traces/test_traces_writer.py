@@ -9,7 +9,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces import TraceFile, TraceRow, TraceWriter
-from pinyon_lab.traces.writer import line_of
+from pinyon_lab.traces.formats import line_of
 
 ROWS = [
     TraceRow(0.0, 33, 5, (1, 2, 3), "text", 1, "7", "", "u1", (4,)),

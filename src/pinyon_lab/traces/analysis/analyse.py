@@ -16,11 +16,10 @@ from pinyon_lab.traces.analysis.hits import (
     requests_by_user,
     shared_prefix,
 )
-from pinyon_lab.traces.analysis.locality import Locality
 from pinyon_lab.traces.analysis.memory import ideal_capacity, lifespans, lifespans_by_category, request_sizes
-from pinyon_lab.traces.analysis.reuse_times import ReuseTimes
+from pinyon_lab.traces.analysis.reuse import Locality, ReuseTimes
 from pinyon_lab.traces.analysis.turns import next_turns, turn_numbers, turns_by_user
-from pinyon_lab.traces.analysis.uses import Survey, Taker
+from pinyon_lab.traces.analysis.uses import Step, Survey
 
 FIGURES = (*map(str, range(4, 23)), "dualmap-14")
 WITHOUT_BLOCKS = {"8", "9", "10", "11", "21"}
@@ -74,12 +73,12 @@ def analyse(
     }
     bare = not len(columns.blocks)
     if not bare and not WITHOUT_BLOCKS.issuperset(names):
-        takers: list[tuple[set[str], Taker]] = [
-            ({"6"}, cross),
-            ({"12", "13", "14", "15"}, times),
-            ({"16", "17", "18"}, locality),
-        ]
-        survey.run([taker for figures, taker in takers if not figures.isdisjoint(names)], progress)
+        takers: dict[str, Callable[[Step], None]] = {
+            "6": cross.take,
+            **dict.fromkeys(("12", "13", "14", "15"), times.take),
+            **dict.fromkeys(("16", "17", "18"), locality.take),
+        }
+        survey.run({takers[name] for name in names if name in takers}, progress)
     without = "the trace has no blocks"
     return [
         Figure(name, f"figure {name}", left_out=without) if bare and name not in WITHOUT_BLOCKS else makers[name]()

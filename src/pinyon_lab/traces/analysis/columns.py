@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.traces.row import TraceRow
+from pinyon_lab.traces.formats import TraceRow
 
 PIECE_IDS = 1 << 20
 DENSE = 2
@@ -86,7 +86,7 @@ NO_TURNS = "the trace tells neither turns nor sessions"
 KINDS_MAX = 64
 """The limit of types; the others are one, ``other``."""
 TURN_MAX = (1 << 31) - 1
-PROGRESS_EVERY = 4096
+ROWS_EVERY = 4096
 IDS_EVERY = 1 << 18
 """The numbers of rows and of ids after which memory is checked."""
 
@@ -130,16 +130,6 @@ class Columns:
         return bool(self.turn.any())
 
 
-class _Names:
-    """The numbers of names, in order of appearance."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        return self.numbers.setdefault(name, len(self.numbers))
-
-
 class _Sessions:
     """The session of each row, and the row that it follows; rows come in the order of the file."""
 
@@ -169,32 +159,31 @@ class _Sessions:
         return session, parent
 
 
-def read_columns(
-    rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int, progress: Callable[[], None] = lambda: None
-) -> Columns:
+def read_columns(rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int) -> Columns:
     """Reads all rows. Raises :class:`InvalidArgument` as soon as they may need more than ``memory_bytes``, or if there
-    are none. Calls ``progress`` now and then."""
+    are none."""
     numbers = [array(code) for code in "dqqiiiiiq"]
     times, inputs, outputs, kind_of, turns, user_of, session_of, parents, lengths = (each.append for each in numbers)
-    kinds, users, sessions, pieces = _Names(), _Names(), _Sessions(), Pieces()
+    kinds: dict[str, int] = {}
+    users: dict[str, int] = {}
+    sessions, pieces = _Sessions(), Pieces()
     count = looked_at = 0
     for count, row in enumerate(rows, 1):
         times(row.time_s)  # type: ignore[arg-type]
         inputs(row.input_tokens)
         outputs(row.output_tokens)
         kind = row.kind if row.kind.isprintable() else "".join(c if c.isprintable() else "?" for c in row.kind)
-        known = len(kinds.numbers) < KINDS_MAX or kind in kinds.numbers
-        kind_of(kinds.number(kind if known else "other"))
+        known = len(kinds) < KINDS_MAX or kind in kinds
+        kind_of(kinds.setdefault(kind if known else "other", len(kinds)))
         turns(min(row.turn, TURN_MAX))
-        user_of(users.number(row.user) if row.user else -1)
+        user_of(users.setdefault(row.user, len(users)) if row.user else -1)
         session, parent = sessions.place(row)
         session_of(session)
         parents(parent)
         lengths(len(row.blocks))
         pieces.add(row.blocks)
-        if count % PROGRESS_EVERY == 0 or len(pieces) - looked_at >= IDS_EVERY:
+        if count % ROWS_EVERY == 0 or len(pieces) - looked_at >= IDS_EVERY:
             looked_at = len(pieces)
-            progress()
             _check(count, looked_at, memory_bytes)
     if not count:
         raise InvalidArgument("the trace has no whole row", field="trace")
@@ -205,8 +194,8 @@ def read_columns(
     blocks, bound = pieces.numbered()
     columns = Columns(
         block_tokens,
-        *(time_s, input_tokens, output_tokens, kind_number, list(kinds.numbers), turn),
-        *(user, len(users.numbers), session_number, sessions.count, parent_row),
+        *(time_s, input_tokens, output_tokens, kind_number, list(kinds), turn),
+        *(user, len(users), session_number, sessions.count, parent_row),
         *(np.concatenate(([0], np.cumsum(length))), blocks, bound),
     )
     return columns if (time_s[1:] >= time_s[:-1]).all() else _sorted(columns)
@@ -233,9 +222,6 @@ def _sorted(old: Columns) -> Columns:
     blocks = np.empty_like(old.blocks)
     for to, begin, length in zip(starts[:-1].tolist(), old.starts[:-1][order].tolist(), lengths.tolist(), strict=True):
         blocks[to : to + length] = old.blocks[begin : begin + length]
-    return Columns(
-        old.block_tokens,
-        *(old.time_s[order], old.input_tokens[order], old.output_tokens[order], old.kind[order], old.kinds),
-        *(old.turn[order], old.user[order], old.users, old.session[order], old.sessions),
-        *(place[old.parent[order]], starts, blocks, old.numbers),
-    )
+    by_row = ("time_s", "input_tokens", "output_tokens", "kind", "turn", "user", "session")
+    rows = {name: getattr(old, name)[order] for name in by_row}
+    return replace(old, **rows, parent=place[old.parent[order]], starts=starts, blocks=blocks)

@@ -17,8 +17,9 @@ class Column(NamedTuple):
     """A column of values. ``form``: a format specification, or ``s`` for seconds."""
 
     key: str
-    label: str
     form: str = ""
+    label: str = ""
+    """The title; empty: the key."""
 
     def shown(self, value: Value) -> str:
         if value is None:
@@ -34,10 +35,6 @@ class Fact(NamedTuple):
     column: Column
     value: Value
     paper: str = ""
-
-    @property
-    def shown(self) -> str:
-        return self.column.shown(self.value)
 
 
 class Table(NamedTuple):
@@ -67,7 +64,7 @@ class Figure:
         return self
 
     def fact(self, key: str, label: str, value: Value, form: str = "", paper: str = "") -> None:
-        self.facts.append(Fact(Column(key, label, form), value, paper))
+        self.facts.append(Fact(Column(key, form, label), value, paper))
 
     def json(self) -> dict[str, Any]:
         """Returns the figure without plots: tables have the numbers."""

@@ -60,7 +60,6 @@ class Categories:
         self.names = [
             f"{columns.kinds[code >> 32] or 'request'}/{code & 0xFFFFFFFF or '–'}" for code in values[order].tolist()
         ] + ([OTHER] if len(order) < len(values) else [])
-        self.requests: list[int] = np.bincount(self.of, minlength=len(self.names)).tolist()
 
 
 def types_by_turn(columns: Columns) -> list[tuple[str, str, NDArray[np.bool_]]]:

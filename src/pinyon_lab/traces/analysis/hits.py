@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Bars, Courses, Heat
-from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns, Floats
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
 from pinyon_lab.traces.analysis.groups import Windows
 from pinyon_lab.traces.analysis.uses import Step, Survey
@@ -37,8 +37,8 @@ def hit_ratio(survey: Survey, windows: Windows) -> Figure:
     ratio = hits_by_window / np.maximum(1, by_window)
     requests = np.bincount(windows.of, minlength=len(windows))
     heads = (
-        *(Column("start", "from"), Column("requests", "requests", ","), Column("blocks", "blocks", ",.0f")),
-        *(Column("hit_blocks", "hits", ",.0f"), Column("hit_ratio", "hit ratio", ".1%")),
+        *(Column("start", "", "from"), Column("requests", ","), Column("blocks", ",.0f")),
+        *(Column("hit_blocks", ",.0f", "hits"), Column("hit_ratio", ".1%", "hit ratio")),
     )
     rows = zip(
         *(windows.labels(), requests.tolist(), by_window.tolist(), hits_by_window.tolist()),
@@ -77,8 +77,8 @@ def request_types(survey: Survey) -> Figure:
         rows.append((name or "request", float(of.sum() / total), multi, float(survey.hits[of].sum() / hits)))
     rows.sort(key=lambda row: -row[1])
     heads = (
-        *(Column("type", "type"), Column("share", "of requests", ".1%")),
-        *(Column("multi_turn", "multi-turn", ".2%"), Column("hits", "of hits", ".1%")),
+        *(Column("type"), Column("share", ".1%", "of requests")),
+        *(Column("multi_turn", ".2%", "multi-turn"), Column("hits", ".1%", "of hits")),
     )
     figure.tables.append(Table("types", "by type", heads, list(rows)))
     figure.notes.append(
@@ -108,7 +108,7 @@ def shared_prefix(survey: Survey) -> Figure:
     points = np.linspace(0, 1, CDF_POINTS)
     # x <= point: a rate is a fraction of tokens, far coarser than the rounding of a point
     cdf = np.searchsorted(np.sort(rate), points + 1e-12, side="right") / len(rate)
-    heads = (Column("rate", "rate up to", ".0%"), Column("share", "of requests", ".1%"))
+    heads = (Column("rate", ".0%", "rate up to"), Column("share", ".1%", "of requests"))
     figure.tables.append(Table("cdf", "requests by rate", heads, list(zip(points.tolist(), cdf.tolist(), strict=True))))
     figure.notes.append(
         f"Known to a block of {columns.block_tokens} tokens: what two prompts share of one that differs is not seen."
@@ -120,7 +120,6 @@ def shared_prefix(survey: Survey) -> Figure:
 
 GRID = 40
 NO_USERS = "the trace names no users"
-Floats = NDArray[np.float64]
 
 
 def share_with(values: Floats, share: float) -> float | None:
@@ -180,7 +179,7 @@ class CrossUser:
         figure.fact("own", "hits on blocks that the same user stored", self._own / max(1, total), ".1%", "most (§3.2)")
         figure.fact("other", "hits on another user's blocks", self._other / max(1, total), ".1%", "rare (§3.2)")
         grid = (self._grid / max(1.0, self._grid.max())).reshape(self._size, self._size)
-        heads = (Column("by", "group"), *(Column(f"of_{at}", str(at), ".3f") for at in range(self._size)))
+        heads = (Column("by", "", "group"), *(Column(f"of_{at}", ".3f", str(at)) for at in range(self._size)))
         rows = [(at, *line) for at, line in enumerate(grid.tolist())]
         each = self._users / self._size
         title = f"hits by a group of users (down) on blocks of another (across), 1 = most; {each:.3g} users a group"
@@ -244,5 +243,5 @@ def requests_by_user(columns: Columns) -> Figure:
 
 def _ranked(what: str, values: Floats) -> Table:
     x, y = _cumulative(values)
-    heads = (Column("users", "users", ".1%"), Column(what, f"of the {what}", ".1%"))
+    heads = (Column("users", ".1%"), Column(what, ".1%", f"of the {what}"))
     return Table("cumulative", f"most {what} first", heads, list(zip(x, y, strict=True)))

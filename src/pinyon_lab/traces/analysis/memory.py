@@ -50,7 +50,7 @@ def lifespans(survey: Survey) -> Figure:
     x = np.geomspace(SHOWN_LEAST_S, max(10 * SHOWN_LEAST_S, float(spans_s[-1])), 200)
     y = np.searchsorted(spans_s, x, side="right") / len(spans_s)
     figure.plots.append(Courses("Lifespan of blocks", "lifespan, s", "blocks up to it", [course("blocks", x, y)]))
-    heads = (Column("lifespan_s", "up to", "s"), Column("share", "of blocks", ".1%"))
+    heads = (Column("lifespan_s", "s", "up to"), Column("share", ".1%", "of blocks"))
     limits = (0.0, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0)
     rows = [(limit, float(np.searchsorted(spans_s, limit, side="right") / len(spans_s))) for limit in limits]
     figure.tables.append(Table("cdf", "blocks by lifespan", heads, list(rows)))
@@ -75,8 +75,8 @@ GIB = 1 << 30
 
 def _models() -> Table:
     heads = (
-        *(Column("model", "model"), Column("token_bytes", "bytes a token", ","), Column("gpus", "GPUs")),
-        *(Column("kv_hbm_bytes", "HBM for KV, bytes", ",.0f"), Column("source", "bytes a token are")),
+        *(Column("model"), Column("token_bytes", ",", "bytes a token"), Column("gpus", "", "GPUs")),
+        *(Column("kv_hbm_bytes", ",.0f", "HBM for KV, bytes"), Column("source", "", "bytes a token are")),
     )
     rows: list[tuple[Value, ...]] = [
         (each.name, each.token_bytes, each.gpus, each.kv_hbm_bytes, each.source) for each in MODELS
@@ -103,14 +103,9 @@ def request_sizes(columns: Columns) -> Figure:
                 x = np.maximum(some[at], 1) * each * 100
                 lines.append(course(model.name, x, (at + 1) / len(some)))
     heads = (
-        *(
-            Column("type", "type"),
-            Column("turn", "turn"),
-            Column("model", "model"),
-            Column("requests", "requests", ","),
-        ),
-        *(Column("mean_tokens", "mean tokens", ",.0f"), Column("mean", "mean", ".2%"), Column("p50", "P50", ".2%")),
-        *(Column("p90", "P90", ".2%"), Column("p99", "P99", ".2%")),
+        *(Column("type"), Column("turn"), Column("model"), Column("requests", ",")),
+        *(Column("mean_tokens", ",.0f", "mean tokens"), Column("mean", ".2%")),
+        *(Column("p50", ".2%", "P50"), Column("p90", ".2%", "P90"), Column("p99", ".2%", "P99")),
     )
     figure.tables += [Table("sizes", "share of the HBM for KV", heads, rows), _models()]
     figure.notes += [
@@ -153,11 +148,11 @@ def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
         rows.append((model.name, most * block_bytes / GIB, ratio, paper))
         lines.append(course(model.name, windows.starts_s, peak * block_bytes / model.kv_hbm_bytes))
     heads = (
-        *(Column("model", "model"), Column("peak_gib", "most, GiB", ",.1f")),
-        *(Column("peak_ratio", "× HBM for KV", ",.2f"), Column("paper", "paper")),
+        *(Column("model"), Column("peak_gib", ",.1f", "most, GiB")),
+        *(Column("peak_ratio", ",.2f", "× HBM for KV"), Column("paper")),
     )
     figure.tables.append(Table("models", "at its most", heads, rows))
-    by_window = (Column("start", "from"), Column("peak_blocks", "most blocks", ","))
+    by_window = (Column("start", "", "from"), Column("peak_blocks", ",", "most blocks"))
     table = list(zip(windows.labels(), peak.tolist(), strict=True))
     figure.tables.append(Table("windows", "by window", by_window, list(table)))
     figure.notes += [

@@ -44,7 +44,7 @@ def turn_numbers(columns: Columns) -> Figure:
         figure.fact("session_single", "sessions of one turn", float((of_sessions == 1).mean()), ".1%")
         lines.append(_cdf("sessions", of_sessions))
     turns, requests = np.unique(of_requests, return_counts=True)
-    heads = (Column("turn", "turn", ","), Column("requests", "requests", ","), Column("share", "up to it", ".1%"))
+    heads = (Column("turn", ","), Column("requests", ","), Column("share", ".1%", "up to it"))
     share = (np.cumsum(requests) / requests.sum()).tolist()
     rows = list(zip(turns.tolist(), requests.tolist(), share, strict=True))
     figure.tables.append(Table("turns", "requests by turn", heads, list(rows)))
@@ -91,11 +91,7 @@ def turns_by_user(columns: Columns) -> Figure:
     figure.fact("deviation_max", "largest standard deviation", float(deviation.max()), ".1f", printed)
     shares = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
     by_share = (np.quantile(each, shares, method="inverted_cdf").tolist() for each in (mean, deviation))
-    heads = (
-        Column("share", "users up to", ".0%"),
-        Column("mean", "mean", ".2f"),
-        Column("deviation", "deviation", ".2f"),
-    )
+    heads = (Column("share", ".0%", "users up to"), Column("mean", ".2f"), Column("deviation", ".2f"))
     figure.tables.append(Table("quantiles", "users, by either", heads, list(zip(shares, *by_share, strict=True))))
     at = np.unique(np.linspace(0, len(mean) - 1, 200).astype(np.int64))
     x = (at + 1) / len(mean)
@@ -151,12 +147,12 @@ class WindowMeans:
                 least, most = float(some.min()), float(some.max())
                 rows.append((name, int(count.sum()), float(total.sum() / count.sum()), least, most))
         heads: tuple[Column, ...] = (
-            *(Column("category", "category"), Column("count", "number", ","), Column("mean", what, form)),
-            *(Column("min", "least window", form), Column("max", "greatest window", form)),
+            *(Column("category"), Column("count", ",", "number"), Column("mean", form, what)),
+            *(Column("min", form, "least window"), Column("max", form, "greatest window")),
         )
         figure.tables.append(Table("categories", "by category", heads, list(rows)))
         labels = self._windows.labels()
-        heads = (Column("start", "from"), *(Column(name, name, form) for name in names))
+        heads = (Column("start", "", "from"), *(Column(name, form) for name in names))
         none_as_none = [[None if np.isnan(each) else each for each in line] for line in means.tolist()]
         figure.tables.append(Table("windows", "by window", heads, list(zip(labels, *none_as_none, strict=True))))
         drawn = [(name, line) for name, line in zip(names, none_as_none, strict=True)]

@@ -6,7 +6,7 @@ One walk visits all uses, and keeps what the figures need.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,13 +160,6 @@ def _or_before(values: NDArray[np.uint16], sizes: NDArray[np.int64]) -> NDArray[
     return result
 
 
-class Taker(Protocol):
-    """A collector of what a figure needs."""
-
-    def take(self, step: Step) -> None:
-        """Takes note of some successive requests."""
-
-
 class Survey:
     """A walk over all uses. ``hits`` has the hit blocks of each request, ``blocks`` the state at the end."""
 
@@ -175,11 +168,10 @@ class Survey:
         self.hits = np.zeros(len(columns), np.int32)
         self.blocks = Blocks(columns.numbers, parts=parts)
 
-    def run(self, takers: Iterable[Taker], progress: Callable[[int], None]) -> None:
-        """Runs the walk; calls ``progress`` with the number of requests that are done."""
-        takers = tuple(takers)
+    def run(self, takers: Iterable[Callable[[Step], None]], progress: Callable[[int], None]) -> None:
+        """Runs the walk; ``takers`` note what their figures need, ``progress`` the number of requests that are done."""
         for step in walk(self.columns, self.blocks):
             self.hits[step.first : step.end] = step.hits
-            for taker in takers:
-                taker.take(step)
+            for take in takers:
+                take(step)
             progress(step.end)

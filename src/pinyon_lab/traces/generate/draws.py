@@ -1,9 +1,13 @@
-"""Draws from distributions by a generator's ``random()``, which is the same in every version of Python."""
+"""Draws from distributions and of users by a generator's ``random()``, which is the same in every version of Python;
+and ids."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import itemgetter
 from random import Random
 
 
@@ -21,30 +25,78 @@ def log_normal(rng: Random, sigma: float) -> float:
     return math.exp(sigma * normal - sigma * sigma / 2)
 
 
-class Quantiles:
+class Quantiles(tuple[tuple[float, float], ...]):
     """A distribution by quantiles, with a linear logarithm between: values from P90 to P99 spread as long tails do."""
 
-    def __init__(self, *points: tuple[float, float]) -> None:
+    __slots__ = ()
+
+    def __new__(cls, *points: tuple[float, float]) -> Quantiles:
         """Takes ``(share, value)``, rising in both, from share 0 to 1; values are positive. Raises ``ValueError``."""
         shares, values = [share for share, _ in points], [value for _, value in points]
         if shares[:1] != [0] or shares[-1] != 1 or shares != sorted(shares):
             raise ValueError(f"no quantiles, shares do not rise from 0 to 1: {points}")
         if values[0] <= 0 or values != sorted(values):
             raise ValueError(f"no quantiles, values do not rise from above 0: {points}")
-        self._points = points
-        self._shares = shares
-        self._logs = [math.log(value) for value in values]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Quantiles) and self._points == other._points
-
-    def __hash__(self) -> int:
-        return hash(self._points)
+        return super().__new__(cls, points)
 
     def at(self, share: float) -> float:
         """Returns the value below which that share in [0, 1) of all lies."""
-        shares, logs = self._shares, self._logs
-        after = min(bisect_right(shares, share), len(shares) - 1)
-        span = shares[after] - shares[after - 1]
-        part = (share - shares[after - 1]) / span if span else 1.0
-        return math.exp(logs[after - 1] + part * (logs[after] - logs[after - 1]))
+        after = min(bisect_right(self, share, key=itemgetter(0)), len(self) - 1)
+        (low, least), (high, most) = self[after - 1], self[after]
+        part = (share - low) / (high - low) if high > low else 1.0
+        return math.exp(math.log(least) + part * (math.log(most) - math.log(least)))
+
+
+class Ids:
+    """Names and block ids, each given once."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self._block = 0
+        self._name = 0
+
+    def fresh(self, count: int) -> list[int]:
+        first = self._block
+        self._block += max(0, count)
+        return list(range(first, self._block))
+
+    def extended(self, kept: list[int], tokens: int) -> list[int]:
+        """Returns ``kept`` and as many fresh blocks as a prompt of that many tokens needs beside it."""
+        return kept + self.fresh(-(-tokens // self.block_tokens) - len(kept))
+
+    def name(self) -> str:
+        self._name += 1
+        return str(self._name)
+
+
+def weights(count: int, points: Sequence[tuple[float, float]], steepness: float) -> list[float]:
+    """Returns the weights of ``count`` users, group by group, with the sum 1.
+
+    The ``points`` are (share of the users, the busiest first; share of the requests that they send), rising to (1, 1).
+    Within a group the first user sends ``steepness`` times as much as the last, geometrically between. The first of the
+    next group may send more than that last one. Raises ``ValueError`` for an empty group, or an incomplete last one.
+    """
+    result: list[float] = []
+    last_share, last_sent = 0.0, 0.0
+    for share, sent in points:
+        members = max(1, round(share * count) - len(result)) if share < 1 else count - len(result)
+        if members <= 0:
+            raise ValueError(f"{count} users are too few for {points}")
+        ratio = steepness ** (-1.0 / members)
+        group = [ratio**rank for rank in range(members)]
+        scale = (sent - last_sent) / sum(group)
+        result.extend(scale * each for each in group)
+        last_share, last_sent = share, sent
+    if (last_share, last_sent) != (1, 1):
+        raise ValueError(f"the last group is not all users: {points}")
+    return result
+
+
+class Users:
+    """Users, drawn by weight."""
+
+    def __init__(self, of_each: Sequence[float]) -> None:
+        self._until = list(accumulate(of_each))
+
+    def pick(self, rng: Random) -> int:
+        return min(bisect_right(self._until, rng.random() * self._until[-1]), len(self._until) - 1)

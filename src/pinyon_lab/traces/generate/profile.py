@@ -36,7 +36,7 @@ class Hours:
 
 @dataclass(frozen=True)
 class UserGroups:
-    """The parameters of :func:`pinyon_lab.traces.generate.source.weights`."""
+    """The parameters of :func:`pinyon_lab.traces.generate.draws.weights`."""
 
     number: int
     points: tuple[tuple[float, float], ...]

@@ -1,19 +1,30 @@
-"""The times after which blocks are used again: Figs. 12 to 15 (§3.4).
+"""The times after which blocks are used again, and their places in a prompt: Figs. 12 to 18 (§3.4).
 
 A reuse time is the time between two successive requests that use a block, the later one as a hit. It belongs to the
 category of the earlier request where a prediction would need it (Fig. 15), to that of the later one in Fig. 14.
+
+In Figs. 16 to 18 only a part of each request is cached, given by offset and stride in tenths of its blocks. A cell is
+the share of all blocks that are then found, wherever they are in the prompt: a part from the middle on has no head.
+
+A day's log also tells a policy for the next day what is used again, by category and hour (appendix A.1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon_lab.pictures import Courses
-from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.request import TURN_MAX, check_kind
+from pinyon.eviction.day_fits import CATEGORIES_MAX, HOUR_S, HOURS, DayFits
+from pinyon.eviction.fit import UNKNOWN, Sums, fitted
+from pinyon_lab.pictures import Courses, Heat
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns, Floats
 from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
-from pinyon_lab.traces.analysis.groups import OTHER, Categories, Windows
-from pinyon_lab.traces.analysis.uses import Step
+from pinyon_lab.traces.analysis.groups import OTHER, Categories, Windows, types_by_turn
+from pinyon_lab.traces.analysis.uses import PARTS, Blocks, Step, walk
 
 PER_DECADE = 256
 LEAST_S = 1e-3
@@ -22,8 +33,6 @@ DECADES = 12
 BINS = 1 + PER_DECADE * DECADES
 EDGES_S: NDArray[np.float64] = LEAST_S * 10.0 ** (np.arange(BINS) / PER_DECADE)
 """The end of each class, 0.9 % above its beginning; the last class has all longer times."""
-
-Floats = NDArray[np.float64]
 
 
 def bins_of(times_s: Floats) -> NDArray[np.int64]:
@@ -63,7 +72,6 @@ REUSES_MIN = 32
 """The fewest reuses of a category and hour that are fitted."""
 FITS_DRAWN = 4
 SHOWN_LEAST_S = 0.1
-Counts = NDArray[np.float64]
 
 
 class ReuseTimes:
@@ -166,8 +174,8 @@ class ReuseTimes:
         figure.fact("fits", "fits", len(rows), ",")
         figure.fact("mean_ks", "mean Kolmogorov-Smirnov distance, by reuses", mean, ".3f", "“fit well” (§3.4)")
         heads = (
-            *(Column("category", "category"), Column("hour", "hour"), Column("reuses", "reuses", ",")),
-            *(Column("share", "of blocks", ".1%"), Column("mean_s", "mean", "s"), Column("ks", "KS", ".3f")),
+            *(Column("category"), Column("hour"), Column("reuses", ",")),
+            *(Column("share", ".1%", "of blocks"), Column("mean_s", "s", "mean"), Column("ks", ".3f", "KS")),
         )
         figure.tables.append(Table("fits", "by category and hour of the use before", heads, rows))
         figure.notes.append(
@@ -194,7 +202,7 @@ class ReuseTimes:
         return Courses(title, "reuse time, s", "reuses up to it", lines)
 
 
-def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
+def _bins_drawn(counts: Floats) -> NDArray[np.int64]:
     """Returns the classes where a course bends, and a few between, from 0.1 s to a little after the last."""
     x = np.unique(np.concatenate([np.flatnonzero(counts), np.arange(0, BINS, 16)]))
     most_s = max(10.0, 2 * float(EDGES_S[np.flatnonzero(counts)[-1]]))
@@ -202,13 +210,13 @@ def _bins_drawn(counts: Counts) -> NDArray[np.int64]:
     return found
 
 
-def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
+def _quantiles(figure: Figure, named: list[tuple[str, Floats]]) -> None:
     shares = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.99)
     rows: list[tuple[Value, ...]] = [
         (name, int(counts.sum()), *(quantile_s(counts, share) for share in shares)) for name, counts in named
     ]
-    quantiles = (Column(f"p{round(100 * share)}_s", f"P{round(100 * share)}", "s") for share in shares)
-    heads = (Column("requests", "requests"), Column("reuses", "reuses", ","), *quantiles)
+    quantiles = (Column(f"p{round(100 * share)}_s", "s", f"P{round(100 * share)}") for share in shares)
+    heads = (Column("requests"), Column("reuses", ","), *quantiles)
     figure.tables.append(Table("quantiles", "reuse time", heads, rows))
     lines = []
     for name, counts in named[:8]:
@@ -216,3 +224,121 @@ def _quantiles(figure: Figure, named: list[tuple[str, Counts]]) -> None:
         lines.append(course(name, EDGES_S[x], (np.cumsum(counts) / counts.sum())[x]))
     title = figure.title[0].upper() + figure.title[1:]
     figure.plots.append(Courses(title, "reuse time, s", "reuses up to it", lines))
+
+
+SETS = 1 << PARTS
+TYPES_MAX = 8
+
+
+class Locality:
+    """Counts of blocks by the set of tenths in which earlier requests had them; any offset and stride follows from it.
+    All requests fill the cache, whichever are counted."""
+
+    def __init__(self, columns: Columns) -> None:
+        groups = types_by_turn(columns)
+        singles = [each for each in groups if each[1] != "multi"][:TYPES_MAX]
+        multis = [each for each in groups if each[1] == "multi"][:TYPES_MAX]
+        self._has_turns = columns.has_turns
+        self._names = [f"{kind}, {turn}-turn" for kind, turn, _ in (*singles, *multis)]
+        self._singles = len(singles)
+        self._group = np.full(len(columns), len(self._names), np.int64)
+        for at, (_, _, rows) in enumerate((*singles, *multis)):
+            self._group[rows] = at
+        self._counts = np.zeros((len(self._names) + 1, SETS), np.int64)
+        self._lengths = columns.lengths
+
+    def take(self, step: Step) -> None:
+        if step.cached is not None:
+            group = np.repeat(self._group[step.first : step.end], self._lengths[step.first : step.end])
+            flat = np.bincount(group * SETS + step.cached, minlength=self._counts.size)
+            self._counts += flat.reshape(self._counts.shape)
+
+    def of_all(self) -> Figure:
+        """Returns Fig. 16."""
+        figure = Figure("16", "hit ratio by offset and stride of what is cached")
+        _grid(figure, "all requests", self._counts.sum(axis=0))
+        figure.notes.append("A prompt of fewer than ten blocks has its blocks in the tenths in which they begin.")
+        return figure
+
+    def of_multi(self) -> Figure:
+        """Returns Fig. 17."""
+        figure = Figure("17", "hit ratio of multi-turn requests by offset and stride")
+        counts = self._counts[self._singles : len(self._names)]
+        if not counts.any():
+            return figure.without("no multi-turn requests" if self._has_turns else NO_TURNS)
+        _grid(figure, "multi-turn requests", counts.sum(axis=0))
+        for name, each in zip(self._names[self._singles :], counts, strict=True):
+            if len(counts) > 1:
+                _grid(figure, name, each)
+        return figure
+
+    def of_singles(self) -> Figure:
+        """Returns Fig. 18."""
+        figure = Figure("18", "hit ratio of single-turn requests by type, offset and stride")
+        if not self._has_turns:
+            return figure.without(NO_TURNS)
+        for name, counts in zip(self._names[: self._singles], self._counts, strict=False):
+            _grid(figure, name, counts)
+        return figure if figure.tables else figure.without("no single-turn requests")
+
+
+def _grid(figure: Figure, name: str, counts: NDArray[np.int64]) -> None:
+    total = int(counts.sum())
+    if not total:
+        return
+    sets = np.arange(SETS)
+    rows: list[tuple[int, list[float | None]]] = []
+    for stride in range(PARTS, 0, -1):
+        line: list[float | None] = [None] * PARTS
+        for offset in range(PARTS - stride + 1):
+            part = ((1 << stride) - 1) << offset
+            line[offset] = float(counts[(sets & part) != 0].sum() / total)
+        rows.append((stride * 100 // PARTS, line))
+    key = name.replace(", ", "_").replace("-", "_").replace(" ", "_")
+    offsets = [f"{100 * offset // PARTS} %" for offset in range(PARTS)]
+    cells = (Column(f"offset_{100 * at // PARTS}", ".0%", offset) for at, offset in enumerate(offsets))
+    heads = (Column("stride_percent", "", "stride, %"), *cells)
+    figure.tables.append(Table(key, f"{name}: by stride (down) and offset (across)", heads, [(s, *v) for s, v in rows]))
+    figure.plots.append(
+        Heat(f"{name}, by stride", "offset", "hit ratio", offsets, [(f"{s} %", v) for s, v in rows], numbers=True)
+    )
+
+
+DAY_S = HOURS * HOUR_S
+
+
+def day_fits(columns: Columns, begins_s: float = 0.0, progress: Callable[[int], None] = lambda _: None) -> DayFits:
+    """Returns the fits of the uses in the trace's last 24 hours; ``begins_s``: the time of its zero since midnight. A
+    reuse counts in the hour and for the category of the use before (as in Fig. 15); those after the trace's end are not
+    seen. Each hour has the categories with most reuses, at most :data:`CATEGORIES_MAX` with that of all together."""
+    codes, of_row = np.unique(columns.kind.astype(np.int64) << 32 | columns.turn, return_inverse=True)
+    hours = ((columns.time_s + begins_s) // HOUR_S).astype(np.int64) % HOURS
+    slots, size = of_row * HOURS + hours, len(codes) * HOURS
+    lately = columns.time_s > columns.time_s[-1] - DAY_S
+    used = np.bincount(slots[lately], columns.lengths[lately], size)
+    again, seconds = np.zeros(size), np.zeros(size)
+    for step in walk(columns, Blocks(columns.numbers, parts=False)):
+        row, before, _, blocks = step.runs
+        of, row, before = blocks[lately[before]], row[lately[before]], before[lately[before]]
+        again += np.bincount(slots[before], of, size)
+        seconds += np.bincount(slots[before], of * (columns.time_s[row] - columns.time_s[before]), size)
+        progress(step.end)
+    sums = np.stack([used, again, seconds], axis=1).reshape(-1, HOURS, 3)
+    names = [_category(columns.kinds[code >> 32], code & 0xFFFFFFFF) for code in codes.tolist()]
+    found = {}
+    for hour in range(HOURS):
+        samples = {UNKNOWN: Sums(0.0, 0.0, 0.0)}
+        for at in np.argsort(-sums[:, hour, 1], kind="stable").tolist():
+            known = samples.get(names[at], (0.0, 0.0, 0.0))
+            samples[names[at]] = Sums(*map(sum, zip(known, sums[at, hour].tolist(), strict=True)))
+        if fits := [*fitted(samples).items()]:
+            found[hour] = dict(fits[:CATEGORIES_MAX])
+    return DayFits(found)
+
+
+def _category(kind: str, turn: int) -> str:
+    """Returns :attr:`pinyon.core.request.RequestClass.category`, or ``""`` for a category that no service knows."""
+    try:
+        return f"{check_kind(kind, 'type')}/{turn}" if turn <= TURN_MAX else UNKNOWN
+    except InvalidArgument:
+        return UNKNOWN
