@@ -44,6 +44,12 @@ class Column:
     """The basis of the column's numbers; None: the column describes the row."""
 
 
+def columns(basis: Basis | None = None, /, **shown: str | tuple[str, str]) -> list[Column]:
+    """Returns columns of one basis by key; each is a title, or a title and a form."""
+    parts = {key: (each, "") if isinstance(each, str) else each for key, each in shown.items()}
+    return [Column(key, title, form, basis) for key, (title, form) in parts.items()]
+
+
 class Table:
     """The columns of a figure, and its rows as they are found."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, Tell, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, Tell, columns, figure
 from pinyon_lab.figures.rows import basis, cell, close, number, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -53,14 +53,9 @@ def _ideal(arrivals: Sequence[Arrival], block_tokens: int) -> float:
 
 def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[Table, dict[str, dict[str, Ran]]]:
     table = Table(
-        Column("workload", "workload"),
-        Column("policy", "policy"),
-        Column("rate", "rate", ".1f"),
-        Column("hits", "reused", ".1%", Basis.MODELLED),
-        Column("of_ideal", "of the bound", ".1%", Basis.MODELLED),
-        Column("cv", "CV", ".2f", Basis.MODELLED),
-        Column("pending", "waiting tokens", ",.0f", Basis.MODELLED),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
+        *columns(workload="workload", policy="policy", rate=("rate", ".1f")),
+        *columns(Basis.MODELLED, hits=("reused", ".1%"), of_ideal=("of the bound", ".1%"), cv=("CV", ".2f")),
+        *columns(Basis.MODELLED, pending=("waiting tokens", ",.0f"), attainment=("in time", ".1%")),
     )
     first: dict[str, dict[str, Ran]] = {}
     for workload in workloads:
@@ -228,10 +223,8 @@ def _hot(result: Ran) -> float:
 @figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",))
 def fig8(given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("variant", "DualMap"),
-        Column("hot", "one is hot", ".1%", Basis.MODELLED),
-        Column("cv", "CV", ".2f", Basis.MODELLED),
+        *columns(workload="workload", variant="DualMap"),
+        *columns(Basis.MODELLED, hot=("one is hot", ".1%"), cv=("CV", ".2f")),
     )
     panels = []
     for workload in given.workloads:
@@ -270,11 +263,8 @@ def fig5(given: Given) -> Result:
     load = load_of(workload, "14B")
     table = Table(
         Column("variant", "of the pair takes"),
-        Column("p50_s", "TTFT P50, s", ".2f", Basis.MODELLED),
-        Column("p90_s", "P90", ".2f", Basis.MODELLED),
-        Column("hits", "reused", ".1%", Basis.MODELLED),
-        Column("cv", "CV", ".2f", Basis.MODELLED),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
+        *columns(Basis.MODELLED, p50_s=("TTFT P50, s", ".2f"), p90_s=("P90", ".2f"), hits=("reused", ".1%")),
+        *columns(Basis.MODELLED, cv=("CV", ".2f"), attainment=("in time", ".1%")),
     )
     for variant, policy in VARIANTS.items():
         runs = all_seeds(load, DECODING, policy, ABLATION_RATE, given.tell)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Given, Result, Section, Table, columns, figure
 from pinyon_lab.figures.rows import basis, cell, close, column, number, shown, those
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -70,13 +70,9 @@ def fig12(given: Given) -> Result:
     arrivals = _phase(load.arrivals[:half], BUSY * KNEE, 0.0, busy_end_s)
     arrivals += _phase(load.arrivals[half:], CALM * KNEE, busy_end_s, busy_end_s + CALM_S)
     table = Table(
-        Column("cluster", "cluster"),
-        Column("phase", "phase"),
-        Column("rate", "requests/s", ".1f"),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
-        Column("later", "second half", ".1%", Basis.MODELLED),
-        Column("least", "instances", "d"),
-        Column("most", "to", "d"),
+        *columns(cluster="cluster", phase="phase", rate=("requests/s", ".1f")),
+        *columns(Basis.MODELLED, attainment=("in time", ".1%"), later=("second half", ".1%")),
+        *columns(least=("instances", "d"), most=("to", "d")),
     )
     panels, told = [], {}
     for text, scaling in (("scaling", ScalingSettings(FEW, MANY, SLO_S)), (f"{FEW} instances", None)):
@@ -171,11 +167,9 @@ def fig13(given: Given) -> Result:
     if len(workload.rows) < REQUESTS_EACH * SIZES[-1]:
         raise InvalidArgument(f"{workload.name} has less than {REQUESTS_EACH * SIZES[-1]:,} requests", field="trace")
     table = Table(
-        Column("instances", "instances", "d"),
-        Column("policy", "policy"),
-        Column("goodput", "goodput, /s", ".1f", Basis.MODELLED),
-        Column("each", "each", ".2f", Basis.MODELLED),
-        Column("p99_s", "P99 below it, s", ".1f", Basis.MODELLED),
+        *columns(instances=("instances", "d"), policy="policy"),
+        *columns(Basis.MODELLED, goodput=("goodput, /s", ".1f"), each=("each", ".2f")),
+        *columns(Basis.MODELLED, p99_s=("P99 below it, s", ".1f")),
     )
     for size in SIZES:
         load = load_of(workload, "7B", REQUESTS_EACH * size)
@@ -233,13 +227,9 @@ SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 @figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",))
 def a6(given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("policy", "policy"),
-        Column("rate", "requests/s", ".1f"),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
-        Column("p90_s", "P90, s", ".2f", Basis.MODELLED),
-        Column("p99_s", "P99, s", ".2f", Basis.MODELLED),
-        Column("hits", "reused", ".1%", Basis.MODELLED),
+        *columns(workload="workload", policy="policy", rate=("requests/s", ".1f")),
+        *columns(Basis.MODELLED, attainment=("in time", ".1%"), p90_s=("P90, s", ".2f"), p99_s=("P99, s", ".2f")),
+        *columns(Basis.MODELLED, hits=("reused", ".1%")),
     )
     roles = (Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES
     for workload in given.workloads:

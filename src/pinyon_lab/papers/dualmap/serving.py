@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Tell, Value, figure
+from pinyon_lab.figures.figure import Basis, Claim, Given, Result, Rows, Section, Table, Tell, Value, columns, figure
 from pinyon_lab.figures.rows import basis, number, points, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -48,21 +48,11 @@ def _settings(workloads: Sequence[Workload]) -> list[tuple[Workload, str, str]]:
 
 def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> Table:
     table = Table(
-        Column("workload", "workload"),
-        Column("model", "model"),
-        Column("kind", "simulated"),
-        Column("policy", "policy"),
-        Column("rate", "rate", ".1f"),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
-        Column("least", "least", ".1%", Basis.MODELLED),
-        Column("most", "most", ".1%", Basis.MODELLED),
-        Column("p99_s", "P99, s", ".1f", Basis.MODELLED),
-        Column("last_quarter", "last ¼", ".1%", Basis.MODELLED),
-        Column("longest_tenth", "longest", ".1%", Basis.MODELLED),
-        Column("p50_s", "TTFT P50, s", ".2f", Basis.MODELLED),
-        Column("p90_s", "P90", ".2f", Basis.MODELLED),
-        Column("e2e_p50_s", "E2E P50, s", ".1f", Basis.MODELLED),
-        Column("e2e_p90_s", "P90", ".1f", Basis.MODELLED),
+        *columns(workload="workload", model="model", kind="simulated", policy="policy", rate=("rate", ".1f")),
+        *columns(Basis.MODELLED, attainment=("in time", ".1%"), least=("least", ".1%"), most=("most", ".1%")),
+        *columns(Basis.MODELLED, p99_s=("P99, s", ".1f"), last_quarter=("last ¼", ".1%")),
+        *columns(Basis.MODELLED, longest_tenth=("longest", ".1%"), p50_s=("TTFT P50, s", ".2f"), p90_s=("P90", ".2f")),
+        *columns(Basis.MODELLED, e2e_p50_s=("E2E P50, s", ".1f"), e2e_p90_s=("P90", ".1f")),
     )
     for workload, size, kind in _settings(workloads):
         if kind not in kinds:

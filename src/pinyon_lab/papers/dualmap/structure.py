@@ -10,7 +10,7 @@ from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, columns, figure
 from pinyon_lab.figures.rows import basis, close, column, number, shown, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
@@ -38,9 +38,7 @@ def _lengths(workload: Workload, settings: HotnessSettings) -> Counter[int]:
 @figure("dualmap-fig6", PAPER, "§A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",))
 def fig6(given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("rule", "bounds of"),
-        Column("blocks", "blocks", "d"),
+        *columns(workload="workload", rule="bounds of", blocks=("blocks", "d")),
         Column("share", "requests", ".1%", Basis.MEASURED),
     )
     for workload in given.workloads:
@@ -128,8 +126,7 @@ def _deviation(instances: int, choices: int, seed: int) -> int:
 @figure("dualmap-fig15", PAPER, "§A.9, Fig. 15", "what a second choice is worth")
 def fig15(given: Given) -> Result:
     table = Table(
-        Column("instances", "instances", "d"),
-        Column("choices", "choices", "d"),
+        *columns(instances=("instances", "d"), choices=("choices", "d")),
         Column("deviation", "above the mean", ".2f", Basis.MODELLED),
     )
     deviation: dict[tuple[int, int], float] = {}
@@ -174,10 +171,8 @@ MODELS = {"Qwen2.5-7B": "910b-qwen2.5-7b", "Qwen2.5-14B": "910b-qwen2.5-14b"}
 @figure("dualmap-a4", PAPER, "§A.4.2", "how large the scheduler's books are")
 def a4(given: Given) -> Result:
     table = Table(
-        Column("model", "model"),
-        Column("blocks", "blocks of 128", ",d"),
-        Column("kib", "an instance, KiB", ".1f"),
-        Column("cluster_mib", "32 instances, MiB", ".2f"),
+        *columns(model="model", blocks=("blocks of 128", ",d"), kib=("an instance, KiB", ".1f")),
+        *columns(cluster_mib=("32 instances, MiB", ".2f")),
     )
     for name, machine in MODELS.items():
         blocks = DRAM_BYTES // (BLOCK_TOKENS * load_machine(machine).kv_token_bytes)
@@ -225,12 +220,9 @@ PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
 @figure("dualmap-table1", PAPER, "§A.3.1, Table 1", "the workloads", ("conversation",), ("toolagent",))
 def table1(given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("rows", "rows"),
-        Column("requests", "requests", ",d"),
-        Column("input", "input tokens", ",.0f", Basis.MEASURED),
-        Column("output", "output", ",.0f", Basis.MEASURED),
-        Column("reused", "blocks that hit", ".1%", Basis.MEASURED),
+        *columns(workload="workload", rows="rows", requests=("requests", ",d")),
+        *columns(Basis.MEASURED, input=("input tokens", ",.0f"), output=("output", ",.0f")),
+        *columns(Basis.MEASURED, reused=("blocks that hit", ".1%")),
     )
     for workload in given.workloads:
         given.tell(f"statistics: {workload.name}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Value, figure
+from pinyon_lab.figures.figure import Basis, Given, Result, Section, Value, columns, figure
+from pinyon_lab.papers.feather.load import FEATHER, ratios, sweep, swept, told, value
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load, Sample, Server, served
-from pinyon_lab.papers.feather.sweeps import FEATHER, ratios, sweep, swept, told, value
 from pinyon_lab.pictures import Course, Courses, Picture
 
 # -- Fig. 5.12
@@ -19,12 +19,9 @@ LATE_S = 100.0
 HOMOGENEOUS = 0.9
 
 SAMPLED = [
-    Column("time_s", "until, s", ".0f"),
-    Column("rate", "arrivals, requests/s", "g"),
-    Column("batch", "batch", ".0f", Basis.MODELLED),
-    Column("homogeneity", "shared by all of the batch", ".0%", Basis.MODELLED),
-    Column("batches", "batches of a round", ".1f", Basis.MODELLED),
-    Column("tokens_s", "decoded, tokens/s", ",.0f", Basis.MODELLED),
+    *columns(time_s=("until, s", ".0f"), rate=("arrivals, requests/s", "g")),
+    *columns(Basis.MODELLED, batch=("batch", ".0f"), homogeneity=("shared by all of the batch", ".0%")),
+    *columns(Basis.MODELLED, batches=("batches of a round", ".1f"), tokens_s=("decoded, tokens/s", ",.0f")),
 ]
 WINDOW = 5
 """The number of samples in a row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Given, Result, Rows, Section, Table, columns, figure
 from pinyon_lab.figures.rows import basis, cell, close, column, number, points, shown, up_to
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, mixed, reused, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
@@ -44,11 +44,9 @@ SHORT = ["8P+8D", "10P+6D", "vLLM", "prefix", "chunked"]
 def _capacity(given: Given, name: str) -> Result:
     (workload,) = given.workloads
     table = Table(
-        Column("system", "system"),
-        Column("rate", "rate", ".1f"),
+        *columns(system="system", rate=("rate", ".1f")),
         *(Column(f"at_{tbt_s}", f"{1000 * tbt_s:.0f} ms", ".1%", Basis.MODELLED) for tbt_s in TBTS_S),
-        Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
-        Column("reused", "reused", ".1%", Basis.MODELLED),
+        *columns(Basis.MODELLED, ttft_s=("mean TTFT", ".2f"), reused=("reused", ".1%")),
     )
     for times in RATES:
         arrivals = arrivals_of(workload, times)
@@ -205,9 +203,8 @@ def fig15(given: Given) -> Result:
     arrivals = arrivals_of(workload)
     table = Table(
         Column("ratio", "nodes"),
-        Column("effective", "effective", ".1%", Basis.MODELLED),
-        Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
-        Column("tbt_ms", "mean TBT, ms", ".2f", Basis.MODELLED),
+        *columns(Basis.MODELLED, effective=("effective", ".1%"), ttft_s=("mean TTFT", ".2f")),
+        *columns(Basis.MODELLED, tbt_ms=("mean TBT, ms", ".2f")),
     )
     for prefills in PREFILLS:
         system = _mooncake(prefills)

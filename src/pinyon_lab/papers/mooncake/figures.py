@@ -13,12 +13,14 @@ from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Value, figure
-from pinyon_lab.figures.rows import basis, claimed, close, column, number, share, shown, those
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Value, columns, figure
+from pinyon_lab.figures.rows import bars, basis, cells, claimed, close, column, number, share, shown, those
 from pinyon_lab.figures.workload import Workload, together
-from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
+from pinyon_lab.pictures import Bars, Course, Courses, Mark
 
 PAPER = "Mooncake (FAST '25)"
+TRACES = ("conversation", "synthetic"), ("toolagent",)
+"""The workloads that figures of all of them need, and that they like."""
 M = 1_000_000
 NODE_TOKENS = 3 * M
 """The tokens of LLaMA3-70B's KV, 320 KB each, that about 1 TB of DRAM holds (§5.3.1)."""
@@ -73,21 +75,13 @@ def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
     return share(curve.hits(int(tokens) // block_tokens), curve.blocks)
 
 
-@figure(
-    "mooncake-fig9",
-    PAPER,
-    "§5.3.1, Fig. 9",
-    "hit ratio over cache capacity",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-)
+@figure("mooncake-fig9", PAPER, "§5.3.1, Fig. 9", "hit ratio over cache capacity", *TRACES)
 def fig9(given: Given) -> Result:
     table = Table(
         Column("workload", "workload"),
         *(Column(f"at_{millions}m", f"{millions}M", ".1%", Basis.MEASURED) for millions in CAPACITIES_M),
-        Column("ideal", "ideal", ".1%", Basis.MEASURED),
-        Column("node_of_ideal", "3M/ideal", ".1%", Basis.MEASURED),
-        Column("nearly_of_ideal", "50M/ideal", ".1%", Basis.MEASURED),
+        *columns(Basis.MEASURED, ideal=("ideal", ".1%"), node_of_ideal=("3M/ideal", ".1%")),
+        *columns(Basis.MEASURED, nearly_of_ideal=("50M/ideal", ".1%")),
     )
     courses = []
     for workload in _with_combinations(given.workloads):
@@ -171,16 +165,14 @@ def prefill_flops(tokens: int, prefix: int) -> float:
     return flops(tokens) - flops(prefix)
 
 
-@figure(
-    "mooncake-fig10",
-    PAPER,
-    "§5.3.2, Fig. 10",
-    "global and local caches, 10 nodes of 3M tokens",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-)
+@figure("mooncake-fig10", PAPER, "§5.3.2, Fig. 10", "global and local caches, 10 nodes of 3M tokens", *TRACES)
 def fig10(given: Given) -> Result:
-    rows: list[dict[str, Value]] = []
+    table = Table(
+        *columns(workload="workload", setup="caches"),
+        *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), global_to_this=("global is", ".2f")),
+        *columns(Basis.MODELLED, prefill=("FLOP", ".1%"), saved=("saved", ".1%")),
+        *columns(Basis.MEASURED, busiest=("busiest", ".0%"), duplicates=("copies", ".1%")),
+    )
     for workload in given.workloads:
         requests = workload.asked()
         size = PoolSize(NODES, NODE_TOKENS // workload.block_tokens)
@@ -194,32 +186,16 @@ def fig10(given: Given) -> Result:
                 prefill_flops(row.input_tokens, min(row.input_tokens, count * workload.block_tokens))
                 for row, count in zip(workload.rows, hits, strict=True)
             )
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "setup": label,
-                    "hit_ratio": share(sum(hits), blocks),
-                    "prefill": share(computed, whole),
-                    "busiest": _busiest(seen["per_node"], blocks),
-                    "duplicates": share(seen.get("duplicate_blocks", 0), seen["resident_blocks"]),
-                    "basis": basis(workload),
-                }
-            )
+            ratio, prefill = share(sum(hits), blocks), share(computed, whole)
+            copies = share(seen.get("duplicate_blocks", 0), seen["resident_blocks"])
+            busiest = _busiest(seen["per_node"], blocks)
+            table.add(workload.name, label, ratio, None, prefill, None, busiest, copies, basis=basis(workload))
+    rows = table.rows
     found = {(row["workload"], row["setup"]): row for row in rows}
     for row in rows:
         ours = found[row["workload"], GLOBAL]
         row["global_to_this"] = share(number(ours, "hit_ratio"), number(row, "hit_ratio"))
         row["saved"] = 1 - share(number(ours, "prefill"), number(row, "prefill"))
-    columns = [
-        Column("workload", "workload"),
-        Column("setup", "caches"),
-        Column("hit_ratio", "hits", ".1%", Basis.MEASURED),
-        Column("global_to_this", "global is", ".2f", Basis.MEASURED),
-        Column("prefill", "FLOP", ".1%", Basis.MODELLED),
-        Column("saved", "saved", ".1%", Basis.MODELLED),
-        Column("busiest", "busiest", ".0%", Basis.MEASURED),
-        Column("duplicates", "copies", ".1%", Basis.MEASURED),
-    ]
     notes = [
         "Service takes no time; what is generated is not cached. Local hits are counted on the node that a request "
         "runs on, global ones anywhere. FLOP: of all prefills, as a share of what they were without reuse (Eq. 1 and "
@@ -229,16 +205,14 @@ def fig10(given: Given) -> Result:
         "anywhere, load alone decides; ours, to show what hangs on it.",
         *_notes(given.workloads),
     ]
-    hit_ratios, prefills = (
-        {setup: column(rows, key, setup=setup) for setup in SETUPS} for key in ("hit_ratio", "prefill")
-    )
-    names = [shown(workload) for workload in given.workloads]
+    names = {workload.name: shown(workload) for workload in given.workloads}
+    hit_ratios, prefills = (cells(rows, "workload", "setup", key) for key in ("hit_ratio", "prefill"))
     panels = [
-        Bars("Hit ratio", "blocks that hit", names, hit_ratios),
-        Bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", names, prefills),
+        bars("Hit ratio", "blocks that hit", hit_ratios, group=names.__getitem__),
+        bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=names.__getitem__),
     ]
-    picture = Picture("Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches", panels)
-    return Result(columns, rows, _fig10_claims(rows), notes, picture)
+    title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
+    return table.result(title, panels, _fig10_claims(rows), notes)
 
 
 def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
@@ -305,20 +279,11 @@ RATIO_CLOSE = 0.01
 BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over the requests"
 
 
-@figure(
-    "mooncake-table2",
-    PAPER,
-    "§5.2.1, Table 2",
-    "requests, lengths and cache ratio",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-)
+@figure("mooncake-table2", PAPER, "§5.2.1, Table 2", "requests, lengths and cache ratio", *TRACES)
 def table2(given: Given) -> Result:
     table = Table(
         Column("workload", "workload"),
-        Column("requests", "requests", ",", Basis.MEASURED),
-        Column("input", "input", ",.1f", Basis.MEASURED),
-        Column("output", "output", ",.1f", Basis.MEASURED),
+        *columns(Basis.MEASURED, requests=("requests", ","), input=("input", ",.1f"), output=("output", ",.1f")),
         *(Column(key, key, ".1%", Basis.MEASURED) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)),
     )
     for workload in given.workloads:

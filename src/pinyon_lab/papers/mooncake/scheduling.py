@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
-from pinyon_lab.figures.rows import basis, cell, close, column, number, shown, those, up_to
+from pinyon_lab.figures.figure import Basis, Claim, Given, Result, Rows, Section, Table, columns, figure
+from pinyon_lab.figures.rows import bars, basis, by, cells, close, column, shown, those, up_to
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split
-from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE, VLLM
-from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
+from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE
+from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster import Cluster
 
@@ -36,12 +36,9 @@ RATES = (1.0, 1.5)
 def fig5(given: Given) -> Result:
     (workload,) = given.workloads
     table = Table(
-        Column("scheduler", "scheduler"),
-        Column("rate", "rate", ".1f"),
-        Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
-        Column("p90_s", "P90", ".2f", Basis.MODELLED),
-        Column("p99_s", "P99", ".2f", Basis.MODELLED),
-        Column("reused", "reused", ".1%", Basis.MODELLED),
+        *columns(scheduler="scheduler", rate=("rate", ".1f")),
+        *columns(Basis.MODELLED, ttft_s=("mean TTFT", ".2f"), p90_s=("P90", ".2f"), p99_s=("P99", ".2f")),
+        *columns(Basis.MODELLED, reused=("reused", ".1%")),
     )
     for times in RATES:
         arrivals = arrivals_of(workload, times)
@@ -66,7 +63,7 @@ def fig5(given: Given) -> Result:
 
 
 def _fig5_claims(rows: Rows, times: float) -> list[Claim]:
-    ttft = {str(row["scheduler"]): number(row, "ttft_s") for row in rows}
+    ttft = by(rows, "scheduler", "ttft_s")
     literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
     sooner = ttft["the same, fetching only if that is sooner"]
     aware, blind = (local, literal, sooner), (ttft["random"], ttft["load balancing"])
@@ -100,14 +97,12 @@ HIGHER = {
 }
 
 
-@figure("mooncake-fig8", PAPER, "§5.2.3, Fig. 8", "GPU time of prompts", ("conversation", "synthetic"), ("toolagent",))
+@figure("mooncake-fig8", PAPER, "§5.2.3, Fig. 8", "GPU time of prompts", *TRACES)
 def fig8(given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("system", "system"),
-        Column("prefill_s", "GPU time, s", ".2f", Basis.MODELLED),
-        Column("to_mooncake", "to Mooncake", ".2f", Basis.MODELLED),
-        Column("reused", "reused", ".1%", Basis.MODELLED),
+        *columns(workload="workload", system="system"),
+        *columns(Basis.MODELLED, prefill_s=("GPU time, s", ".2f"), to_mooncake=("to Mooncake", ".2f")),
+        *columns(Basis.MODELLED, reused=("reused", ".1%")),
     )
     mooncake = MOONCAKE[1]
     for workload in given.workloads:
@@ -119,18 +114,15 @@ def fig8(given: Given) -> Result:
             mooncake_s = mooncake_s or prefill_s
             ratio = prefill_s / mooncake_s
             table.add(workload.name, system.name, prefill_s, ratio, reused(outcomes), basis=basis(workload))
-    names = [workload.name for workload in given.workloads]
-    values: dict[str, Sequence[float | None]] = {
-        system.name: [cell(table.rows, "prefill_s", workload=name, system=system.name) for name in names]
-        for system in (mooncake, *BASELINES)
-    }
-    panel = Bars("GPU time of a prompt", "seconds", [shown(each) for each in given.workloads], values, ".2f")
+    names = {workload.name: shown(workload) for workload in given.workloads}
+    seconds = cells(table.rows, "workload", "system", "prefill_s")
+    panel = bars("GPU time of a prompt", "seconds", seconds, ".2f", group=names.__getitem__)
     notes = [
         "GPU time of a request: the steps with chunks of its prompt, of which prompts of one step have their share by "
         "tokens; what is decoded beside them counts as well. At each trace's own rate.",
         MODEL_NOTE,
     ]
-    return table.result("Mooncake Fig. 8: GPU time", [panel], _fig8_claims(table.rows, names), notes)
+    return table.result("Mooncake Fig. 8: GPU time", [panel], _fig8_claims(table.rows, [*names]), notes)
 
 
 def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
@@ -145,12 +137,8 @@ def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
             printed=", ".join(f"{name} {printed[name]:{form}}" for name in names),
         )
 
-    def ratios(system: str) -> dict[str, float]:
-        return {name: cell(rows, "to_mooncake", workload=name, system=system) for name in names}
-
-    vllm = ratios(VLLM.name)
+    vllm, prefix, chunked = (by(rows, "workload", "to_mooncake", system=each.name) for each in BASELINES)
     saved = {name: 1 - 1 / ratio for name, ratio in vllm.items()}
-    prefix, chunked = (ratios(each.name) for each in BASELINES[1:])
     return [
         compared(
             "achieving reductions of 36%, 53%, and 64% for conversation, tool&agent, and synthetic workloads",
@@ -226,16 +214,11 @@ class _Replicas:
         return [key for key, _ in total.most_common(RANKS[-1])]
 
 
-@figure(
-    "mooncake-fig11", PAPER, "§5.3.3, Fig. 11", "replicas of hot blocks", ("conversation", "synthetic"), ("toolagent",)
-)
+@figure("mooncake-fig11", PAPER, "§5.3.3, Fig. 11", "replicas of hot blocks", *TRACES)
 def fig11(given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("rank", "rank", ",d"),
-        Column("mean", "mean", ".1f", Basis.MODELLED),
-        Column("least", "least", "d", Basis.MODELLED),
-        Column("most", "most", "d", Basis.MODELLED),
+        *columns(workload="workload", rank=("rank", ",d")),
+        *columns(Basis.MODELLED, mean=("mean", ".1f"), least=("least", "d"), most=("most", "d")),
     )
     panels = []
     for workload in given.workloads:
@@ -248,19 +231,16 @@ def fig11(given: Given) -> Result:
         cluster.run(arrivals)
         ranked = replicas.ranked()
         half = len(replicas.samples) // 2
-        courses = []
+        curves = []
         for rank in RANKS:
             if rank > len(ranked):
                 continue
-            key = ranked[rank - 1]
-            counts = [held[key] for _, held in replicas.samples]
-            later = counts[half:]
-            courses.append(
-                Course(f"{rank:,}th", [(at, held[key]) for at, held in replicas.samples], dashed=rank > RANKS[1])
-            )
+            counts = [(at, held[ranked[rank - 1]]) for at, held in replicas.samples]
+            curves.append(Course(f"{rank:,}th", counts, dashed=rank > RANKS[1]))
+            later = [count for _, count in counts[half:]]
             mean = sum(later) / max(1, len(later))
             table.add(workload.name, rank, mean, min(later, default=0), max(later, default=0), basis=basis(workload))
-        panels.append(Courses(shown(workload), "time, s", "replicas", courses, form=".1f"))
+        panels.append(Courses(shown(workload), "time, s", "replicas", curves, form=".1f"))
     notes = [
         f"On how many of the {PREFILLS} prefill instances a key is, every 30 s, by rank of the sum over all samples; "
         "mean, least and most of the second half of the run. Algorithm 1 as it is printed.",

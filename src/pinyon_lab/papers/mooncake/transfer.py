@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, columns, figure
 from pinyon_lab.figures.rows import basis, column, counting, number, points, those
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
@@ -106,13 +106,9 @@ def fig13(given: Given) -> Result:
     )
     recomputed_s = mean_ttft_s(none)
     table = Table(
-        Column("gbit", "Gbit/s", "d"),
-        Column("policy", "scheduler"),
-        Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
-        Column("fetch_s", "fetch, s", ".2f", Basis.MODELLED),
-        Column("theory_s", "alone, s", ".2f", Basis.MODELLED),
-        Column("fetches", "fetches", ",d", Basis.MODELLED),
-        Column("reused", "reused", ".1%", Basis.MODELLED),
+        *columns(gbit=("Gbit/s", "d"), policy="scheduler"),
+        *columns(Basis.MODELLED, ttft_s=("mean TTFT", ".2f"), fetch_s=("fetch, s", ".2f")),
+        *columns(Basis.MODELLED, theory_s=("alone, s", ".2f"), fetches=("fetches", ",d"), reused=("reused", ".1%")),
     )
     for gbit in GBITS:
         for policy in FETCHING:
@@ -207,8 +203,7 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
 @figure("mooncake-fig14", PAPER, "§5.4.3, Fig. 14", "what a request's latency is made of")
 def fig14(given: Given) -> Result:
     table = Table(
-        Column("tokens", "tokens", ",d"),
-        Column("ratio", "cached", ".0%"),
+        *columns(tokens=("tokens", ",d"), ratio=("cached", ".0%")),
         *(Column(part, f"{part}, s", ".3f", Basis.MODELLED) for part in PARTS),
     )
     for ratio in RATIOS:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
-from pinyon_lab.figures.rows import up_to
+from pinyon_lab.figures.figure import Basis, Given, Result, Section, Table, columns, figure
+from pinyon_lab.figures.rows import courses, up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
     PAPER,
     Load,
     Ran,
-    bars,
     gained,
     notes,
+    panel,
     ran,
-    row,
+    runs_of,
+    table,
     tokens,
     within,
 )
-from pinyon_lab.pictures import Course, Courses, Picture
+from pinyon_lab.pictures import Courses
 from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, System
 
 # -- Fig. 4b
@@ -32,21 +33,16 @@ LEAST = 0.05
 
 @figure("skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin", has_quick_way=True)
 def fig4b(given: Given) -> Result:
-    load = LOAD4B.quickly(given.quick)
-    runs = {
-        name: ran(load, _in_one(name, policy), given.tell)
-        for name, policy in (("rr", "round_robin"), ("ll", "least_loaded"))
-    }
-    table = Table(
-        Column("system", "system"),
-        Column("instance", "instance", "d"),
-        Column("mean", "KV used, mean", ".0%", Basis.MODELLED),
-        Column("least", "least", ".0%", Basis.MODELLED),
-        Column("most", "most", ".0%", Basis.MODELLED),
+    load = LOAD4B.quick() if given.quick else LOAD4B
+    policies = {"rr": "round_robin", "ll": "least_loaded"}
+    runs = {name: ran(load, _in_one(name, policy), given.tell) for name, policy in policies.items()}
+    found = Table(
+        *columns(system="system", instance=("instance", "d")),
+        *columns(Basis.MODELLED, mean=("KV used, mean", ".0%"), least=("least", ".0%"), most=("most", ".0%")),
     )
-    for name, found in runs.items():
-        for place, used in enumerate(zip(*found.used, strict=True)):
-            table.add(name, place + 1, sum(used) / len(used), min(used), max(used))
+    for name, run in runs.items():
+        for place, used in enumerate(zip(*run.used, strict=True)):
+            found.add(name, place + 1, sum(used) / len(used), min(used), max(used))
     peaks, at_once = _peaks(runs["rr"]), _at_once(runs["rr"])
     claims = [
         Section("§3.3, Fig. 4b").says(
@@ -59,12 +55,14 @@ def fig4b(given: Given) -> Result:
             printed="2.64×",
         )
     ]
-    courses = [
-        Course(f"instance {place + 1}", [(float(second), share) for second, share in enumerate(used)])
-        for place, used in enumerate(zip(*runs["rr"].used, strict=True))
-    ]
-    panel = Courses("Round robin", "seconds", "KV memory that requests hold", courses, linear=True)
-    return table.result("SkyWalker Fig. 4b", [panel], claims, notes(given.quick))
+    over_time = {
+        (place + 1, float(second)): share
+        for second, shares in enumerate(runs["rr"].used)
+        for place, share in enumerate(shares)
+    }
+    curves = courses(over_time, "instance {}".format)
+    memory = Courses("Round robin", "seconds", "KV memory that requests hold", curves, linear=True)
+    return found.result("SkyWalker Fig. 4b", [memory], claims, notes(given.quick))
 
 
 def _peaks(found: Ran) -> float:
@@ -103,16 +101,9 @@ PUSHING: Final = (
     "skywalker-fig9", PAPER, "§5.2, Fig. 9", "blind pushing, by outstanding and by pending requests", has_quick_way=True
 )
 def fig9(given: Given) -> Result:
-    runs: dict[tuple[int, str], Ran] = {}
-    for clients in CLIENTS9[:1] if given.quick else CLIENTS9:
-        load = Load("tree", (("us", 4),), (("us", clients),))
-        for system in PUSHING:
-            runs[clients, system.name] = ran(load.quickly(given.quick), system, given.tell)
-    rows = [row({"clients": clients, "pushing": name}, each) for (clients, name), each in runs.items()]
-    columns = [Column("clients", "clients", "d"), Column("pushing", "pushing"), *COLUMNS[:-1]]
-    paper = CLIENTS9[0]
-    more = () if given.quick else CLIENTS9[1:]
-    found = {key: each.measured for key, each in runs.items()}
+    paper, *more = CLIENTS9[:1] if given.quick else CLIENTS9
+    loads = {clients: Load("tree", (("us", 4),), (("us", clients),)) for clients in (paper, *more)}
+    found = runs_of(loads, PUSHING, given)
 
     def over(clients: int, one: str, other: str = BP) -> float:
         """Returns the throughput of ``one`` over that of ``other``."""
@@ -179,14 +170,14 @@ def fig9(given: Given) -> Result:
         "at the full instance that alone has half of their prompt. `without room` are requests that were pushed and "
         "have none."
     )
-    groups = {f"{clients} clients": clients for clients, _ in runs}
     panels = [
-        bars("Throughput", "thousand output tokens/s", groups, runs, lambda each: tokens(each) / 1e3, ".1f"),
-        bars("TTFT, P90", "seconds", groups, runs, lambda each: each.ttft.p90, ".1f"),
-        bars("End to end, P50", "seconds", groups, runs, lambda each: each.e2e.p50, ".0f"),
-        bars("Hits", "of prompt tokens", groups, runs, lambda each: each.hits, ".0%"),
+        panel("Throughput", "thousand output tokens/s", found, lambda each: tokens(each) / 1e3, ".1f", "{} clients"),
+        panel("TTFT, P90", "seconds", found, lambda each: each.ttft.p90, ".1f", "{} clients"),
+        panel("End to end, P50", "seconds", found, lambda each: each.e2e.p50, ".0f", "{} clients"),
+        panel("Hits", "of prompt tokens", found, lambda each: each.hits, ".0%", "{} clients"),
     ]
-    return Result(columns, rows, claims, notes(given.quick, note), Picture("SkyWalker Fig. 9", panels))
+    names = columns(clients=("clients", "d"), pushing="pushing")
+    return table(names, found, COLUMNS[:-1]).result("SkyWalker Fig. 9", panels, claims, notes(given.quick, note))
 
 
 # -- Fig. 10
@@ -205,14 +196,10 @@ DRIFT: Final = (
     "skywalker-fig10", PAPER, "§5.2, Fig. 10", "one region busy: region-local and shared instances", has_quick_way=True
 )
 def fig10(given: Given) -> Result:
-    runs: dict[tuple[int, str], Ran] = {}
-    for size in SIZES[1:3] if given.quick else SIZES:
-        load = Load("wildchat", tuple((region, size // 3) for region, _ in CLIENTS10), CLIENTS10, 120.0, 720.0)
-        for name in (LOCAL, SHARED, CREDITS):
-            runs[size, name] = ran(load.quickly(given.quick), name, given.tell)
-    sizes = tuple(dict.fromkeys(size for size, _ in runs))
-    rows = [row({"instances": size, "system": name}, each) for (size, name), each in runs.items()]
-    found = {key: each.measured for key, each in runs.items()}
+    sizes = SIZES[1:3] if given.quick else SIZES
+    instances = {size: tuple((region, size // 3) for region, _ in CLIENTS10) for size in sizes}
+    loads = {size: Load("wildchat", each, CLIENTS10, 120.0, 720.0) for size, each in instances.items()}
+    found = runs_of(loads, (LOCAL, SHARED, CREDITS), given)
     gains = {size: tokens(found[size, SHARED]) / tokens(found[size, LOCAL]) for size in sizes}
     nine = tokens(found[9, SHARED]) / tokens(found[12, LOCAL])
     more, fewer = ({size: found[size, name].waiting for size in sizes} for name in (SHARED, CREDITS))
@@ -246,10 +233,9 @@ def fig10(given: Given) -> Result:
             "where their prompt is. Not in the paper",
         ),
     ]
-    groups = {f"{size} instances": size for size in sizes}
     panels = [
-        bars("Throughput", "output tokens/s", groups, runs, tokens, ",.0f"),
-        bars("TTFT, P90", "seconds", groups, runs, lambda each: each.ttft.p90, ".1f"),
+        panel("Throughput", "output tokens/s", found, tokens, ",.0f", "{} instances"),
+        panel("TTFT, P90", "seconds", found, lambda each: each.ttft.p90, ".1f", "{} instances"),
     ]
-    columns = [Column("instances", "instances", "d"), Column("system", "system"), *COLUMNS]
-    return Result(columns, rows, claims, notes(given.quick), Picture("SkyWalker Fig. 10", panels))
+    names = columns(instances=("instances", "d"), system="system")
+    return table(names, found).result("SkyWalker Fig. 10", panels, claims, notes(given.quick))

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Claim, Column, Given, Result, Section, Value, figure
+from pinyon_lab.figures.figure import Claim, Given, Result, Section, Value, columns, figure
 from pinyon_lab.figures.rows import up_to
-from pinyon_lab.papers.skywalker.runs import (
-    COLUMNS,
-    PAPER,
-    Load,
-    Ran,
-    bars,
-    gained,
-    notes,
-    ran,
-    row,
-    tokens,
-    within,
-)
-from pinyon_lab.pictures import Picture
+from pinyon_lab.papers.skywalker.runs import PAPER, Load, Runs, gained, notes, panel, runs_of, table, tokens, within
 from pinyon_lab.simulator.regions.measures import Measured
 
 CHATS: Final = ("arena", "wildchat")
@@ -31,46 +18,40 @@ SINGLE: Final = ("rr", "ll", "ch", "sgl")
 OTHERS: Final = ("gateway", *SINGLE)
 OURS: Final = ("skywalker-ch", "skywalker")
 RANGE: Final = "agrees if all of ours are in the printed range, a fifth more or less"
-Runs = Mapping[tuple[str, str], Ran]
-"""The runs by workload and system."""
 
 
 def _claim(said: str, printed: Value, ours: Value, agrees: bool, why: str, order: bool = False) -> Claim:
     return Section("§5.1").says(said, ours, agrees, why, printed=printed, order=order)
 
 
-def _of(runs: Runs, workload: str, system: str) -> Measured:
-    return runs[workload, system].measured
-
-
 def _ratios(
-    runs: Runs,
+    runs: Runs[str],
     workloads: Collection[str],
     systems: Sequence[str],
     others: Sequence[str],
     value: Callable[[Measured], float] = tokens,
 ) -> list[float]:
     return [
-        value(_of(runs, workload, system)) / value(_of(runs, workload, other))
+        value(runs[workload, system]) / value(runs[workload, other])
         for workload in workloads
         for system in systems
         for other in others
     ]
 
 
-def _hits(runs: Runs, workloads: Collection[str], systems: Sequence[str]) -> list[float]:
-    return [_of(runs, workload, system).hits for workload in workloads for system in systems]
+def _hits(runs: Runs[str], workloads: Collection[str], systems: Sequence[str]) -> list[float]:
+    return [runs[workload, system].hits for workload in workloads for system in systems]
 
 
-def _uneven(runs: Runs, workloads: Collection[str], system: str) -> list[float]:
-    return [_of(runs, workload, system).uneven for workload in workloads]
+def _uneven(runs: Runs[str], workloads: Collection[str], system: str) -> list[float]:
+    return [runs[workload, system].uneven for workload in workloads]
 
 
-def _conversations(runs: Runs) -> list[Claim]:
+def _conversations(runs: Runs[str]) -> list[Claim]:
     gains = _ratios(runs, CHATS, OURS, SINGLE)
     alone = {system: up_to(_ratios(runs, CHATS, (system,), SINGLE), ".2f") for system in ("skywalker", "pinyon")}
     gateway = _ratios(runs, CHATS, ("skywalker",), ("gateway",))
-    best = {workload: max(SINGLE, key=lambda each: tokens(_of(runs, workload, each))) for workload in CHATS}
+    best = {workload: max(SINGLE, key=lambda each: tokens(runs[workload, each])) for workload in CHATS}
     least = _ratios(runs, CHATS, ("ll",), ("skywalker",))
     ahead = _ratios(runs, WORKLOADS, ("skywalker",), ("skywalker-ch",))
     return [
@@ -123,7 +104,7 @@ def _conversations(runs: Runs) -> list[Claim]:
     ]
 
 
-def _reuse(runs: Runs) -> list[Claim]:
+def _reuse(runs: Runs[str]) -> list[Claim]:
     """Returns the claims about hit rates of conversations."""
     printed = (
         ("rr", "RR achieves only 10.78-16.57%", 0.1078, 0.1657),
@@ -156,7 +137,7 @@ def _reuse(runs: Runs) -> list[Claim]:
     return claims
 
 
-def _balance(runs: Runs) -> list[Claim]:
+def _balance(runs: Runs[str]) -> list[Claim]:
     """Returns the claims about the balance of load with conversations."""
     said = "high variance in outstanding request counts, ranging from 2.33-5.08× for SGL and 2.54-4.92× for CH"
     others = {system: up_to(_uneven(runs, CHATS, system), ".2f") for system in ("ll", "skywalker")}
@@ -171,7 +152,7 @@ def _balance(runs: Runs) -> list[Claim]:
     return claims
 
 
-def _trees(runs: Runs) -> list[Claim]:
+def _trees(runs: Runs[str]) -> list[Claim]:
     ch = _ratios(runs, ("tree",), ("ch",), ("skywalker",))[0]
     ll = _ratios(runs, ("tree",), ("ch",), ("ll",))[0]
     mixed = _ratios(runs, ("mixed-tree",), ("skywalker",), ("ch",))[0]
@@ -241,7 +222,7 @@ def _trees(runs: Runs) -> list[Claim]:
     ]
 
 
-def _latencies(runs: Runs) -> list[Claim]:
+def _latencies(runs: Runs[str]) -> list[Claim]:
     ours = ("skywalker",)
     middle = _ratios(runs, WORKLOADS, ours, OTHERS, lambda each: each.ttft.p50)
     middle += _ratios(runs, WORKLOADS, ours, OTHERS, lambda each: each.ttft.mean)
@@ -297,19 +278,13 @@ LOAD_NOTE: Final = (
 
 @figure("skywalker-fig8", PAPER, "§5.1, Fig. 8", "six systems and SkyWalker, four workloads", has_quick_way=True)
 def fig8(given: Given) -> Result:
-    runs = {
-        (name, system): ran(load.quickly(given.quick), system, given.tell)
-        for name, load in LOADS.items()
-        for system in ALL
-    }
-    rows = [row({"workload": name, "system": system}, found) for (name, system), found in runs.items()]
-    columns = [Column("workload", "workload"), Column("system", "system"), *COLUMNS]
-    groups = {name: name for name in LOADS}
+    runs = runs_of(LOADS, ALL, given)
     panels = [
-        bars("Throughput", "thousand output tokens/s", groups, runs, lambda each: tokens(each) / 1e3, ".1f"),
-        bars("TTFT, mean", "seconds", groups, runs, lambda each: each.ttft.mean, ".1f"),
-        bars("TTFT, P90", "seconds", groups, runs, lambda each: each.ttft.p90, ".1f"),
-        bars("End to end, P50", "seconds", groups, runs, lambda each: each.e2e.p50, ".0f"),
+        panel("Throughput", "thousand output tokens/s", runs, lambda each: tokens(each) / 1e3, ".1f"),
+        panel("TTFT, mean", "seconds", runs, lambda each: each.ttft.mean, ".1f"),
+        panel("TTFT, P90", "seconds", runs, lambda each: each.ttft.p90, ".1f"),
+        panel("End to end, P50", "seconds", runs, lambda each: each.e2e.p50, ".0f"),
     ]
     claims = [*_conversations(runs), *_reuse(runs), *_balance(runs), *_trees(runs), *_latencies(runs)]
-    return Result(columns, rows, claims, notes(given.quick, LOAD_NOTE), Picture("SkyWalker Fig. 8", panels))
+    found = table(columns(workload="workload", system="system"), runs)
+    return found.result("SkyWalker Fig. 8", panels, claims, notes(given.quick, LOAD_NOTE))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, figure
-from pinyon_lab.figures.rows import column
-from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, Ran, ran, within
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, columns, figure
+from pinyon_lab.figures.rows import bars, column
+from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, runs_of, within
 from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
 from pinyon_lab.simulator.regions.programs import Program, Step
@@ -122,12 +122,12 @@ def fig5(given: Given) -> Result:
                 )
             )
     values = {key.replace("_", " "): column(table.rows, key) for key in keys}
-    bars = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
+    panel = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
         "all have. The heat map of Fig. 5b shows the same by user."
     )
-    return table.result("SkyWalker Fig. 5", [bars], claims, [LENGTHS_NOTE, note])
+    return table.result("SkyWalker Fig. 5", [panel], claims, [LENGTHS_NOTE, note])
 
 
 # -- Fig. 6
@@ -157,23 +157,19 @@ WHY: Final = {
 
 @figure("skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum", has_quick_way=True)
 def fig6(given: Given) -> Result:
-    runs: dict[tuple[str, str], Ran] = {}
-    for workload, _, _, clients in PRINTED6:
-        load = Load(workload, (("us", 4),), (("us", clients),), 120.0, 720.0)
-        for system in SYSTEMS6:
-            runs[workload, system.name] = ran(load.quickly(given.quick), system, given.tell)
-    hits = {key: found.measured.hits for key, found in runs.items()}
+    loads = {name: Load(name, (("us", 4),), (("us", clients),), 120.0, 720.0) for name, _, _, clients in PRINTED6}
+    runs = runs_of(loads, SYSTEMS6, given)
+    hits = {key: found.hits for key, found in runs.items()}
     table = Table(
         Column("workload", "workload"),
         *(Column(system.name, system.name, ".1%", Basis.MODELLED) for system in SYSTEMS6),
-        Column("gap", "optimum − ch", ".1%", Basis.MODELLED),
-        Column("used", "KV used", ".0%", Basis.MODELLED),
+        *columns(Basis.MODELLED, gap=("optimum − ch", ".1%"), used=("KV used", ".0%")),
     )
     claims = []
     for workload, said, printed, _ in PRINTED6:
         gap = hits[workload, OPTIMUM] - hits[workload, CH]
         here = (hits[workload, system.name] for system in SYSTEMS6)
-        table.add(workload, *here, gap, runs[workload, CH].measured.used)
+        table.add(workload, *here, gap, runs[workload, CH].used)
         claims.append(
             Section("§3.2, Fig. 6").says(
                 said,
@@ -194,8 +190,6 @@ def fig6(given: Given) -> Result:
             "CH pushes blindly, the others by pending requests",
         )
     )
-    groups = tuple(workload for workload, *_ in PRINTED6)
-    values = {system.name: [hits[workload, system.name] for workload in groups] for system in SYSTEMS6}
     note = (
         "The optimum looks into all caches and takes who holds most of the prompt, then the least busy. The workloads "
         "are ours: requests of WildChat's mean lengths, one turn each, of which four of five begin with an opening. "
@@ -203,5 +197,5 @@ def fig6(given: Given) -> Result:
         "user's own, and one to four requests of one user at once (§3.2: up to 4×). Heterogeneous: four at once, with "
         "any of the 150."
     )
-    panel = Bars("KV cache hits", "of prompt tokens", groups, values, ".0%")
+    panel = bars("KV cache hits", "of prompt tokens", hits)
     return table.result("SkyWalker Fig. 6", [panel], claims, [MODEL_NOTE, note])

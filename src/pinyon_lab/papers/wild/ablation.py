@@ -12,7 +12,7 @@ from pinyon.eviction.policy import EvictionPolicy, Traits, learner
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Row, Rows, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Row, Rows, Section, Table, columns, figure
 from pinyon_lab.figures.rows import basis, claimed, close, column, counting, number, share, shown, those
 from pinyon_lab.figures.testbed import capacity_blocks, served
 from pinyon_lab.papers.wild.figures import PAPER, SEED, TESTBED_NOTES
@@ -65,10 +65,8 @@ def fig28(given: Given) -> Result:
 
     table = Table(
         Column("policy", "policy"),
-        Column("hit_ratio", "hits", ".1%", Basis.MEASURED),
-        Column("over_gdfs", "over gdfs", "+.1%", Basis.MEASURED),
-        Column("without_offset", "without ②", ".1%", Basis.MEASURED),
-        Column("offset_gives", "② gives", "+.1%", Basis.MEASURED),
+        *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), over_gdfs=("over gdfs", "+.1%")),
+        *columns(Basis.MEASURED, without_offset=("without ②", ".1%"), offset_gives=("② gives", "+.1%")),
     )
     choices = (*LABELS, *(each for each in SWEEP if each != LABELS[WHOLE]), BELADY)
     ratios = {choice: hit_ratio(choice, CacheReplay) for choice in choices}

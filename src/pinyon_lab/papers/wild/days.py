@@ -12,10 +12,23 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, number
+from pinyon_lab.figures.figure import (
+    Basis,
+    Claim,
+    Given,
+    Result,
+    Row,
+    Rows,
+    Section,
+    Table,
+    Tell,
+    Value,
+    columns,
+    figure,
+)
+from pinyon_lab.figures.rows import bars, basis, number
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Course, Courses, Panel
 from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 
@@ -137,20 +150,17 @@ def fig29(given: Given) -> Result:
             field="trace",
         )
     hits = _hits(days, capacity, given.tell)
-    found = [*reuse]
-    found += [{"what": name, "hour": hour, "hits": ratio} for (name, hour), ratio in hits.items()]
-    columns = [
-        Column("what", "category, or policy"),
-        Column("hour", "hour", "02d"),
-        Column("requests", "requests", ",.0f", Basis.MEASURED),
-        Column("reused", "used again", ".1%", Basis.MEASURED),
-        Column("distance", "day to day", ".3f", Basis.MEASURED),
-        Column("chance", "by chance", ".3f", Basis.MEASURED),
-        Column("hits", "hits", ".2%", Basis.MEASURED),
-    ]
-    rows = [{**dict.fromkeys(column.key for column in columns), "basis": rests_on, **row} for row in found]
-    claims = _claims(reuse, hits, rests_on)
-    return Result(columns, rows, claims, _notes(count, capacity), _picture(days, hits, workload.generated))
+    table = Table(
+        *columns(what="category, or policy", hour=("hour", "02d")),
+        *columns(Basis.MEASURED, requests=("requests", ",.0f"), reused=("used again", ".1%")),
+        *columns(Basis.MEASURED, distance=("day to day", ".3f"), chance=("by chance", ".3f"), hits=("hits", ".2%")),
+    )
+    by_hour: list[Row] = [{"what": name, "hour": hour, "hits": ratio} for (name, hour), ratio in hits.items()]
+    for row in [*reuse, *by_hour]:
+        table.add(*(row.get(column.key) for column in table.columns), basis=rests_on)
+    mark = f" ({rests_on})" if workload.generated else ""
+    title = f"KVCache in the wild Fig. 29: reuse on {count} days{mark}"
+    return table.result(title, _panels(days, hits), _claims(reuse, hits, rests_on), _notes(count, capacity))
 
 
 def _reuse(days: Sequence[_Day]) -> list[dict[str, Value]]:
@@ -239,8 +249,8 @@ def _notes(count: int, capacity: int) -> list[str]:
     ]
 
 
-def _picture(days: Sequence[_Day], hits: Mapping[tuple[str, int], float], generated: bool) -> Picture:
-    panels: list[Courses | Bars] = [
+def _panels(days: Sequence[_Day], hits: Mapping[tuple[str, int], float]) -> list[Panel]:
+    by_day = [
         Courses(
             f"{hour} to {hour + 1} a.m., a line for each day",
             "time since the last use, s",
@@ -254,15 +264,5 @@ def _picture(days: Sequence[_Day], hits: Mapping[tuple[str, int], float], genera
         )
         for hour in SHOWN
     ]
-    names = list(dict.fromkeys(name for name, _ in hits))
-    panels.append(
-        Bars(
-            f"Hits in an empty cache from {START}:00, day 2 and later",
-            "blocks that hit",
-            names,
-            {f"{hour} to {hour + 1} a.m.": [hits[name, hour] for name in names] for hour in REPLAYED},
-            ".1%",
-        )
-    )
-    mark = f" ({Basis.CONSTRUCTION})" if generated else ""
-    return Picture(f"KVCache in the wild Fig. 29: reuse on {len(days)} days{mark}", panels)
+    title = f"Hits in an empty cache from {START}:00, day 2 and later"
+    return [*by_day, bars(title, "blocks that hit", hits, ".1%", label=lambda hour: f"{hour} to {hour + 1} a.m.")]

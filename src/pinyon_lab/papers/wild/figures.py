@@ -9,7 +9,20 @@ from statistics import mean
 
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, replay
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Given, Result, Rows, Section, Table, Tell, figure
+from pinyon_lab.figures.figure import (
+    Basis,
+    Claim,
+    Column,
+    Figure,
+    Given,
+    Result,
+    Rows,
+    Section,
+    Table,
+    Tell,
+    columns,
+    figure,
+)
 from pinyon_lab.figures.rows import basis, claimed, column, counting, number, points, share, shown, those
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
 from pinyon_lab.figures.workload import Workload
@@ -127,11 +140,9 @@ TESTBED_NOTES = (
 
 def _by_ratio(model: Served, given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("ratio", "CPU", "g"),
+        *columns(workload="workload", ratio=("CPU", "g")),
         *(Column(policy, short, ".1%", Basis.MEASURED) for policy, short in SHORT.items()),
-        Column("ideal", "ideal", ".1%", Basis.MEASURED),
-        Column("over_best", "WA-best", "+.1%", Basis.MEASURED),
+        *columns(Basis.MEASURED, ideal=("ideal", ".1%"), over_best=("WA-best", "+.1%")),
     )
     panels = []
     for workload in given.workloads:
@@ -213,13 +224,10 @@ def _mean_s(workload: Workload, model: Served, ratio: float, policy: str, tell: 
 @figure("wild-qttft", PAPER, "§4.3, Figs. 25 to 27", "queued TTFT", ("qwen-a", "qwen-b"))
 def qttft(given: Given) -> Result:
     table = Table(
-        Column("model", "model"),
-        Column("workload", "workload"),
-        Column("ratio", "CPU", "g"),
+        *columns(model="model", workload="workload", ratio=("CPU", "g")),
         *(Column(policy, SHORT[policy], ".2f", Basis.MODELLED) for policy in POLICIES),
-        Column("to_best", "WA to best", "-.1%", Basis.MODELLED),
-        Column("to_worst", "to worst", "-.1%", Basis.MODELLED),
-        Column("own_to_best", "own to best", "-.1%", Basis.MODELLED),
+        *columns(Basis.MODELLED, to_best=("WA to best", "-.1%"), to_worst=("to worst", "-.1%")),
+        *columns(Basis.MODELLED, own_to_best=("own to best", "-.1%")),
     )
     for model in MODELS:
         for workload in given.workloads:
