@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, Tell, columns, figure
-from pinyon_lab.figures.rows import basis, cell, close, number, shown
+from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
-    INSTANCES,
     MODEL_NOTE,
     PAPER,
     POLICIES,
@@ -26,7 +25,7 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
     means,
 )
-from pinyon_lab.pictures import Bars, Course, Courses
+from pinyon_lab.pictures import Bars, Courses
 from pinyon_lab.simulator.workload import Arrival
 
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
@@ -79,18 +78,11 @@ _ONE_RATE_NOTES = [
 ]
 
 
-def _value(table: Table, workload: str, policy: str, key: str) -> float:
-    return cell(table.rows, key, workload=workload, policy=policy)
-
-
 @figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
 def fig1(given: Given) -> Result:
     table, _ = _at_one_rate(given.workloads, given.tell)
-    names = [workload.name for workload in given.workloads]
-    cvs, hits = (
-        {name: {policy: _value(table, name, policy, key) for policy in POLICIES} for name in names}
-        for key in ("cv", "hits")
-    )
+    names = {workload.name: shown(workload) for workload in given.workloads}
+    cvs, hits = ({name: by(table.rows, "policy", key, workload=name) for name in names} for key in ("cv", "hits"))
     more = hits["conversation"]["cache_affinity"] / hits["conversation"]["least_loaded"]
     between = all(
         sorted((found["cache_affinity"], found["least_loaded"], found[policy]))[1] == found[policy]
@@ -125,11 +117,10 @@ def fig1(given: Given) -> Result:
             "in the order of the table; agrees if both are between the two in hits and in CV",
         ),
     ]
-    values = {label(policy): [hits[name][policy] for name in names] for policy in POLICIES}
-    spread = {label(policy): [cvs[name][policy] for name in names] for policy in POLICIES}
+    reused, spread = (cells(table.rows, "workload", "policy", key) for key in ("hits", "cv"))
     panels = [
-        Bars("Reused", "of the tokens", [shown(each) for each in given.workloads], values),
-        Bars("Imbalance", "CV", [shown(each) for each in given.workloads], spread, ".1f"),
+        bars("Reused", "of the tokens", reused, group=names.__getitem__, label=label),
+        bars("Imbalance", "CV", spread, ".1f", group=names.__getitem__, label=label),
     ]
     return table.result("DualMap Fig. 1: affinity and balance", panels, claims, _ONE_RATE_NOTES)
 
@@ -138,11 +129,9 @@ def fig1(given: Given) -> Result:
 def fig10(given: Given) -> Result:
     table, _ = _at_one_rate(given.workloads, given.tell)
     printed = {"conversation": 0.625, "toolagent": 0.964}
-
-    def of_ideal(policy: str) -> dict[str, float]:
-        return {workload.name: _value(table, workload.name, policy, "of_ideal") for workload in given.workloads}
-
-    ours, loaded, preble = of_ideal(DUALMAP), of_ideal("least_loaded"), of_ideal("preble")
+    ours, loaded, preble = (
+        by(table.rows, "workload", "of_ideal", policy=each) for each in (DUALMAP, "least_loaded", "preble")
+    )
     section = Section("§A.3.2")
     claims = [
         section.says(
@@ -165,18 +154,16 @@ def fig10(given: Given) -> Result:
             "appendix B's Preble takes whoever holds more than half of a prompt",
         ),
     ]
-    values = {label(policy): [*of_ideal(policy).values()] for policy in POLICIES}
-    panel = Bars("Reused", "of the bound", [shown(each) for each in given.workloads], values)
+    names = {workload.name: shown(workload) for workload in given.workloads}
+    values = cells(table.rows, "workload", "policy", "of_ideal")
+    panel = bars("Reused", "of the bound", values, group=names.__getitem__, label=label)
     return table.result("DualMap Fig. 10: hit rates", [panel], claims, _ONE_RATE_NOTES)
 
 
 @figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",))
 def fig11(given: Given) -> Result:
     table, first = _at_one_rate(given.workloads, given.tell)
-    pending = {
-        workload.name: {policy: _value(table, workload.name, policy, "pending") for policy in POLICIES}
-        for workload in given.workloads
-    }
+    pending = {each.name: by(table.rows, "policy", "pending", workload=each.name) for each in given.workloads}
     own = {name: found.pop(DUALMAP) for name, found in pending.items()}
     least = {name: min(found.values()) for name, found in pending.items()}
     claims = [
@@ -188,23 +175,12 @@ def fig11(given: Given) -> Result:
             "tokens that wait at an instance, mean",
         )
     ]
-    panels = [
-        Courses(
-            shown(workload),
-            "time, s",
-            "waiting tokens of an instance",
-            [
-                Course(
-                    label(policy),
-                    [(at_s, sum(loads) / len(loads)) for at_s, loads in first[workload.name][policy].samples],
-                    dashed=policy != DUALMAP,
-                )
-                for policy in POLICIES
-            ],
-            form=",.0f",
-        )
-        for workload in given.workloads
-    ]
+    panels = []
+    for workload in given.workloads:
+        samples = {policy: run.samples for policy, run in first[workload.name].items()}
+        waiting = {(policy, at_s): sum(each) / len(each) for policy, some in samples.items() for at_s, each in some}
+        curves = courses(waiting, label, DUALMAP)
+        panels.append(Courses(shown(workload), "time, s", "waiting tokens of an instance", curves, form=",.0f"))
     return table.result("DualMap Fig. 11: what waits", panels, claims, _ONE_RATE_NOTES)
 
 
@@ -234,12 +210,10 @@ def fig8(given: Given) -> Result:
             hot_share = sum(map(_hot, runs)) / len(runs)
             table.add(workload.name, variant, hot_share, mean(runs, "cv"), basis=basis(workload))
             if variant != "DualMap":
-                courses = [
-                    Course(f"instance {place}", [(at_s, loads[place]) for at_s, loads in runs[0].samples])
-                    for place in range(INSTANCES)
-                ]
-                panels.append(Courses(shown(workload), "time, s", "waiting tokens", courses, form=",.0f"))
-    hot = {str(row["workload"]): number(row, "hot") for row in table.rows if row["variant"] == "no rebalance"}
+                waiting = {(place, at_s): each for at_s, loads in runs[0].samples for place, each in enumerate(loads)}
+                curves = courses(waiting, "instance {}".format)
+                panels.append(Courses(shown(workload), "time, s", "waiting tokens", curves, form=",.0f"))
+    hot = by(table.rows, "workload", "hot", variant="no rebalance")
     claims = [
         Section("§A.2.2").says(
             "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
@@ -269,9 +243,7 @@ def fig5(given: Given) -> Result:
     for variant, policy in VARIANTS.items():
         runs = all_seeds(load, DECODING, policy, ABLATION_RATE, given.tell)
         table.add(variant, *means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), basis=basis(workload))
-    p50, p90, hits = (
-        {variant: cell(table.rows, key, variant=variant) for variant in VARIANTS} for key in ("p50_s", "p90_s", "hits")
-    )
+    p50, p90, hits = (by(table.rows, "variant", key) for key in ("p50_s", "p90_s", "hits"))
     most = p50["cache affinity"], p90["cache affinity"]
     section = Section("§4.3")
 

@@ -9,7 +9,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
 from pinyon_lab.figures.figure import Basis, Given, Result, Section, Table, columns, figure
-from pinyon_lab.figures.rows import basis, cell, close, column, number, shown, those
+from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, number, shown
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -29,7 +29,7 @@ from pinyon_lab.papers.dualmap.runs import (
     load_of,
     mean,
 )
-from pinyon_lab.pictures import Bars, Course, Courses, Mark
+from pinyon_lab.pictures import Course, Courses, Mark
 from pinyon_lab.simulator.report import Outcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
 
@@ -181,14 +181,10 @@ def fig13(given: Given) -> Result:
                 if points[-1][1] >= 0.9:
                     p99 = mean(runs, "p99_s")
             table.add(size, policy, goodput(points), goodput(points) / size, p99, basis=basis(workload))
-
-    def found(size: int, policy: str) -> float:
-        return cell(table.rows, "each", instances=size, policy=policy)
-
-    growth = found(SIZES[-1], DUALMAP) / max(1e-9, found(SIZES[0], DUALMAP))
-    ahead = {
-        size: found(size, DUALMAP) / max(found(size, each) for each in POLICIES if each != DUALMAP) for size in SIZES
-    }
+    found = cells(table.rows, "instances", "policy", "each")
+    growth = found[SIZES[-1], DUALMAP] / max(1e-9, found[SIZES[0], DUALMAP])
+    baselines = [each for each in POLICIES if each != DUALMAP]
+    ahead = {size: found[size, DUALMAP] / max(found[size, each] for each in baselines) for size in SIZES}
     section = Section("§A.4.1")
     claims = [
         section.says(
@@ -204,11 +200,9 @@ def fig13(given: Given) -> Result:
             "against the best of them; where no instance decodes, min TTFT and Preble see all that happens",
         ),
     ]
-    courses = [
-        Course(label(policy), [(size, size * found(size, policy)) for size in SIZES], dashed=policy != DUALMAP)
-        for policy in POLICIES
-    ]
-    panel = Courses("Goodput at 90 %", "instances", "requests/s", courses, form=".0f")
+    served = {(policy, size): size * found[size, policy] for policy in POLICIES for size in SIZES}
+    curves = courses(served, label, DUALMAP)
+    panel = Courses("Goodput at 90 %", "instances", "requests/s", curves, form=".0f")
     notes = [
         f"{REQUESTS_EACH} requests and a cache of 1M tokens (§4.1) for each instance. What one decision costs (Fig. "
         "13b) is measured by `./dev bench dualmap`, see docs/notebook/placement.md.",
@@ -244,18 +238,19 @@ def a6(given: Given) -> Result:
             table.add(workload.name, policy, rate, *values, prefills=prefills, basis=basis(workload))
     claims = []
     for workload in given.workloads:
-        found = {str(row["policy"]): number(row, "attainment") for row in those(table.rows, workload=workload.name)}
+        attained = by(table.rows, "policy", "attainment", workload=workload.name)
         claims.append(
             Section("§A.6").says(
                 "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs "
                 "routing exclusively on the prefill instances",
-                ", ".join(f"{label(policy)} {share:.1%}" for policy, share in found.items()),
-                found[DUALMAP] > max(found["cache_affinity"], found["least_loaded"]),
+                ", ".join(f"{label(policy)} {share:.1%}" for policy, share in attained.items()),
+                attained[DUALMAP] > max(attained["cache_affinity"], attained["least_loaded"]),
                 f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
             )
         )
-    attained = {label(policy): column(table.rows, "attainment", policy=policy) for policy in POLICIES}
-    panel = Bars("TTFT in time", "of the requests", [shown(each) for each in given.workloads], attained)
+    names = {workload.name: shown(workload) for workload in given.workloads}
+    in_time = cells(table.rows, "workload", "policy", "attainment")
+    panel = bars("TTFT in time", "of the requests", in_time, group=names.__getitem__, label=label)
     notes = [
         f"{PREFILLS} instances for prompts, among which the policy chooses, and {DECODES} that decode, chosen by their "
         "load; KV moves while it is computed, over 100 Gbit/s.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from pinyon_lab.figures.figure import Basis, Claim, Given, Result, Rows, Section, Table, Tell, Value, columns, figure
-from pinyon_lab.figures.rows import basis, number, points, those
+from pinyon_lab.figures.rows import basis, by, cells, courses, number, points, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -23,7 +24,7 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
     means,
 )
-from pinyon_lab.pictures import Course, Courses, Picture
+from pinyon_lab.pictures import Course, Courses
 
 SECTION = Section("§4.2")
 
@@ -38,11 +39,6 @@ RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
 """The rates in requests/s: from one at which all requests are in time to one at which few are."""
 
 
-def _settings(workloads: Sequence[Workload]) -> list[tuple[Workload, str, str]]:
-    names = {workload.name: workload for workload in workloads}
-    return [(names[name], size, kind) for name, size, kind in RATES if name in names]
-
-
 # -- Figs. 3 and 4
 
 
@@ -54,24 +50,29 @@ def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> T
         *columns(Basis.MODELLED, longest_tenth=("longest", ".1%"), p50_s=("TTFT P50, s", ".2f"), p90_s=("P90", ".2f")),
         *columns(Basis.MODELLED, e2e_p50_s=("E2E P50, s", ".1f"), e2e_p90_s=("P90", ".1f")),
     )
-    for workload, size, kind in _settings(workloads):
-        if kind not in kinds:
+    names = {workload.name: workload for workload in workloads}
+    for (name, size, kind), rates in RATES.items():
+        if kind not in kinds or name not in names:
             continue
-        load = load_of(workload, size)
-        for policy in POLICIES:
-            for rate in RATES[workload.name, size, kind]:
-                runs = all_seeds(load, kind, policy, rate, tell)
-                attained = [run.attainment for run in runs]
-                values = mean(runs, "attainment"), min(attained), max(attained)
-                others = means(runs, *[column.key for column in table.columns[8:]])
-                where = workload.name, size, kind, policy, rate
-                table.add(*where, *values, *others, hits=mean(runs, "hits"), basis=basis(workload))
+        load = load_of(names[name], size)
+        for policy, rate in product(POLICIES, rates):
+            runs = all_seeds(load, kind, policy, rate, tell)
+            attained = [run.attainment for run in runs]
+            values = mean(runs, "attainment"), min(attained), max(attained)
+            others = means(runs, *[column.key for column in table.columns[8:]])
+            hits, rests_on = mean(runs, "hits"), basis(names[name])
+            table.add(name, size, kind, policy, rate, *values, *others, hits=hits, basis=rests_on)
     return table
 
 
 def _goodputs(rows: Rows, **where: Value) -> dict[str, float]:
     """Returns the goodput by policy, in requests/s."""
     return {policy: goodput(points(those(rows, policy=policy, **where), "rate", "attainment")) for policy in POLICIES}
+
+
+def _curves(rows: Rows, key: str, here: Mapping[str, Value]) -> list[Course]:
+    """Returns a curve for each policy over the rates of a setting."""
+    return courses(cells(rows, "policy", "rate", key, **here), label, DUALMAP)
 
 
 def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
@@ -81,22 +82,14 @@ def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
 @figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",))
 def fig3(given: Given) -> Result:
     table = _rated(given.workloads, given.tell, (DECODING, PREFILL_ONLY))
-    rows, columns = table.rows, table.columns[:11]
+    table.columns, rows = table.columns[:11], table.rows
     claims, panels = [], []
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
         found, text = _goodputs(rows, **here), f"{workload}, {model}, {kind}"
         claims.append(_goodput_claim(found, str(workload), text))
         claims.append(_others_claim(found, text))
-        courses = [
-            Course(
-                label(policy),
-                points(those(rows, policy=policy, **here), "rate", "attainment"),
-                dashed=policy != DUALMAP,
-            )
-            for policy in POLICIES
-        ]
-        panels.append(Courses(text, "requests/s", "in time", courses))
+        panels.append(Courses(text, "requests/s", "in time", _curves(rows, "attainment", here)))
     names = dict.fromkeys(row["workload"] for row in rows)
     claims += [_capacity_claim(those(rows, workload=name, kind=DECODING), str(name)) for name in names]
     notes = [
@@ -106,7 +99,7 @@ def fig3(given: Given) -> Result:
         MODEL_NOTE,
         SEEDS_NOTE,
     ]
-    return Result(columns, rows, claims, notes, Picture("DualMap Fig. 3: requests in time", panels))
+    return table.result("DualMap Fig. 3: requests in time", panels, claims, notes)
 
 
 def _best(found: Mapping[str, float]) -> tuple[str, float]:
@@ -149,7 +142,7 @@ def _capacity_claim(rows: Rows, workload: str) -> Claim:
     gains = []
     for model in dict.fromkeys(row["model"] for row in rows):
         for rate in dict.fromkeys(row["rate"] for row in rows if row["model"] == model):
-            found = {str(row["policy"]): number(row, "attainment") for row in those(rows, model=model, rate=rate)}
+            found = by(rows, "policy", "attainment", model=model, rate=rate)
             gains.append(found[DUALMAP] / max(1e-9, _best(found)[1]) - 1)
     return SECTION.says(
         said,
@@ -163,7 +156,7 @@ def _capacity_claim(rows: Rows, workload: str) -> Claim:
 @figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",))
 def fig4(given: Given) -> Result:
     table = _rated(given.workloads, given.tell, (DECODING,))
-    rows, columns = table.rows, (*table.columns[:5], *table.columns[11:])
+    table.columns, rows = (*table.columns[:5], *table.columns[11:]), table.rows
     panels = []
     cut: dict[str, list[float]] = {"p50_s": [], "p90_s": []}
     for workload, model, kind in _settings_of(rows):
@@ -171,14 +164,11 @@ def fig4(given: Given) -> Result:
         served = [number(row, "rate") for row in those(rows, **here) if number(row, "attainment") >= SHARE]
         rate = max(served, default=min(number(row, "rate") for row in those(rows, **here)))
         for key, found in cut.items():
-            values = {str(row["policy"]): number(row, key) for row in those(rows, rate=rate, **here)}
+            values = by(rows, "policy", key, rate=rate, **here)
             least = min(value for policy, value in values.items() if policy != DUALMAP)
             found.append(1 - values[DUALMAP] / least)
-        courses = [
-            Course(label(policy), points(those(rows, policy=policy, **here), "rate", "p90_s"), dashed=policy != DUALMAP)
-            for policy in POLICIES
-        ]
-        panels.append(Courses(f"{workload}, {model}", "requests/s", "TTFT P90, s", courses, form=".0f"))
+        curves = _curves(rows, "p90_s", here)
+        panels.append(Courses(f"{workload}, {model}", "requests/s", "TTFT P90, s", curves, form=".0f"))
 
     def claim(said: str, printed: str, key: str, low: float, high: float) -> Claim:
         least, most = min(cut[key]), max(cut[key])
@@ -190,5 +180,4 @@ def fig4(given: Given) -> Result:
         claim("*DualMap* reduces P50 TTFT by 55.4%–97.4%", "55.4% to 97.4%", "p50_s", 0.554, 0.974),
         claim("and reduces P90 TTFT by 82.3%–97%", "82.3% to 97%", "p90_s", 0.823, 0.97),
     ]
-    picture = Picture("DualMap Fig. 4: TTFT", panels)
-    return Result(columns, rows, claims, [MODEL_NOTE, SEEDS_NOTE], picture)
+    return table.result("DualMap Fig. 4: TTFT", panels, claims, [MODEL_NOTE, SEEDS_NOTE])

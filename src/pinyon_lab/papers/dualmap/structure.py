@@ -11,10 +11,10 @@ from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, columns, figure
-from pinyon_lab.figures.rows import basis, close, column, number, shown, those
+from pinyon_lab.figures.rows import basis, cells, close, column, courses, number, shown, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
-from pinyon_lab.pictures import Bars, Course, Courses
+from pinyon_lab.pictures import Bars, Courses
 from pinyon_lab.simulator.workload import key_of
 
 # -- Fig. 6
@@ -129,13 +129,12 @@ def fig15(given: Given) -> Result:
         *columns(instances=("instances", "d"), choices=("choices", "d")),
         Column("deviation", "above the mean", ".2f", Basis.MODELLED),
     )
-    deviation: dict[tuple[int, int], float] = {}
     for instances in SIZES:
         given.tell(f"choices: {instances} instances")
         for choices in CHOICES:
-            values = [_deviation(instances, choices, seed) for seed in range(SEEDS)]
-            deviation[instances, choices] = sum(values) / SEEDS
-            table.add(instances, choices, deviation[instances, choices])
+            mean = sum(_deviation(instances, choices, seed) for seed in range(SEEDS)) / SEEDS
+            table.add(instances, choices, mean)
+    deviation = cells(table.rows, "instances", "choices", "deviation")
     first = [deviation[each, 1] / deviation[each, 2] for each in SIZES]
     later = [deviation[each, 2] - deviation[each, 3] for each in SIZES]
     section = Section("§A.9")
@@ -153,11 +152,8 @@ def fig15(given: Given) -> Result:
             "from two to three choices, less than a tenth of what the second one brought",
         ),
     ]
-    courses = [
-        Course(f"{instances} instances", [(choices, deviation[instances, choices]) for choices in CHOICES])
-        for instances in SIZES
-    ]
-    panel = Courses("The fullest instance", "choices", "requests above the mean", courses, form=".0f")
+    curves = courses(deviation, "{} instances".format)
+    panel = Courses("The fullest instance", "choices", "requests above the mean", curves, form=".0f")
     note = f"Requests drawn evenly, {PER_INSTANCE} for each instance, none of which ends; prefixes are not even."
     return table.result("DualMap Fig. 15: choices", [panel], claims, [note])
 

@@ -74,11 +74,11 @@ def _capacity(given: Given, name: str) -> Result:
 
 def _best(rows: Rows, tbt_s: float, rate: float) -> float:
     """Returns the share of effective requests of the better of Mooncake's two splits."""
-    return max(_at(rows, system.name, tbt_s, rate) for system in MOONCAKE)
+    return max(_at(rows, system, tbt_s, rate) for system in MOONCAKE)
 
 
-def _at(rows: Rows, system: str, tbt_s: float, rate: float) -> float:
-    return cell(rows, f"at_{tbt_s}", system=system, rate=rate)
+def _at(rows: Rows, system: System, tbt_s: float, rate: float) -> float:
+    return cell(rows, f"at_{tbt_s}", system=system.name, rate=rate)
 
 
 def _load(rows: Rows) -> float:
@@ -89,7 +89,7 @@ def _load(rows: Rows) -> float:
 
 def _gain(rows: Rows, baseline: System, tbt_s: float, rate: float) -> float:
     """Returns how many more effective requests Mooncake has than the baseline, as a share of the baseline's."""
-    theirs = _at(rows, baseline.name, tbt_s, rate)
+    theirs = _at(rows, baseline, tbt_s, rate)
     return _best(rows, tbt_s, rate) / theirs - 1 if theirs else float("inf")
 
 
@@ -121,7 +121,7 @@ def _of_conversation(rows: Rows, rate: float) -> list[Claim]:
 
 def _of_toolagent(rows: Rows, rate: float) -> list[Claim]:
     gain = _gain(rows, VLLM_PREFIX, 0.2, rate)
-    worse = [_at(rows, VLLM_PREFIX.name, 0.2, rate) - _at(rows, each.name, 0.2, rate) for each in (VLLM, VLLM_CHUNKED)]
+    worse = [_at(rows, VLLM_PREFIX, 0.2, rate) - _at(rows, each, 0.2, rate) for each in (VLLM, VLLM_CHUNKED)]
     section = Section("§5.2.2", Basis.CONSTRUCTION)
     return [
         section.says(
@@ -145,7 +145,7 @@ def _of_toolagent(rows: Rows, rate: float) -> list[Claim]:
 def _of_synthetic(rows: Rows, rate: float) -> list[Claim]:
     gain = _gain(rows, VLLM, 0.2, rate)
     mooncake, slow = _best(rows, 0.1, rate), cell(rows, "slow", system=VLLM.name, rate=rate)
-    others = [abs(_at(rows, VLLM.name, 0.2, rate) - _at(rows, each.name, 0.2, rate)) for each in BASELINES[1:]]
+    others = [abs(_at(rows, VLLM, 0.2, rate) - _at(rows, each, 0.2, rate)) for each in BASELINES[1:]]
     section = Section("§5.2.2")
     return [
         section.says(
