@@ -51,20 +51,27 @@ def columns(basis: Basis | None = None, /, **shown: str | tuple[str, str]) -> li
 
 
 class Table:
-    """The columns of a figure, and its rows as they are found."""
+    """The columns of a figure, its rows as they are found, and the paper's claims beside them."""
 
     def __init__(self, *columns: Column) -> None:
         self.columns = columns
         self.rows: list[dict[str, Value]] = []
+        self.claims: list[Claim] = []
 
     def add(self, *values: Value, **more: Value) -> None:
         """Adds a row: a value for each column, in their order; ``more`` are not shown."""
         keys = [column.key for column in self.columns]
         self.rows.append({**dict(zip(keys, values, strict=True)), **more})
 
-    def result(self, title: str, panels: Sequence[Panel], claims: Sequence[Claim], notes: Sequence[str] = ()) -> Result:
-        """Returns the result, with a picture of that title."""
-        return Result(self.columns, self.rows, claims, notes, Picture(title, panels))
+    def section(self, name: str, basis: Basis | None = None) -> Section:
+        """Returns a section of the paper; what it says is added to the claims."""
+        return Section(name, basis or Basis.MODELLED, self.claims)
+
+    def result(
+        self, title: str, panels: Sequence[Panel], notes: Sequence[str] = (), claims: Sequence[Claim] = ()
+    ) -> Result:
+        """Returns the result with a picture of that title; ``claims`` are further ones."""
+        return Result(self.columns, self.rows, [*self.claims, *claims], notes, Picture(title, panels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,8 @@ class Section:
 
     name: str
     basis: Basis = Basis.MODELLED
+    claims: list[Claim] | None = None
+    """The claims of a figure so far, to which :meth:`says` adds."""
 
     def says(
         self,
@@ -111,7 +120,10 @@ class Section:
         order: bool = False,
         basis: Basis | None = None,
     ) -> Claim:
-        return Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order)
+        claim = Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order)
+        if self.claims is not None:
+            self.claims.append(claim)
+        return claim
 
 
 @dataclass(frozen=True, slots=True)

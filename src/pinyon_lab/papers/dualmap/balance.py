@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, Tell, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, Tell, columns, figure
 from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, shown
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -89,40 +89,38 @@ def fig1(given: Given) -> Result:
         for found in (*hits.values(), *cvs.values())
         for policy in ("min_ttft", "preble")
     )
-    section = Section("§2.2")
-    claims = [
-        section.says(
-            "the *Cache Affinity* strategy achieves a cache hit rate $1.21 \\times$ higher than that of *Least Loaded* "
-            "on the *Conversation* dataset",
-            f"{more:.2f}",
-            close(more, 1.21),
-            printed="1.21",
+    section = table.section("§2.2")
+    section.says(
+        "the *Cache Affinity* strategy achieves a cache hit rate $1.21 \\times$ higher than that of *Least Loaded* "
+        "on the *Conversation* dataset",
+        f"{more:.2f}",
+        close(more, 1.21),
+        printed="1.21",
+    )
+    section.says(
+        "*Least Loaded* achieves near-zero CV",
+        ", ".join(f"{name} {cvs[name]['least_loaded']:.2f}" for name in names),
+        all(found["least_loaded"] == min(found.values()) for found in cvs.values()),
+        "agrees if it is the least of all",
+        printed="near zero",
+    )
+    section.says(
+        "*Min TTFT* and *Preble* achieve cache hit rates and load balancing ratios between those of *Cache "
+        "Affinity* and *Least Loaded*",
+        "; ".join(
+            f"{name}: hits {', '.join(f'{hits[name][each]:.0%}' for each in POLICIES)}, "
+            f"CV {', '.join(f'{cvs[name][each]:.2f}' for each in POLICIES)}"
+            for name in names
         ),
-        section.says(
-            "*Least Loaded* achieves near-zero CV",
-            ", ".join(f"{name} {cvs[name]['least_loaded']:.2f}" for name in names),
-            all(found["least_loaded"] == min(found.values()) for found in cvs.values()),
-            "agrees if it is the least of all",
-            printed="near zero",
-        ),
-        section.says(
-            "*Min TTFT* and *Preble* achieve cache hit rates and load balancing ratios between those of *Cache "
-            "Affinity* and *Least Loaded*",
-            "; ".join(
-                f"{name}: hits {', '.join(f'{hits[name][each]:.0%}' for each in POLICIES)}, "
-                f"CV {', '.join(f'{cvs[name][each]:.2f}' for each in POLICIES)}"
-                for name in names
-            ),
-            between,
-            "in the order of the table; agrees if both are between the two in hits and in CV",
-        ),
-    ]
+        between,
+        "in the order of the table; agrees if both are between the two in hits and in CV",
+    )
     reused, spread = (cells(table.rows, "workload", "policy", key) for key in ("hits", "cv"))
     panels = [
         bars("Reused", "of the tokens", reused, group=names.__getitem__, label=label),
         bars("Imbalance", "CV", spread, ".1f", group=names.__getitem__, label=label),
     ]
-    return table.result("DualMap Fig. 1: affinity and balance", panels, claims, _ONE_RATE_NOTES)
+    return table.result("DualMap Fig. 1: affinity and balance", panels, _ONE_RATE_NOTES)
 
 
 @figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",))
@@ -132,32 +130,30 @@ def fig10(given: Given) -> Result:
     ours, loaded, preble = (
         by(table.rows, "workload", "of_ideal", policy=each) for each in (DUALMAP, "least_loaded", "preble")
     )
-    section = Section("§A.3.2")
-    claims = [
-        section.says(
-            "reaching 62.5% and 96.4% of the theoretical upper bound, respectively",
-            ", ".join(f"{name} {share:.1%}" for name, share in ours.items()),
-            all(close(share, printed[name]) for name, share in ours.items()),
-            "what the bound is the text does not say: here one cache without an end",
-            printed=", ".join(f"{name} {printed[name]:.1%}" for name in ours),
-        ),
-        section.says(
-            "the *Least Loaded* strategy exhibits significantly lower cache hit rates on both workloads",
-            ", ".join(f"{name} {share:.0%} of the bound" for name, share in loaded.items()),
-            all(loaded[name] < share for name, share in ours.items()),
-            "below DualMap's",
-        ),
-        section.says(
-            "*Preble* performs similarly to *Least Loaded*",
-            ", ".join(f"{name} {preble[name]:.0%} of the bound against {loaded[name]:.0%}" for name in ours),
-            all(close(preble[name], loaded[name]) for name in ours),
-            "appendix B's Preble takes whoever holds more than half of a prompt",
-        ),
-    ]
+    section = table.section("§A.3.2")
+    section.says(
+        "reaching 62.5% and 96.4% of the theoretical upper bound, respectively",
+        ", ".join(f"{name} {share:.1%}" for name, share in ours.items()),
+        all(close(share, printed[name]) for name, share in ours.items()),
+        "what the bound is the text does not say: here one cache without an end",
+        printed=", ".join(f"{name} {printed[name]:.1%}" for name in ours),
+    )
+    section.says(
+        "the *Least Loaded* strategy exhibits significantly lower cache hit rates on both workloads",
+        ", ".join(f"{name} {share:.0%} of the bound" for name, share in loaded.items()),
+        all(loaded[name] < share for name, share in ours.items()),
+        "below DualMap's",
+    )
+    section.says(
+        "*Preble* performs similarly to *Least Loaded*",
+        ", ".join(f"{name} {preble[name]:.0%} of the bound against {loaded[name]:.0%}" for name in ours),
+        all(close(preble[name], loaded[name]) for name in ours),
+        "appendix B's Preble takes whoever holds more than half of a prompt",
+    )
     names = {workload.name: shown(workload) for workload in given.workloads}
     values = cells(table.rows, "workload", "policy", "of_ideal")
     panel = bars("Reused", "of the bound", values, group=names.__getitem__, label=label)
-    return table.result("DualMap Fig. 10: hit rates", [panel], claims, _ONE_RATE_NOTES)
+    return table.result("DualMap Fig. 10: hit rates", [panel], _ONE_RATE_NOTES)
 
 
 @figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",))
@@ -166,22 +162,20 @@ def fig11(given: Given) -> Result:
     pending = {each.name: by(table.rows, "policy", "pending", workload=each.name) for each in given.workloads}
     own = {name: found.pop(DUALMAP) for name, found in pending.items()}
     least = {name: min(found.values()) for name, found in pending.items()}
-    claims = [
-        Section("§A.3.2").says(
-            "*DualMap* maintains consistently low and stable system load throughout the entire experiment, "
-            "significantly outperforming all baselines",
-            ", ".join(f"{name} {own[name]:,.0f} tokens, the least of the others {least[name]:,.0f}" for name in own),
-            all(own[name] < least[name] for name in own),
-            "tokens that wait at an instance, mean",
-        )
-    ]
+    table.section("§A.3.2").says(
+        "*DualMap* maintains consistently low and stable system load throughout the entire experiment, "
+        "significantly outperforming all baselines",
+        ", ".join(f"{name} {own[name]:,.0f} tokens, the least of the others {least[name]:,.0f}" for name in own),
+        all(own[name] < least[name] for name in own),
+        "tokens that wait at an instance, mean",
+    )
     panels = []
     for workload in given.workloads:
         samples = {policy: run.samples for policy, run in first[workload.name].items()}
         waiting = {(policy, at_s): sum(each) / len(each) for policy, some in samples.items() for at_s, each in some}
         curves = courses(waiting, label, DUALMAP)
         panels.append(Courses(shown(workload), "time, s", "waiting tokens of an instance", curves, form=",.0f"))
-    return table.result("DualMap Fig. 11: what waits", panels, claims, _ONE_RATE_NOTES)
+    return table.result("DualMap Fig. 11: what waits", panels, _ONE_RATE_NOTES)
 
 
 # -- Fig. 8
@@ -214,15 +208,13 @@ def fig8(given: Given) -> Result:
                 curves = courses(waiting, "instance {}".format)
                 panels.append(Courses(shown(workload), "time, s", "waiting tokens", curves, form=",.0f"))
     hot = by(table.rows, "workload", "hot", variant="no rebalance")
-    claims = [
-        Section("§A.2.2").says(
-            "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
-            ", ".join(f"{name} {share:.0%} of the time" for name, share in hot.items()),
-            hot.get("toolagent", 1.0) >= hot["conversation"] > 0.05,
-            "one instance overloaded and not all of them together, without rebalancing",
-        )
-    ]
-    return table.result("DualMap Fig. 8: hot instances", panels, claims, [MODEL_NOTE, SEEDS_NOTE])
+    table.section("§A.2.2").says(
+        "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
+        ", ".join(f"{name} {share:.0%} of the time" for name, share in hot.items()),
+        hot.get("toolagent", 1.0) >= hot["conversation"] > 0.05,
+        "one instance overloaded and not all of them together, without rebalancing",
+    )
+    return table.result("DualMap Fig. 8: hot instances", panels, [MODEL_NOTE, SEEDS_NOTE])
 
 
 # -- Fig. 5
@@ -245,32 +237,30 @@ def fig5(given: Given) -> Result:
         table.add(variant, *means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), basis=basis(workload))
     p50, p90, hits = (by(table.rows, "variant", key) for key in ("p50_s", "p90_s", "hits"))
     most = p50["cache affinity"], p90["cache affinity"]
-    section = Section("§4.3")
+    section = table.section("§4.3")
 
-    def claim(said: str, printed: float, ours: float) -> Claim:
+    def claim(said: str, printed: float, ours: float) -> None:
         agrees = close(ours, printed)
-        return section.says(said, f"{ours:.1%}", agrees, f"at {ABLATION_RATE}/s", printed=f"{printed:.1%}")
+        section.says(said, f"{ours:.1%}", agrees, f"at {ABLATION_RATE}/s", printed=f"{printed:.1%}")
 
-    claims = [
-        section.says(
-            "*DualMap-cache-affinity* shows the highest P50 (Figure 5a) and P90 (Figure 5b) TTFT",
-            f"P50 {most[0]:.2f} s, P90 {most[1]:.2f} s",
-            most == (max(p50.values()), max(p90.values())),
-        ),
-        claim(
-            "*DualMap-no-rebalance* performs better, reducing P50 and P90 TTFT by 23.5% and 18.5%",
-            0.235,
-            1 - p50["no rebalance"] / p50["min TTFT"],
-        ),
-        claim("reducing P50 and P90 TTFT by 23.5% and 18.5%", 0.185, 1 - p90["no rebalance"] / p90["min TTFT"]),
-        claim(
-            "further reducing P90 TTFT by 11.3% with hotspot-aware rebalancing",
-            0.113,
-            1 - p90["DualMap"] / p90["no rebalance"],
-        ),
-    ]
+    section.says(
+        "*DualMap-cache-affinity* shows the highest P50 (Figure 5a) and P90 (Figure 5b) TTFT",
+        f"P50 {most[0]:.2f} s, P90 {most[1]:.2f} s",
+        most == (max(p50.values()), max(p90.values())),
+    )
+    claim(
+        "*DualMap-no-rebalance* performs better, reducing P50 and P90 TTFT by 23.5% and 18.5%",
+        0.235,
+        1 - p50["no rebalance"] / p50["min TTFT"],
+    )
+    claim("reducing P50 and P90 TTFT by 23.5% and 18.5%", 0.185, 1 - p90["no rebalance"] / p90["min TTFT"])
+    claim(
+        "further reducing P90 TTFT by 11.3% with hotspot-aware rebalancing",
+        0.113,
+        1 - p90["DualMap"] / p90["no rebalance"],
+    )
     panels = [
         Bars("TTFT", "seconds", [*VARIANTS], {"P50": [*p50.values()], "P90": [*p90.values()]}, ".1f"),
         Bars("Reused", "of the tokens", [*VARIANTS], {"hits": [*hits.values()]}),
     ]
-    return table.result("DualMap Fig. 5: ablation", panels, claims, [MODEL_NOTE, SEEDS_NOTE])
+    return table.result("DualMap Fig. 5: ablation", panels, [MODEL_NOTE, SEEDS_NOTE])

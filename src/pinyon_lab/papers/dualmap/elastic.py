@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
-from pinyon_lab.figures.figure import Basis, Given, Result, Section, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Given, Result, Table, columns, figure
 from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, number, shown
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -92,38 +92,35 @@ def fig12(given: Given) -> Result:
     shrunk = [at_s for (at_s, size), (_, before) in zip(sizes[1:], sizes, strict=False) if size < before]
     busy, calm = (row for row in table.rows if row["cluster"] == "scaling")
     fixed = next(row for row in table.rows if row["cluster"] != "scaling" and row["phase"] == "busy")
-    section = Section("§A.3.3")
-    claims = [
-        section.says(
-            "At 74 seconds, *DualMap* detects overload",
-            "never" if grown_s is None else f"{grown_s:.0f}",
-            grown_s is not None and close(grown_s, 74),
-            "seconds from the beginning; when depends on the rule, of which the text prints nothing, and on the rate",
-            printed=74,
-        ),
-        section.says(
-            "At 1809 seconds, *DualMap* begins gradual downscaling",
-            f"{shrunk[0]:.0f}, {shrunk[0] - busy_end_s:.0f} after the load fell" if shrunk else "never",
-            bool(shrunk) and close(shrunk[0], 1809),
-            "when the load falls the text does not say",
-            printed=1809,
-        ),
-        section.says(
-            "SLO attainment promptly rises to 90% as the scheduler routes new requests to the newly added idle "
-            "instances",
-            f"{number(busy, 'later'):.0%} in the second half, {number(fixed, 'later'):.0%} without",
-            number(busy, "later") >= 0.9 > number(fixed, "later"),
-            printed="90%",
-        ),
-        section.says(
-            "*DualMap* begins gradual downscaling, reducing to 4 instances (Figure 12c), while maintaining over 90% "
-            "SLO attainment",
-            f"{len(shrunk)} instances go, {number(calm, 'attainment'):.0%} in time",
-            sizes[-1][1] == FEW and number(calm, "attainment") > 0.9,
-            "one by one",
-            printed="90%",
-        ),
-    ]
+    section = table.section("§A.3.3")
+    section.says(
+        "At 74 seconds, *DualMap* detects overload",
+        "never" if grown_s is None else f"{grown_s:.0f}",
+        grown_s is not None and close(grown_s, 74),
+        "seconds from the beginning; when depends on the rule, of which the text prints nothing, and on the rate",
+        printed=74,
+    )
+    section.says(
+        "At 1809 seconds, *DualMap* begins gradual downscaling",
+        f"{shrunk[0]:.0f}, {shrunk[0] - busy_end_s:.0f} after the load fell" if shrunk else "never",
+        bool(shrunk) and close(shrunk[0], 1809),
+        "when the load falls the text does not say",
+        printed=1809,
+    )
+    section.says(
+        "SLO attainment promptly rises to 90% as the scheduler routes new requests to the newly added idle instances",
+        f"{number(busy, 'later'):.0%} in the second half, {number(fixed, 'later'):.0%} without",
+        number(busy, "later") >= 0.9 > number(fixed, "later"),
+        printed="90%",
+    )
+    section.says(
+        "*DualMap* begins gradual downscaling, reducing to 4 instances (Figure 12c), while maintaining over 90% "
+        "SLO attainment",
+        f"{len(shrunk)} instances go, {number(calm, 'attainment'):.0%} in time",
+        sizes[-1][1] == FEW and number(calm, "attainment") > 0.9,
+        "one by one",
+        printed="90%",
+    )
     panels = [
         Courses(
             "TTFT in time",
@@ -141,7 +138,7 @@ def fig12(given: Given) -> Result:
         MODEL_NOTE,
         ONE_SEED_NOTE,
     ]
-    return table.result("DualMap Fig. 12: scaling", panels, claims, notes)
+    return table.result("DualMap Fig. 12: scaling", panels, notes)
 
 
 def _steps(sizes: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float, float]]:
@@ -185,21 +182,19 @@ def fig13(given: Given) -> Result:
     growth = found[SIZES[-1], DUALMAP] / max(1e-9, found[SIZES[0], DUALMAP])
     baselines = [each for each in POLICIES if each != DUALMAP]
     ahead = {size: found[size, DUALMAP] / max(found[size, each] for each in baselines) for size in SIZES}
-    section = Section("§A.4.1")
-    claims = [
-        section.says(
-            "*DualMap* achieves near-linear growth in goodput",
-            f"{growth:.0%} for each instance of {SIZES[-1]} of what it is for each of {SIZES[0]}",
-            growth >= 0.9,
-            "nine tenths count as near-linear; prefill only",
-        ),
-        section.says(
-            "and consistently outperforms Cache Affinity, Least Loaded, Min TTFT, and Preble across all cluster sizes",
-            ", ".join(f"{size}: {ratio - 1:+.0%}" for size, ratio in ahead.items()),
-            min(ahead.values()) >= 1,
-            "against the best of them; where no instance decodes, min TTFT and Preble see all that happens",
-        ),
-    ]
+    section = table.section("§A.4.1")
+    section.says(
+        "*DualMap* achieves near-linear growth in goodput",
+        f"{growth:.0%} for each instance of {SIZES[-1]} of what it is for each of {SIZES[0]}",
+        growth >= 0.9,
+        "nine tenths count as near-linear; prefill only",
+    )
+    section.says(
+        "and consistently outperforms Cache Affinity, Least Loaded, Min TTFT, and Preble across all cluster sizes",
+        ", ".join(f"{size}: {ratio - 1:+.0%}" for size, ratio in ahead.items()),
+        min(ahead.values()) >= 1,
+        "against the best of them; where no instance decodes, min TTFT and Preble see all that happens",
+    )
     served = {(policy, size): size * found[size, policy] for policy in POLICIES for size in SIZES}
     curves = courses(served, label, DUALMAP)
     panel = Courses("Goodput at 90 %", "instances", "requests/s", curves, form=".0f")
@@ -209,7 +204,7 @@ def fig13(given: Given) -> Result:
         MODEL_NOTE,
         SEEDS_NOTE,
     ]
-    return table.result("DualMap Fig. 13: clusters that grow", [panel], claims, notes)
+    return table.result("DualMap Fig. 13: clusters that grow", [panel], notes)
 
 
 # -- A.6
@@ -236,17 +231,14 @@ def a6(given: Given) -> Result:
             values = (told[key] for key in ("attainment", "p90_s", "p99_s", "hit_ratio"))
             prefills = len({each.prefill for each in outcomes})
             table.add(workload.name, policy, rate, *values, prefills=prefills, basis=basis(workload))
-    claims = []
     for workload in given.workloads:
         attained = by(table.rows, "policy", "attainment", workload=workload.name)
-        claims.append(
-            Section("§A.6").says(
-                "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs "
-                "routing exclusively on the prefill instances",
-                ", ".join(f"{label(policy)} {share:.1%}" for policy, share in attained.items()),
-                attained[DUALMAP] > max(attained["cache_affinity"], attained["least_loaded"]),
-                f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
-            )
+        table.section("§A.6").says(
+            "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs "
+            "routing exclusively on the prefill instances",
+            ", ".join(f"{label(policy)} {share:.1%}" for policy, share in attained.items()),
+            attained[DUALMAP] > max(attained["cache_affinity"], attained["least_loaded"]),
+            f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
         )
     names = {workload.name: shown(workload) for workload in given.workloads}
     in_time = cells(table.rows, "workload", "policy", "attainment")
@@ -257,4 +249,4 @@ def a6(given: Given) -> Result:
         MODEL_NOTE,
         ONE_SEED_NOTE,
     ]
-    return table.result("DualMap A.6: prefill and decode apart", [panel], claims, notes)
+    return table.result("DualMap A.6: prefill and decode apart", [panel], notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from pinyon_lab.figures.figure import Basis, Claim, Given, Result, Rows, Section, Table, Tell, Value, columns, figure
+from pinyon_lab.figures.figure import Basis, Given, Result, Rows, Section, Table, Tell, Value, columns, figure
 from pinyon_lab.figures.rows import basis, by, cells, courses, number, points, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -25,8 +25,6 @@ from pinyon_lab.papers.dualmap.runs import (
     means,
 )
 from pinyon_lab.pictures import Course, Courses
-
-SECTION = Section("§4.2")
 
 RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("conversation", "7B", DECODING): (3.0, 4.0, 5.0, 6.0, 7.0),
@@ -83,15 +81,16 @@ def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
 def fig3(given: Given) -> Result:
     table = _rated(given.workloads, given.tell, (DECODING, PREFILL_ONLY))
     table.columns, rows = table.columns[:11], table.rows
-    claims, panels = [], []
+    section, panels = table.section("§4.2"), []
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
         found, text = _goodputs(rows, **here), f"{workload}, {model}, {kind}"
-        claims.append(_goodput_claim(found, str(workload), text))
-        claims.append(_others_claim(found, text))
+        _goodput_claim(section, found, str(workload), text)
+        _others_claim(section, found, text)
         panels.append(Courses(text, "requests/s", "in time", _curves(rows, "attainment", here)))
     names = dict.fromkeys(row["workload"] for row in rows)
-    claims += [_capacity_claim(those(rows, workload=name, kind=DECODING), str(name)) for name in names]
+    for name in names:
+        _capacity_claim(section, those(rows, workload=name, kind=DECODING), str(name))
     notes = [
         f"Goodput: the rate at which {SHARE:.0%} are in time, between the rates that were run. In time: TTFT of 5 s at "
         "most. Beside it the 99th percentile, attainment of the last quarter by arrival, which falls where a queue "
@@ -99,7 +98,7 @@ def fig3(given: Given) -> Result:
         MODEL_NOTE,
         SEEDS_NOTE,
     ]
-    return table.result("DualMap Fig. 3: requests in time", panels, claims, notes)
+    return table.result("DualMap Fig. 3: requests in time", panels, notes)
 
 
 def _best(found: Mapping[str, float]) -> tuple[str, float]:
@@ -108,14 +107,14 @@ def _best(found: Mapping[str, float]) -> tuple[str, float]:
     return name, found[name]
 
 
-def _goodput_claim(found: Mapping[str, float], workload: str, where: str) -> Claim:
+def _goodput_claim(section: Section, found: Mapping[str, float], workload: str, where: str) -> None:
     said, low, high = {
         "toolagent": ("goodput improves by 16.7%–48% compared to the best baseline", 0.167, 0.48),
         "conversation": ("its goodput improves by 14.3%–40% compared to the best baseline", 0.143, 0.40),
     }[workload]
     name, best = _best(found)
     gain = found[DUALMAP] / best - 1 if best else 0.0
-    return SECTION.says(
+    section.says(
         said,
         f"{gain:+.0%}: {found[DUALMAP]:.2f}/s against {best:.2f}/s of {label(name)}",
         0.8 * low <= gain <= 1.2 * high,
@@ -124,9 +123,9 @@ def _goodput_claim(found: Mapping[str, float], workload: str, where: str) -> Cla
     )
 
 
-def _others_claim(found: Mapping[str, float], where: str) -> Claim:
+def _others_claim(section: Section, found: Mapping[str, float], where: str) -> None:
     _, best = _best(found)
-    return SECTION.says(
+    section.says(
         "consistently outperforms other approaches",
         ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
         found[DUALMAP] > best,
@@ -134,7 +133,7 @@ def _others_claim(found: Mapping[str, float], where: str) -> Claim:
     )
 
 
-def _capacity_claim(rows: Rows, workload: str) -> Claim:
+def _capacity_claim(section: Section, rows: Rows, workload: str) -> None:
     said, printed, least = {
         "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
         "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
@@ -144,7 +143,7 @@ def _capacity_claim(rows: Rows, workload: str) -> Claim:
         for rate in dict.fromkeys(row["rate"] for row in rows if row["model"] == model):
             found = by(rows, "policy", "attainment", model=model, rate=rate)
             gains.append(found[DUALMAP] / max(1e-9, _best(found)[1]) - 1)
-    return SECTION.says(
+    section.says(
         said,
         f"{min(gains):+.0%} to {max(gains):+.0%}",
         max(gains) >= least,
@@ -170,14 +169,14 @@ def fig4(given: Given) -> Result:
         curves = _curves(rows, "p90_s", here)
         panels.append(Courses(f"{workload}, {model}", "requests/s", "TTFT P90, s", curves, form=".0f"))
 
-    def claim(said: str, printed: str, key: str, low: float, high: float) -> Claim:
+    section = table.section("§4.2")
+
+    def claim(said: str, printed: str, key: str, low: float, high: float) -> None:
         least, most = min(cut[key]), max(cut[key])
         agrees = least >= 0.8 * low and most <= min(1.0, 1.2 * high)
         why = "at the highest rate of each setting that any policy serves, against the best baseline by that percentile"
-        return SECTION.says(said, f"{least:.0%} to {most:.0%}", agrees, why, printed=printed)
+        section.says(said, f"{least:.0%} to {most:.0%}", agrees, why, printed=printed)
 
-    claims = [
-        claim("*DualMap* reduces P50 TTFT by 55.4%–97.4%", "55.4% to 97.4%", "p50_s", 0.554, 0.974),
-        claim("and reduces P90 TTFT by 82.3%–97%", "82.3% to 97%", "p90_s", 0.823, 0.97),
-    ]
-    return table.result("DualMap Fig. 4: TTFT", panels, claims, [MODEL_NOTE, SEEDS_NOTE])
+    claim("*DualMap* reduces P50 TTFT by 55.4%–97.4%", "55.4% to 97.4%", "p50_s", 0.554, 0.974)
+    claim("and reduces P90 TTFT by 82.3%–97%", "82.3% to 97%", "p90_s", 0.823, 0.97)
+    return table.result("DualMap Fig. 4: TTFT", panels, [MODEL_NOTE, SEEDS_NOTE])

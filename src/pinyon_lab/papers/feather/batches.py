@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import pairwise, product
 from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, figure
 from pinyon_lab.figures.rows import bars, cells, close, column, number
 from pinyon_lab.papers.feather.runs import (
     CHAPTER_3_NOTE,
@@ -74,33 +74,31 @@ def fig3_2(given: Given) -> Result:
     rates, reads = (column(table.rows, key) for key in ("decode_tokens_s", "kv_tokens"))
     same, mixed = (rates[0], rates[-1]), rates[1:-1]
     drop, read = min(same) / rates[1], reads[1] / reads[0]
-    section = Section("§3.2, Experiment 1", Basis.CONSTRUCTION)
-    claims = [
-        section.says(
-            "even a single request from the other prefix group (e.g., $f = 0.002$ ) causes throughput to drop by "
-            "nearly $2\\times$",
-            f"{drop:.2f}×",
-            close(drop, 2.0),
-            "the gain was put in, between what Experiments 1 and 2 print; that one request takes all of it is the "
-            "formula's; agrees within a fifth",
-            printed="nearly 2×",
-        ),
-        section.says(
-            "the throughput is highest for fully homogeneous batches",
-            f"{min(same):,.0f} against at most {max(mixed):,.0f} tokens/s",
-            min(same) > max(mixed),
-            "Takeaway 1",
-        ),
-        section.says(
-            "greater temporal locality in prefix-homogeneous batches reduces the total data fetched from DRAM",
-            f"{read:.2f} times as much is read per step at f = 0.002",
-            read > 1,
-            "tokens whose KV a step reads stand in for DRAM activity. Of the paper's two effects, higher bandwidth "
-            "(over 40 %) and less data, the model has one number for both, so its 40 % cannot be compared",
-        ),
-    ]
+    section = table.section("§3.2, Experiment 1", Basis.CONSTRUCTION)
+    section.says(
+        "even a single request from the other prefix group (e.g., $f = 0.002$ ) causes throughput to drop by "
+        "nearly $2\\times$",
+        f"{drop:.2f}×",
+        close(drop, 2.0),
+        "the gain was put in, between what Experiments 1 and 2 print; that one request takes all of it is the "
+        "formula's; agrees within a fifth",
+        printed="nearly 2×",
+    )
+    section.says(
+        "the throughput is highest for fully homogeneous batches",
+        f"{min(same):,.0f} against at most {max(mixed):,.0f} tokens/s",
+        min(same) > max(mixed),
+        "Takeaway 1",
+    )
+    section.says(
+        "greater temporal locality in prefix-homogeneous batches reduces the total data fetched from DRAM",
+        f"{read:.2f} times as much is read per step at f = 0.002",
+        read > 1,
+        "tokens whose KV a step reads stand in for DRAM activity. Of the paper's two effects, higher bandwidth "
+        "(over 40 %) and less data, the model has one number for both, so its 40 % cannot be compared",
+    )
     panel = table.by_one("500 requests on two prefixes of 10,000 tokens", "{:g}")
-    return table.result("FEATHER Fig. 3.2: two prefixes", [panel], claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.2: two prefixes", [panel], [CHAPTER_3_NOTE])
 
 
 # -- Experiment 2
@@ -126,31 +124,29 @@ def fig3_4(given: Given) -> Result:
     rates, evicted = (column(table.rows, key) for key in ("decode_tokens_s", "evicted"))
     gain = rates[-1] / rates[0] - 1
     steps = [after / before - 1 for before, after in pairwise(rates)]
-    section = Section("§3.2, Experiment 2")
-    claims = [
-        section.says(
-            "reaching over 60% higher throughput at $f = 1$",
-            f"{gain:.0%}",
-            gain > 0.6,
-            "the gain was put in, between what Experiments 1 and 2 print: one share for all lengths does not have both",
-            printed="over 60%",
-            basis=Basis.CONSTRUCTION,
-        ),
-        section.says(
-            "throughput increases smoothly with $f$",
-            f"by {min(steps):.1%} to {max(steps):.1%} with each tenth",
-            min(steps) > 0 and max(steps) < 0.15,
-            "Takeaway 2; agrees if no tenth brings less than the one before it or more than 15 %",
-        ),
-        section.says(
-            "The KV caches fit into GPU memory for all values of $f$",
-            f"{max(evicted):,.0f} blocks evicted",
-            not any(evicted),
-            "219,922 tokens",
-        ),
-    ]
+    section = table.section("§3.2, Experiment 2")
+    section.says(
+        "reaching over 60% higher throughput at $f = 1$",
+        f"{gain:.0%}",
+        gain > 0.6,
+        "the gain was put in, between what Experiments 1 and 2 print: one share for all lengths does not have both",
+        printed="over 60%",
+        basis=Basis.CONSTRUCTION,
+    )
+    section.says(
+        "throughput increases smoothly with $f$",
+        f"by {min(steps):.1%} to {max(steps):.1%} with each tenth",
+        min(steps) > 0 and max(steps) < 0.15,
+        "Takeaway 2; agrees if no tenth brings less than the one before it or more than 15 %",
+    )
+    section.says(
+        "The KV caches fit into GPU memory for all values of $f$",
+        f"{max(evicted):,.0f} blocks evicted",
+        not any(evicted),
+        "219,922 tokens",
+    )
     panel = table.by_one("100 requests of 2,000 tokens", "{:g}")
-    return table.result("FEATHER Fig. 3.4: fraction shared", [panel], claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.4: fraction shared", [panel], [CHAPTER_3_NOTE])
 
 
 # -- Experiment 3
@@ -172,42 +168,40 @@ def fig3_5(given: Given) -> Result:
         dict(zip(GROUPS, column(table.rows, key), strict=True)) for key in ("tokens_s", "batch", "evicted")
     )
     middle = [rate[groups] for groups in GROUPS if 2 <= groups <= 20]
-    section = Section("§3.2, Experiment 3")
-    claims = [
-        section.says(
-            "throughput drops from $N = 1$ to $N = 2$ due to reduced temporal and spatial locality",
-            f"to {rate[2] / rate[1]:.0%}",
-            rate[2] < 0.8 * rate[1],
-            "as in Experiment 1; agrees if by more than a fifth",
-            basis=Basis.CONSTRUCTION,
-        ),
-        section.says(
-            "from $N = 2$ to $N = 20$ , throughput remains stable",
-            f"{min(middle):,.0f} to {max(middle):,.0f} tokens/s",
-            min(middle) >= 0.8 * max(middle),
-            "Takeaway 3; agrees if within a fifth",
-        ),
-        section.says(
-            "throughput drops sharply from $N = 20$ to $N = 100$ , as GPU memory can no longer hold KV caches for "
-            "all active prefixes",
-            f"to {rate[100] / rate[20]:.0%}; {evicted[100]:,.0f} blocks evicted",
-            rate[100] < 0.5 * rate[20],
-            "nothing was put in but the size of the memory. Prefixes come in turn here, so that each is evicted "
-            "before its next request",
-        ),
-        section.says(
-            "The impact is also visible through the reduced average batch size for $N = 50$ and $N = 100$",
-            ", ".join(f"{groups}: {batch[groups]:.0f}" for groups in (10, 20, 50, 100)),
-            max(batch[50], batch[100]) < 0.5 * batch[20],
-            "requests of a step. At 20 prefixes of 10,000 tokens memory is nearly full already",
-        ),
-    ]
+    section = table.section("§3.2, Experiment 3")
+    section.says(
+        "throughput drops from $N = 1$ to $N = 2$ due to reduced temporal and spatial locality",
+        f"to {rate[2] / rate[1]:.0%}",
+        rate[2] < 0.8 * rate[1],
+        "as in Experiment 1; agrees if by more than a fifth",
+        basis=Basis.CONSTRUCTION,
+    )
+    section.says(
+        "from $N = 2$ to $N = 20$ , throughput remains stable",
+        f"{min(middle):,.0f} to {max(middle):,.0f} tokens/s",
+        min(middle) >= 0.8 * max(middle),
+        "Takeaway 3; agrees if within a fifth",
+    )
+    section.says(
+        "throughput drops sharply from $N = 20$ to $N = 100$ , as GPU memory can no longer hold KV caches for "
+        "all active prefixes",
+        f"to {rate[100] / rate[20]:.0%}; {evicted[100]:,.0f} blocks evicted",
+        rate[100] < 0.5 * rate[20],
+        "nothing was put in but the size of the memory. Prefixes come in turn here, so that each is evicted "
+        "before its next request",
+    )
+    section.says(
+        "The impact is also visible through the reduced average batch size for $N = 50$ and $N = 100$",
+        ", ".join(f"{groups}: {batch[groups]:.0f}" for groups in (10, 20, 50, 100)),
+        max(batch[50], batch[100]) < 0.5 * batch[20],
+        "requests of a step. At 20 prefixes of 10,000 tokens memory is nearly full already",
+    )
     names = [str(each) for each in GROUPS]
     panels = [
         Bars("500 requests on so many prefixes", "tokens/s", names, {"tokens/s": [*rate.values()]}, form=",.0f"),
         Bars("the same", "requests of a step", names, {"batch": [*batch.values()]}, form=".0f"),
     ]
-    return table.result("FEATHER Fig. 3.5: groups", panels, claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.5: groups", panels, [CHAPTER_3_NOTE])
 
 
 # -- Experiment 4
@@ -231,25 +225,23 @@ def fig3_6(given: Given) -> Result:
     rate = table.by_two()
     deeper = {length: [rate[length, levels] for levels in LEVELS[1:]] for length in LENGTHS}
     spread = [max(rates) / min(rates) - 1 for rates in deeper.values()]
-    section = Section("§3.2, Experiment 4")
-    claims = [
-        section.says(
-            "a single level of radix tree has the highest performance because of maximum locality",
-            ", ".join(f"L = {length}: {rate[length, 1] / rate[length, 2]:.2f} times that of two" for length in LENGTHS),
-            all(rate[length, 1] > max(rates) for length, rates in deeper.items()),
-            "of each L",
-        ),
-        section.says(
-            "radix trees with 2, 3, and 4 levels exhibit similar throughput across different values of $L$",
-            f"{max(spread):.1%} apart at most",
-            max(spread) <= LEVEL,
-            "Takeaway 4: in the formula only what the whole batch shares counts",
-            basis=Basis.CONSTRUCTION,
-        ),
-    ]
+    section = table.section("§3.2, Experiment 4")
+    section.says(
+        "a single level of radix tree has the highest performance because of maximum locality",
+        ", ".join(f"L = {length}: {rate[length, 1] / rate[length, 2]:.2f} times that of two" for length in LENGTHS),
+        all(rate[length, 1] > max(rates) for length, rates in deeper.items()),
+        "of each L",
+    )
+    section.says(
+        "radix trees with 2, 3, and 4 levels exhibit similar throughput across different values of $L$",
+        f"{max(spread):.1%} apart at most",
+        max(spread) <= LEVEL,
+        "Takeaway 4: in the formula only what the whole batch shares counts",
+        basis=Basis.CONSTRUCTION,
+    )
     title, level = "500 requests of 4L tokens", lambda levels: f"{levels} level{'s' * (levels > 1)}"
     panel = bars(title, DECODED.title, rate, ",.0f", group="L = {:,}".format, label=level)
-    return table.result("FEATHER Fig. 3.6: trees", [panel], claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.6: trees", [panel], [CHAPTER_3_NOTE])
 
 
 # -- Experiment 5
@@ -278,38 +270,36 @@ def fig3_8(given: Given) -> Result:
     )
     by_groups = ([rate[length, groups] for length in SMALL_PREFIXES] for groups in FEW_GROUPS)
     fell = all(rates == sorted(rates, reverse=True) for rates in by_groups)
-    section = Section("§3.2, Experiment 5")
-    claims = [
-        section.says(
-            "this drop from 1 to 2 prefix groups is observable only for larger shared prefix lengths",
-            told,
-            drops[SMALL_PREFIXES[0]] < SHORT and drops[SMALL_PREFIXES[-1]] > DROP,
-            "the formula gives that by itself: what a short prefix saves is little beside weights and 50 µs a "
-            "request. Agrees if the shortest loses less than 5 % and the longest more than 20 %",
-        ),
-        section.says(
-            "Beyond this point, however, throughput remains relatively stable",
-            f"{after:.1%} from that of two prefixes at most",
-            after <= SHORT,
-            "only what all share counts",
-            basis=Basis.CONSTRUCTION,
-        ),
-        section.says(
-            "throughput decreases as the prefix sequence length increases",
-            "at every number of groups" if fell else "not everywhere",
-            fell,
-        ),
-        section.says(
-            "no clear throughput degradation is observed once this threshold is exceeded",
-            "no threshold at 96 MB",
-            True,
-            "Takeaway 5: the formula knows no size of a cache",
-            basis=Basis.CONSTRUCTION,
-        ),
-    ]
+    section = table.section("§3.2, Experiment 5")
+    section.says(
+        "this drop from 1 to 2 prefix groups is observable only for larger shared prefix lengths",
+        told,
+        drops[SMALL_PREFIXES[0]] < SHORT and drops[SMALL_PREFIXES[-1]] > DROP,
+        "the formula gives that by itself: what a short prefix saves is little beside weights and 50 µs a "
+        "request. Agrees if the shortest loses less than 5 % and the longest more than 20 %",
+    )
+    section.says(
+        "Beyond this point, however, throughput remains relatively stable",
+        f"{after:.1%} from that of two prefixes at most",
+        after <= SHORT,
+        "only what all share counts",
+        basis=Basis.CONSTRUCTION,
+    )
+    section.says(
+        "throughput decreases as the prefix sequence length increases",
+        "at every number of groups" if fell else "not everywhere",
+        fell,
+    )
+    section.says(
+        "no clear throughput degradation is observed once this threshold is exceeded",
+        "no threshold at 96 MB",
+        True,
+        "Takeaway 5: the formula knows no size of a cache",
+        basis=Basis.CONSTRUCTION,
+    )
     title, prefixes = "500 requests, Qwen 0.5B", lambda groups: f"{groups} prefix{'es' * (groups > 1)}"
     panel = bars(title, DECODED.title, rate, ",.0f", group="{:,}".format, label=prefixes)
-    return table.result("FEATHER Fig. 3.8: lengths and groups", [panel], claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.8: lengths and groups", [panel], [CHAPTER_3_NOTE])
 
 
 # -- Experiment 6
@@ -337,32 +327,30 @@ def fig3_9(given: Given) -> Result:
     rate = table.by_two(OVERALL.key)
     jump = {first: rate[first, 1.0] / rate[first, 0.8] for first in FIRSTS if first < 1}
     flat = [rate[0.8, second] for second in SECONDS if second < 1]
-    section = Section("§3.2, Experiment 6")
-    claims = [
-        section.says(
-            "we observe a sharp increase in throughput when $f_2$ changes from 0.8 to 1",
-            ", ".join(f"f1 {first:g}: {each:.2f}×" for first, each in jump.items()),
-            min(jump.values()) > 1.1,
-            "Takeaway 6; agrees if by a tenth at every f1 below 1",
-        ),
-        section.says(
-            "increasing $f_1$ improves throughput due to enhanced temporal and spatial locality",
-            ", ".join(f"{first:g}: {rate[first, 0.5]:,.0f}" for first in FIRSTS),
-            [rate[first, 0.5] for first in FIRSTS] == sorted(rate[first, 0.5] for first in FIRSTS),
-            "tokens/s at f2 = 0.5",
-        ),
-        section.says(
-            "once the working set fits within GPU memory (around $f_1 = 0.8$ ), throughput remains nearly constant "
-            "for all $f_2 < 1$",
-            f"{min(flat):,.0f} to {max(flat):,.0f} tokens/s at f1 = 0.8",
-            min(flat) > 0.9 * max(flat) and rate[0.4, 0.0] < 0.7 * rate[0.8, 0.0],
-            "agrees if within a tenth there, and at f1 = 0.4 less than 70 % of it with f2 = 0",
-            printed="0.8",
-        ),
-    ]
+    section = table.section("§3.2, Experiment 6")
+    section.says(
+        "we observe a sharp increase in throughput when $f_2$ changes from 0.8 to 1",
+        ", ".join(f"f1 {first:g}: {each:.2f}×" for first, each in jump.items()),
+        min(jump.values()) > 1.1,
+        "Takeaway 6; agrees if by a tenth at every f1 below 1",
+    )
+    section.says(
+        "increasing $f_1$ improves throughput due to enhanced temporal and spatial locality",
+        ", ".join(f"{first:g}: {rate[first, 0.5]:,.0f}" for first in FIRSTS),
+        [rate[first, 0.5] for first in FIRSTS] == sorted(rate[first, 0.5] for first in FIRSTS),
+        "tokens/s at f2 = 0.5",
+    )
+    section.says(
+        "once the working set fits within GPU memory (around $f_1 = 0.8$ ), throughput remains nearly constant "
+        "for all $f_2 < 1$",
+        f"{min(flat):,.0f} to {max(flat):,.0f} tokens/s at f1 = 0.8",
+        min(flat) > 0.9 * max(flat) and rate[0.4, 0.0] < 0.7 * rate[0.8, 0.0],
+        "agrees if within a tenth there, and at f1 = 0.4 less than 70 % of it with f2 = 0",
+        printed="0.8",
+    )
     title, one, other = "500 requests of 10,000 tokens", "f1 = {:g}".format, "f2 = {:g}".format
     panel = bars(title, OVERALL.title, rate, ",.0f", group=one, label=other)
-    return table.result("FEATHER Fig. 3.9: partly shared", [panel], claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.9: partly shared", [panel], [CHAPTER_3_NOTE])
 
 
 # -- Experiment 7
@@ -382,25 +370,23 @@ def fig3_10(given: Given) -> Result:
     most = {kind: max(rate[kind, size] for size in SIZES) for kind in KINDS}
     full = {kind: next(size for size in SIZES if rate[kind, size] >= SATURATED * most[kind]) for kind in KINDS}
     several, one = KINDS
-    section = Section("§3.3, Experiment 7")
-    claims = [
-        section.says(
-            "the saturation throughput is higher in the homogeneous case due to greater locality",
-            f"{most[one]:,.0f} and {most[several]:,.0f} tokens/s",
-            most[one] > most[several],
-            "as in Experiment 1",
-            basis=Basis.CONSTRUCTION,
-        ),
-        section.says(
-            "the batch size at which throughput saturates is higher for the homogeneous workload",
-            f"{full[one]} and {full[several]} requests",
-            full[one] > full[several],
-            "Takeaway 7; where nine tenths of the most are reached. Tensor cores are not modelled",
-        ),
-    ]
+    section = table.section("§3.3, Experiment 7")
+    section.says(
+        "the saturation throughput is higher in the homogeneous case due to greater locality",
+        f"{most[one]:,.0f} and {most[several]:,.0f} tokens/s",
+        most[one] > most[several],
+        "as in Experiment 1",
+        basis=Basis.CONSTRUCTION,
+    )
+    section.says(
+        "the batch size at which throughput saturates is higher for the homogeneous workload",
+        f"{full[one]} and {full[several]} requests",
+        full[one] > full[several],
+        "Takeaway 7; where nine tenths of the most are reached. Tensor cores are not modelled",
+    )
     by_size = {(size, kind): rate[kind, size] for kind, size in rate}
     panel = bars("prefixes of 10,000 tokens", DECODED.title, by_size, ",.0f")
-    return table.result("FEATHER Fig. 3.10: batch size", [panel], claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.10: batch size", [panel], [CHAPTER_3_NOTE])
 
 
 # -- Experiment 8
@@ -424,36 +410,34 @@ def fig3_11(given: Given) -> Result:
     to_one = {(tokens, name): each / rate[tokens, names[1]] for (tokens, name), each in rate.items()}
     short, over = OUTPUTS[0], {split: to_one[OUTPUTS[-1], name] for split, name in names.items()}
     told = ", ".join(f"{names[split]}: {each:.2f}" for split, each in over.items())
-    section = Section("§3.3, Experiment 8")
-    claims = [
-        section.says(
-            "at longer decode lengths, fully homogeneous batches ( $8 \\times 100$ ) significantly improve "
-            "throughput despite smaller batch sizes",
-            told,
-            over[8] > 1.2 and over[8] == max(over.values()),
-            f"times 1 x {count}, at {OUTPUTS[-1]} tokens, prompts included; agrees if by a fifth, and no other "
-            "strategy is better",
-        ),
-        section.says(
-            "even $16 \\times 50$ continues to outperform $1 \\times 800$ at large decode lengths",
-            f"{over[16]:.2f}×",
-            over[16] > 1,
-            "Takeaway 8",
-        ),
-        section.says(
-            "Only when batches become too small ( $32 \\times 25$ ) does throughput decline again",
-            f"{over[32]:.2f}× that of 1 x {count}, {over[32] / over[8]:.2f}× that of 8 x {EACH}",
-            over[32] < over[16],
-            "the weights are read for 25 requests only",
-        ),
-        section.says(
-            "For small decode lengths, throughput is dominated by prefill, and large heterogeneous batches perform "
-            "the best",
-            ", ".join(f"{name}: {rate[short, name]:.1f}" for name in names.values()),
-            rate[short, names[1]] >= max(rate[short, name] for name in names.values()),
-            "tokens/s with one token each. A prompt token takes as long in any batch here, so nothing is lost by "
-            "splitting and all are equal but for rounding",
-        ),
-    ]
+    section = table.section("§3.3, Experiment 8")
+    section.says(
+        "at longer decode lengths, fully homogeneous batches ( $8 \\times 100$ ) significantly improve "
+        "throughput despite smaller batch sizes",
+        told,
+        over[8] > 1.2 and over[8] == max(over.values()),
+        f"times 1 x {count}, at {OUTPUTS[-1]} tokens, prompts included; agrees if by a fifth, and no other "
+        "strategy is better",
+    )
+    section.says(
+        "even $16 \\times 50$ continues to outperform $1 \\times 800$ at large decode lengths",
+        f"{over[16]:.2f}×",
+        over[16] > 1,
+        "Takeaway 8",
+    )
+    section.says(
+        "Only when batches become too small ( $32 \\times 25$ ) does throughput decline again",
+        f"{over[32]:.2f}× that of 1 x {count}, {over[32] / over[8]:.2f}× that of 8 x {EACH}",
+        over[32] < over[16],
+        "the weights are read for 25 requests only",
+    )
+    section.says(
+        "For small decode lengths, throughput is dominated by prefill, and large heterogeneous batches perform "
+        "the best",
+        ", ".join(f"{name}: {rate[short, name]:.1f}" for name in names.values()),
+        rate[short, names[1]] >= max(rate[short, name] for name in names.values()),
+        "tokens/s with one token each. A prompt token takes as long in any batch here, so nothing is lost by "
+        "splitting and all are equal but for rounding",
+    )
     panel = bars(f"{count} requests, 8 prefixes", f"times 1 x {count}", to_one, ".2f")
-    return table.result("FEATHER Fig. 3.11: batches", [panel], claims, [CHAPTER_3_NOTE])
+    return table.result("FEATHER Fig. 3.11: batches", [panel], [CHAPTER_3_NOTE])

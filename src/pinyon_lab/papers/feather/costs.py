@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon.profiles.engine_profile import load_profile
-from pinyon_lab.figures.figure import Basis, Clock, Column, Given, Result, Section, Table, Tell, columns, figure
+from pinyon_lab.figures.figure import Basis, Clock, Column, Given, Result, Table, Tell, columns, figure
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
 from pinyon_lab.figures.tree_costs import ASKED, PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.load import FEATHER
@@ -76,54 +76,52 @@ def fig5_9(given: Given) -> Result:
     over = {name: ms[name + BY_TOKENS][most] / ms["feather"][most] for name in PER_TOKEN}
     exceed = max(share[name + BY_TOKENS][most] for name in PER_TOKEN)
     grown = {name: ms[name][most] / ms[name][LENGTHS[0]] for name in ("feather", *(n + BY_TOKENS for n in PER_TOKEN))}
-    section = Section("§5.3.1")
-    claims = [
-        section.says(
-            "At 20K tokens, LPM and DFS-W incur roughly $1,000\\times$ higher overhead than FEATHER",
-            _told(over, ",.0f", "×"),
-            min(over.values()) >= 800,
-            "both trees are Python's, or both compiled, here; the paper compares Python with C++. Nearly all of "
-            "`feather`'s is that batches are formed anew of all that run, which is done in each round here",
-            printed="1,000×",
-            basis=Basis.MEASURED,
-        ),
-        section.says(
-            "their scheduling overhead exceeds the Oracle GPU execution time by up to $10\\times$",
-            f"{exceed:.2f}× of it at {most:,} tokens",
-            exceed > 1,
-            "the engine's time is modelled; agrees if it exceeds it at all",
-            printed="10×",
-        ),
-        section.says(
-            "FEATHER remains below 1% of GPU execution time across the entire range",
-            ", ".join(f"{tokens:,}: {each:.2%}" for tokens, each in share["feather"].items()),
-            max(share["feather"].values()) < 0.01,
-            "the engine's time is modelled; compiled it is half of what Python takes",
-            printed="1 %",
-        ),
-        section.says(
-            "All three realistic policies—FEATHER, LPM, and DFS-W— incurr higher overhead as the prefix length "
-            "increases due to deeper radix-tree traversals and larger key comparisons. However, their growth rates "
-            "diverge significantly",
-            _told(grown, ".1f", "×"),
-            min(grown.values()) > 1 and min(grown[n + BY_TOKENS] for n in PER_TOKEN) > 2 * grown["feather"],
-            f"at {most:,} tokens, over {LENGTHS[0]:,}; agrees if all grow, and SGLang's twice as much as feather's",
-            basis=Basis.MEASURED,
-        ),
-        section.says(
-            "effectively zero scheduling cost while preserving locality",
-            f"{max(share['oracle'].values()):.3%} of the engine's time at most",
-            max(share["oracle"].values()) < 0.01,
-            "of the oracle; agrees if below 1 %",
-        ),
-    ]
+    section = table.section("§5.3.1")
+    section.says(
+        "At 20K tokens, LPM and DFS-W incur roughly $1,000\\times$ higher overhead than FEATHER",
+        _told(over, ",.0f", "×"),
+        min(over.values()) >= 800,
+        "both trees are Python's, or both compiled, here; the paper compares Python with C++. Nearly all of "
+        "`feather`'s is that batches are formed anew of all that run, which is done in each round here",
+        printed="1,000×",
+        basis=Basis.MEASURED,
+    )
+    section.says(
+        "their scheduling overhead exceeds the Oracle GPU execution time by up to $10\\times$",
+        f"{exceed:.2f}× of it at {most:,} tokens",
+        exceed > 1,
+        "the engine's time is modelled; agrees if it exceeds it at all",
+        printed="10×",
+    )
+    section.says(
+        "FEATHER remains below 1% of GPU execution time across the entire range",
+        ", ".join(f"{tokens:,}: {each:.2%}" for tokens, each in share["feather"].items()),
+        max(share["feather"].values()) < 0.01,
+        "the engine's time is modelled; compiled it is half of what Python takes",
+        printed="1 %",
+    )
+    section.says(
+        "All three realistic policies—FEATHER, LPM, and DFS-W— incurr higher overhead as the prefix length "
+        "increases due to deeper radix-tree traversals and larger key comparisons. However, their growth rates "
+        "diverge significantly",
+        _told(grown, ".1f", "×"),
+        min(grown.values()) > 1 and min(grown[n + BY_TOKENS] for n in PER_TOKEN) > 2 * grown["feather"],
+        f"at {most:,} tokens, over {LENGTHS[0]:,}; agrees if all grow, and SGLang's twice as much as feather's",
+        basis=Basis.MEASURED,
+    )
+    section.says(
+        "effectively zero scheduling cost while preserving locality",
+        f"{max(share['oracle'].values()):.3%} of the engine's time at most",
+        max(share["oracle"].values()) < 0.01,
+        "of the oracle; agrees if below 1 %",
+    )
     courses = Courses(
         f"{REQUESTS} requests run, as many wait",
         "tokens of the prefix",
         "CPU, share of the engine's time",
         [Course(name, [*each.items()], dashed=not name.endswith(BY_TOKENS)) for name, each in share.items()],
     )
-    return table.result("FEATHER Fig. 5.9: CPU overhead", [courses], claims, [COSTS_NOTE])
+    return table.result("FEATHER Fig. 5.9: CPU overhead", [courses], [COSTS_NOTE])
 
 
 def _told(found: Mapping[str, float], form: str, unit: str) -> str:
@@ -159,40 +157,35 @@ def table5_1(given: Given) -> Result:
     for key, name in NAMES.items():
         ns = (1e3 * each for each in (PRINTED_US[key], ours[key], costs[key].p99_us))
         table.add(name, costs[key].calls, *ns, total[key] / 1e3)
-    claims = [
-        Section("§5.3.4, Table 5.1").says(
+    for key in NAMES:
+        table.section("§5.3.4, Table 5.1", Basis.MEASURED).says(
             SAID[key],
             f"{1e3 * ours[key]:,.0f} ns",
             ours[key] <= PRINTED_US[key],
             "mean; agrees if it is no more than the paper's, in C++ on another machine",
             printed=f"{1e3 * PRINTED_US[key]:,.0f} ns",
-            basis=Basis.MEASURED,
         )
-        for key in NAMES
-    ]
-    section = Section("§5.3.4", Basis.MEASURED)
-    claims += [
-        section.says(
-            "INSERT dominates total time because hash computation scans every token once",
-            f"{total['insert'] / max(1e-9, sum(total.values())):.0%}",
-            total["insert"] >= max(total.values()),
-            "of all; the paper's share is from Table 5.1. Agrees if nothing takes more",
-            printed="64 %",
-        ),
-        section.says(
-            "FINISH is more expensive than ADDTOBATCH, despite their symmetric roles",
-            f"{ours['finish'] / max(1e-9, ours['add']):.2f}×",
-            ours["finish"] > ours["add"],
-            "means; ours keeps counts at nodes, so that nothing is searched when one ends",
-            printed="3.5×",
-        ),
-        section.says(
-            "FINDBEST is the cheapest per-call operation due to result caching and lazy heap traversal",
-            f"{1e3 * ours['find']:,.0f} ns",
-            ours["find"] <= min(ours.values()),
-            "five times for each that enters, of which four are known already",
-        ),
-    ]
+    section = table.section("§5.3.4", Basis.MEASURED)
+    section.says(
+        "INSERT dominates total time because hash computation scans every token once",
+        f"{total['insert'] / max(1e-9, sum(total.values())):.0%}",
+        total["insert"] >= max(total.values()),
+        "of all; the paper's share is from Table 5.1. Agrees if nothing takes more",
+        printed="64 %",
+    )
+    section.says(
+        "FINISH is more expensive than ADDTOBATCH, despite their symmetric roles",
+        f"{ours['finish'] / max(1e-9, ours['add']):.2f}×",
+        ours["finish"] > ours["add"],
+        "means; ours keeps counts at nodes, so that nothing is searched when one ends",
+        printed="3.5×",
+    )
+    section.says(
+        "FINDBEST is the cheapest per-call operation due to result caching and lazy heap traversal",
+        f"{1e3 * ours['find']:,.0f} ns",
+        ours["find"] <= min(ours.values()),
+        "five times for each that enters, of which four are known already",
+    )
     bars = Bars(
         f"{TREE.requests:,} requests of {TREE.tokens:,} tokens",
         "mean, µs",
@@ -200,7 +193,7 @@ def table5_1(given: Given) -> Result:
         {"paper": [PRINTED_US[key] for key in NAMES], "ours": [ours[key] for key in NAMES]},
         form=".1f",
     )
-    return table.result("FEATHER Table 5.1: tree operations", [bars], claims, [COSTS_NOTE])
+    return table.result("FEATHER Table 5.1: tree operations", [bars], [COSTS_NOTE])
 
 
 # -- Fig. 5.11
@@ -250,47 +243,45 @@ def fig5_11(given: Given) -> Result:
     by_length = {tokens: [rate[tokens, chunk] for chunk in CHUNKS] for tokens in PREFIXES}
     spread = {tokens: max(rates) / min(rates) for tokens, rates in by_length.items()}
     gaps = [cpu[tokens, 1] - cpu[tokens, largest] for tokens in PREFIXES]
-    section = Section("§5.3.3", Basis.MEASURED)
-    claims = [
-        section.says(
-            "Increasing the chunk size reduces CPU overhead by enabling coarser-grained matching",
-            ", ".join(f"{chunk}: {cpu[most, chunk]:,.0f} µs" for chunk in CHUNKS),
-            all(cpu[tokens, 1] > cpu[tokens, CHUNKS[1]] > cpu[tokens, largest] for tokens in PREFIXES),
-            f"per request, at {most:,} tokens; agrees if so at all lengths",
+    section = table.section("§5.3.3", Basis.MEASURED)
+    section.says(
+        "Increasing the chunk size reduces CPU overhead by enabling coarser-grained matching",
+        ", ".join(f"{chunk}: {cpu[most, chunk]:,.0f} µs" for chunk in CHUNKS),
+        all(cpu[tokens, 1] > cpu[tokens, CHUNKS[1]] > cpu[tokens, largest] for tokens in PREFIXES),
+        f"per request, at {most:,} tokens; agrees if so at all lengths",
+    )
+    section.says(
+        "Overhead rises with prefix length due to more hash comparisons, while throughput declines due to higher "
+        "KV cache memory pressure",
+        ", ".join(f"{tokens:,}: {cpu[tokens, 1]:,.0f} µs, {rate[tokens, 1]:,.0f} tokens/s" for tokens in PREFIXES),
+        all(
+            cpu[most, chunk] > cpu[PREFIXES[0], chunk] and rate[most, chunk] < rate[PREFIXES[0], chunk]
+            for chunk in CHUNKS
         ),
-        section.says(
-            "Overhead rises with prefix length due to more hash comparisons, while throughput declines due to higher "
-            "KV cache memory pressure",
-            ", ".join(f"{tokens:,}: {cpu[tokens, 1]:,.0f} µs, {rate[tokens, 1]:,.0f} tokens/s" for tokens in PREFIXES),
-            all(
-                cpu[most, chunk] > cpu[PREFIXES[0], chunk] and rate[most, chunk] < rate[PREFIXES[0], chunk]
-                for chunk in CHUNKS
-            ),
-            "chunks of 1; agrees if so for all, from the shortest to the longest",
-            basis=Basis.MODELLED,
-        ),
-        section.says(
-            "At larger prefix lengths, the overhead gap between chunk size 1 and larger sizes widens substantially",
-            ", ".join(f"{gap:,.0f} µs" for gap in gaps),
-            gaps[-1] > 2 * gaps[0],
-            f"between 1 and {largest}, by length; agrees if it doubles",
-        ),
-        section.says(
-            "throughput remains similar across all chunk sizes",
-            ", ".join(f"{tokens:,}: {each:.3f}×" for tokens, each in spread.items()),
-            max(spread.values()) < 1.05,
-            "most over least; agrees if within 5 %",
-            basis=Basis.MODELLED,
-        ),
-        section.says(
-            "even its radix tree-equivalent configuration (chunk size 1) achieves significantly better efficiency than "
-            "a conventional radix tree",
-            f"{radix_us / max(1e-9, cpu[most, 1]):.1f}× as much CPU time",
-            radix_us > 1.5 * cpu[most, 1],
-            "of a radix tree that matches all that wait (`lpm`), by tokens, for each request that enters; agrees if by "
-            "half",
-        ),
-    ]
+        "chunks of 1; agrees if so for all, from the shortest to the longest",
+        basis=Basis.MODELLED,
+    )
+    section.says(
+        "At larger prefix lengths, the overhead gap between chunk size 1 and larger sizes widens substantially",
+        ", ".join(f"{gap:,.0f} µs" for gap in gaps),
+        gaps[-1] > 2 * gaps[0],
+        f"between 1 and {largest}, by length; agrees if it doubles",
+    )
+    section.says(
+        "throughput remains similar across all chunk sizes",
+        ", ".join(f"{tokens:,}: {each:.3f}×" for tokens, each in spread.items()),
+        max(spread.values()) < 1.05,
+        "most over least; agrees if within 5 %",
+        basis=Basis.MODELLED,
+    )
+    section.says(
+        "even its radix tree-equivalent configuration (chunk size 1) achieves significantly better efficiency than "
+        "a conventional radix tree",
+        f"{radix_us / max(1e-9, cpu[most, 1]):.1f}× as much CPU time",
+        radix_us > 1.5 * cpu[most, 1],
+        "of a radix tree that matches all that wait (`lpm`), by tokens, for each request that enters; agrees if by "
+        "half",
+    )
     groups = [f"{tokens:,}" for tokens in PREFIXES]
     taken, rates = (
         {f"chunk {chunk}": [found[tokens, chunk] for tokens in PREFIXES] for chunk in CHUNKS} for found in (cpu, rate)
@@ -300,4 +291,4 @@ def fig5_11(given: Given) -> Result:
         Bars("a server with that", "tokens/s", groups, rates, form=",.0f"),
     ]
     notes = [CHUNKS_NOTE, SERVER_NOTE, SERVED_NOTE, COSTS_NOTE]
-    return table.result("FEATHER Fig. 5.11: chunks", panels, claims, notes)
+    return table.result("FEATHER Fig. 5.11: chunks", panels, notes)

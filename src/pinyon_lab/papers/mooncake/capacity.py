@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Figure, Given, Result, Rows, Section, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, Figure, Given, Result, Rows, Table, columns, figure
 from pinyon_lab.figures.rows import basis, cell, close, column, number, points, shown, up_to
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, mixed, reused, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
@@ -68,8 +68,9 @@ def _capacity(given: Given, name: str) -> Result:
         "requests go to the least loaded node. Chunked prefill has steps of 512 tokens, vLLM 0.5.1's default.",
         MODEL_NOTE,
     ]
-    claims = [claim for rate in dict.fromkeys((RATES[0], _load(rows))) for claim in CLAIMS[name](rows, rate)]
-    return table.result(f"{PAPER}: {shown(workload)}", panels, claims, notes)
+    for rate in dict.fromkeys((RATES[0], _load(rows))):
+        CLAIMS[name](table, rate)
+    return table.result(f"{PAPER}: {shown(workload)}", panels, notes)
 
 
 def _best(rows: Rows, tbt_s: float, rate: float) -> float:
@@ -99,82 +100,77 @@ def _where(rate: float) -> str:
     )
 
 
-def _of_conversation(rows: Rows, rate: float) -> list[Claim]:
-    gains = [_gain(rows, each, tbt_s, rate) for each in BASELINES for tbt_s in TBTS_S]
-    over_vllm = [_gain(rows, VLLM, tbt_s, rate) for tbt_s in TBTS_S]
-    return [
-        Section("Abstract").says(
-            "MOONCAKE increases the effective request capacity by 59%~498% when compared to baseline methods",
-            f"{min(gains):.0%} to {max(gains):.0%}",
-            close(max(gains), 4.98) and close(min(gains), 0.59),
-            f"the least and the most of three baselines and three thresholds, {_where(rate)}",
-            printed="59% to 498%",
-        ),
-        Section("§5.2.2").says(
-            "Compared to vLLM, MOONCAKE achieves a very significant increase in effective request capacity",
-            up_to(over_vllm, ".0%"),
-            min(over_vllm) > 0.5,
-            f"by threshold, {_where(rate)}; half as many again count as very significant",
-        ),
+def _of_conversation(table: Table, rate: float) -> None:
+    gains = [_gain(table.rows, each, tbt_s, rate) for each in BASELINES for tbt_s in TBTS_S]
+    over_vllm = [_gain(table.rows, VLLM, tbt_s, rate) for tbt_s in TBTS_S]
+    table.section("Abstract").says(
+        "MOONCAKE increases the effective request capacity by 59%~498% when compared to baseline methods",
+        f"{min(gains):.0%} to {max(gains):.0%}",
+        close(max(gains), 4.98) and close(min(gains), 0.59),
+        f"the least and the most of three baselines and three thresholds, {_where(rate)}",
+        printed="59% to 498%",
+    )
+    table.section("§5.2.2").says(
+        "Compared to vLLM, MOONCAKE achieves a very significant increase in effective request capacity",
+        up_to(over_vllm, ".0%"),
+        min(over_vllm) > 0.5,
+        f"by threshold, {_where(rate)}; half as many again count as very significant",
+    )
+
+
+def _of_toolagent(table: Table, rate: float) -> None:
+    gain = _gain(table.rows, VLLM_PREFIX, 0.2, rate)
+    worse = [
+        _at(table.rows, VLLM_PREFIX, 0.2, rate) - _at(table.rows, each, 0.2, rate) for each in (VLLM, VLLM_CHUNKED)
     ]
+    section = table.section("§5.2.2", Basis.CONSTRUCTION)
+    section.says(
+        "enhances effective caching capacity by 42% compared to vLLM with prefix caching under the 200 ms threshold",
+        f"{gain:.0%}",
+        close(gain, 0.42),
+        f"{_where(rate)}; the trace is generated, and the node modelled",
+        printed="42%",
+    )
+    section.says(
+        "vLLM and vLLM with chunked prefill experience more severe disruptions in decoding due to longer prefill "
+        "processing times, resulting in a lower effective caching capacity than vLLM with prefix caching",
+        ", ".join(f"{each:+.1%}" for each in worse),
+        min(worse) > 0,
+        f"points that prefix caching is ahead of vLLM, and of vLLM with chunked prefill, at 200 ms, {_where(rate)}",
+    )
 
 
-def _of_toolagent(rows: Rows, rate: float) -> list[Claim]:
-    gain = _gain(rows, VLLM_PREFIX, 0.2, rate)
-    worse = [_at(rows, VLLM_PREFIX, 0.2, rate) - _at(rows, each, 0.2, rate) for each in (VLLM, VLLM_CHUNKED)]
-    section = Section("§5.2.2", Basis.CONSTRUCTION)
-    return [
-        section.says(
-            "enhances effective caching capacity by 42% compared to vLLM with prefix caching under the 200 ms "
-            "threshold",
-            f"{gain:.0%}",
-            close(gain, 0.42),
-            f"{_where(rate)}; the trace is generated, and the node modelled",
-            printed="42%",
-        ),
-        section.says(
-            "vLLM and vLLM with chunked prefill experience more severe disruptions in decoding due to longer prefill "
-            "processing times, resulting in a lower effective caching capacity than vLLM with prefix caching",
-            ", ".join(f"{each:+.1%}" for each in worse),
-            min(worse) > 0,
-            f"points that prefix caching is ahead of vLLM, and of vLLM with chunked prefill, at 200 ms, {_where(rate)}",
-        ),
-    ]
-
-
-def _of_synthetic(rows: Rows, rate: float) -> list[Claim]:
-    gain = _gain(rows, VLLM, 0.2, rate)
-    mooncake, slow = _best(rows, 0.1, rate), cell(rows, "slow", system=VLLM.name, rate=rate)
-    others = [abs(_at(rows, VLLM, 0.2, rate) - _at(rows, each, 0.2, rate)) for each in BASELINES[1:]]
-    section = Section("§5.2.2")
-    return [
-        section.says(
-            "Compared to vLLM, MOONCAKE increases effective request capacity by 40% under the 200 ms threshold",
-            f"{gain:.0%}",
-            close(gain, 0.4),
-            _where(rate),
-            printed="40%",
-        ),
-        section.says(
-            "most requests processed by MOONCAKE maintain a TBT within 100 ms",
-            f"{mooncake:.1%}",
-            mooncake > 0.5,
-            f"effective, {_where(rate)}",
-        ),
-        section.says(
-            "about 20% of requests handled by vLLM exceed 300 ms",
-            f"{slow:.1%}",
-            close(slow, 0.2),
-            _where(rate),
-            printed="20%",
-        ),
-        section.says(
-            "The performance of systems with prefix caching and chunked prefill is similar to vLLM",
-            ", ".join(f"{each:.1%}" for each in others),
-            max(others) < 0.1,
-            f"points apart from vLLM at 200 ms, {_where(rate)}; within ten counts as similar",
-        ),
-    ]
+def _of_synthetic(table: Table, rate: float) -> None:
+    gain = _gain(table.rows, VLLM, 0.2, rate)
+    mooncake, slow = _best(table.rows, 0.1, rate), cell(table.rows, "slow", system=VLLM.name, rate=rate)
+    others = [abs(_at(table.rows, VLLM, 0.2, rate) - _at(table.rows, each, 0.2, rate)) for each in BASELINES[1:]]
+    section = table.section("§5.2.2")
+    section.says(
+        "Compared to vLLM, MOONCAKE increases effective request capacity by 40% under the 200 ms threshold",
+        f"{gain:.0%}",
+        close(gain, 0.4),
+        _where(rate),
+        printed="40%",
+    )
+    section.says(
+        "most requests processed by MOONCAKE maintain a TBT within 100 ms",
+        f"{mooncake:.1%}",
+        mooncake > 0.5,
+        f"effective, {_where(rate)}",
+    )
+    section.says(
+        "about 20% of requests handled by vLLM exceed 300 ms",
+        f"{slow:.1%}",
+        close(slow, 0.2),
+        _where(rate),
+        printed="20%",
+    )
+    section.says(
+        "The performance of systems with prefix caching and chunked prefill is similar to vLLM",
+        ", ".join(f"{each:.1%}" for each in others),
+        max(others) < 0.1,
+        f"points apart from vLLM at 200 ms, {_where(rate)}; within ten counts as similar",
+    )
 
 
 CLAIMS = {"mooncake-fig1": _of_conversation, "mooncake-fig6": _of_toolagent, "mooncake-fig7": _of_synthetic}
@@ -215,22 +211,20 @@ def fig15(given: Given) -> Result:
     rows = table.rows
     best = max(rows, key=lambda row: number(row, "effective"))
     ttfts, tbts = (column(rows, key) for key in ("ttft_s", "tbt_ms"))
-    section = Section("§5.5")
-    claims = [
-        section.says(
-            "when the P/D ratio is approximately 1:1, MOONCAKE achieves its highest effective request capacity",
-            str(best["ratio"]),
-            abs(number(best, "prefills") - 8) <= 1,
-            "the best of the ratios tried; one node to either side of eight counts as approximately",
-            printed="1:1",
-        ),
-        section.says(
-            "Increasing the number of prefill nodes reduces TTFT but increases TBT, and vice versa",
-            f"TTFT {ttfts[0]:.2f} s to {ttfts[-1]:.2f} s, TBT {tbts[0]:.2f} ms to {tbts[-1]:.2f} ms",
-            ttfts[-1] < ttfts[0] and tbts[-1] > tbts[0],
-            f"from {PREFILLS[0]} to {PREFILLS[-1]} nodes for prompts",
-        ),
-    ]
+    section = table.section("§5.5")
+    section.says(
+        "when the P/D ratio is approximately 1:1, MOONCAKE achieves its highest effective request capacity",
+        str(best["ratio"]),
+        abs(number(best, "prefills") - 8) <= 1,
+        "the best of the ratios tried; one node to either side of eight counts as approximately",
+        printed="1:1",
+    )
+    section.says(
+        "Increasing the number of prefill nodes reduces TTFT but increases TBT, and vice versa",
+        f"TTFT {ttfts[0]:.2f} s to {ttfts[-1]:.2f} s, TBT {tbts[0]:.2f} ms to {tbts[-1]:.2f} ms",
+        ttfts[-1] < ttfts[0] and tbts[-1] > tbts[0],
+        f"from {PREFILLS[0]} to {PREFILLS[-1]} nodes for prompts",
+    )
     panels: list[Bars | Courses] = [
         Bars(
             "Effective requests",
@@ -249,4 +243,4 @@ def fig15(given: Given) -> Result:
             form=".1f",
         ),
     ]
-    return table.result("Mooncake Fig. 15: prefill and decode nodes", panels, claims, [MODEL_NOTE])
+    return table.result("Mooncake Fig. 15: prefill and decode nodes", panels, [MODEL_NOTE])

@@ -106,40 +106,39 @@ def fig9(given: Given) -> Result:
         (Mark("3M: one node", NODE_TOKENS), Mark("50M", NEARLY_ALL_TOKENS)),
     )
     notes = [COMBINED_NOTE, *_notes(given.workloads)]
-    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], _fig9_claims(table.rows), notes)
+    _fig9_claims(table)
+    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], notes)
 
 
-def _fig9_claims(rows: Rows) -> list[Claim]:
-    below = [row["workload"] for row in rows if number(row, "node_of_ideal") < 0.5]
-    least = min(rows, key=lambda row: number(row, "nearly_of_ideal"))
+def _fig9_claims(table: Table) -> None:
+    below = [row["workload"] for row in table.rows if number(row, "node_of_ideal") < 0.5]
+    least = min(table.rows, key=lambda row: number(row, "nearly_of_ideal"))
     nearly = number(least, "nearly_of_ideal")
     nodes = math.ceil(NEARLY_ALL_TOKENS / NODE_TOKENS)
-    section = Section("§5.3.1")
-    return [
-        section.says(
-            "a local cache with a 3M token capacity does not achieve 50% of the theoretical maximum hit rate in most "
-            "scenarios",
-            f"< 50% in {len(below)} of {len(rows)}",
-            2 * len(below) > len(rows),
-            f"below: {', '.join(map(str, below)) or 'none'}",
-            printed="< 50%",
-            basis=claimed(*rows),
-        ),
-        section.says(
-            "a cache capacity of 50M tokens nearly reaches the theoretical maximum hit rate of 100%",
-            f"{nearly:.1%} at least",
-            nearly >= NEARLY,
-            f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
-            basis=claimed(*rows),
-        ),
-        section.says(
-            "require to pool at least 20 nodes' DRAM",
-            nodes,
-            False,
-            f"50M tokens in nodes of 3M are {nodes} nodes; what the paper adds is not stated",
-            printed=20,
-        ),
-    ]
+    section = table.section("§5.3.1")
+    section.says(
+        "a local cache with a 3M token capacity does not achieve 50% of the theoretical maximum hit rate in most "
+        "scenarios",
+        f"< 50% in {len(below)} of {len(table.rows)}",
+        2 * len(below) > len(table.rows),
+        f"below: {', '.join(map(str, below)) or 'none'}",
+        printed="< 50%",
+        basis=claimed(*table.rows),
+    )
+    section.says(
+        "a cache capacity of 50M tokens nearly reaches the theoretical maximum hit rate of 100%",
+        f"{nearly:.1%} at least",
+        nearly >= NEARLY,
+        f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
+        basis=claimed(*table.rows),
+    )
+    section.says(
+        "require to pool at least 20 nodes' DRAM",
+        nodes,
+        False,
+        f"50M tokens in nodes of 3M are {nodes} nodes; what the paper adds is not stated",
+        printed=20,
+    )
 
 
 # -- Fig. 10
@@ -212,7 +211,8 @@ def fig10(given: Given) -> Result:
         bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=names.__getitem__),
     ]
     title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
-    return table.result(title, panels, _fig10_claims(rows), notes)
+    _fig10_claims(table)
+    return table.result(title, panels, notes)
 
 
 def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
@@ -220,41 +220,39 @@ def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
     return share(max(asked), blocks) if asked else None
 
 
-def _fig10_claims(rows: Rows) -> list[Claim]:
-    local = those(rows, setup=LOCAL)
+def _fig10_claims(table: Table) -> None:
+    local = those(table.rows, setup=LOCAL)
     most = max(local, key=lambda row: number(row, "global_to_this"))
     saved = max(local, key=lambda row: number(row, "saved"))
     higher = [row["workload"] for row in local if number(row, "global_to_this") > 1]
     same = [str(row["workload"]) for row in local if row["workload"] not in higher]
-    section = Section("§5.3.2")
-    return [
-        Section("§5.3.2 (§1: 2.36× higher)").says(
-            "the global cache exhibits a maximum increase of 136% in cache hit rate",
-            round(number(most, "global_to_this"), 2),
-            close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
-            f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
-            "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
-            "how the paper's does is not stated here, and all hangs on it: " + _by_router(rows, most["workload"]),
-            printed=2.36,
-            basis=claimed(most),
-        ),
-        section.says(
-            "the global cache achieves higher cache hit rates ... across all tested workloads",
-            f"higher on {len(higher)} of {len(local)}",
-            not same,
-            f"not on {', '.join(same)}: all that this trace asks for fits into ten nodes, and affinity finds it there"
-            if same
-            else "",
-            basis=claimed(*local),
-        ),
-        section.says(
-            "a reduction of up to 48% in prefill computation time",
-            f"{number(saved, 'saved'):.1%}",
-            close(number(saved, "saved"), 0.48),
-            f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
-            printed="48%",
-        ),
-    ]
+    section = table.section("§5.3.2")
+    table.section("§5.3.2 (§1: 2.36× higher)").says(
+        "the global cache exhibits a maximum increase of 136% in cache hit rate",
+        round(number(most, "global_to_this"), 2),
+        close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
+        f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
+        "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
+        "how the paper's does is not stated here, and all hangs on it: " + _by_router(table.rows, most["workload"]),
+        printed=2.36,
+        basis=claimed(most),
+    )
+    section.says(
+        "the global cache achieves higher cache hit rates ... across all tested workloads",
+        f"higher on {len(higher)} of {len(local)}",
+        not same,
+        f"not on {', '.join(same)}: all that this trace asks for fits into ten nodes, and affinity finds it there"
+        if same
+        else "",
+        basis=claimed(*local),
+    )
+    section.says(
+        "a reduction of up to 48% in prefill computation time",
+        f"{number(saved, 'saved'):.1%}",
+        close(number(saved, "saved"), 0.48),
+        f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
+        printed="48%",
+    )
 
 
 def _by_router(rows: Rows, workload: Value) -> str:
@@ -308,7 +306,7 @@ def table2(given: Given) -> Result:
     }
     bars["the paper"] = [PRINTED[each.name]["ratio"] for each in given.workloads]
     panel = Bars("Endless cache", "cached", named, bars, ".1%")
-    return table.result("Mooncake Table 2: cache ratio", [panel], _claims(table.rows), notes)
+    return table.result("Mooncake Table 2: cache ratio", [panel], notes, _claims(table.rows))
 
 
 def _claims(all_rows: Rows) -> list[Claim]:

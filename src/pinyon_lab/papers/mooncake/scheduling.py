@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, Claim, Given, Result, Rows, Section, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Given, Result, Rows, Table, columns, figure
 from pinyon_lab.figures.rows import bars, basis, by, cells, close, column, shown, those, up_to
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, mean_ttft_s, reused, split
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE
@@ -49,7 +49,8 @@ def fig5(given: Given) -> Result:
             values = mean_ttft_s(outcomes), *latest, reused(outcomes)
             table.add(label, times, *values, meant=meant, basis=basis(workload))
     by_rate = {times: those(table.rows, rate=times) for times in RATES}
-    claims = [claim for times, rows in by_rate.items() for claim in _fig5_claims(rows, times)]
+    for times, rows in by_rate.items():
+        _fig5_claims(table, rows, times)
     ttft_s = {f"{times:g} times": column(rows, "ttft_s") for times, rows in by_rate.items()}
     short = ("random", "load", "local", "Alg. 1", "sooner", "adapted")
     notes = [
@@ -59,32 +60,30 @@ def fig5(given: Given) -> Result:
         MODEL_NOTE,
     ]
     panel = Bars("Mean TTFT", "seconds", short, ttft_s, ".1f")
-    return table.result("Mooncake Fig. 5: schedulers", [panel], claims, notes)
+    return table.result("Mooncake Fig. 5: schedulers", [panel], notes)
 
 
-def _fig5_claims(rows: Rows, times: float) -> list[Claim]:
+def _fig5_claims(table: Table, rows: Rows, times: float) -> None:
     ttft = by(rows, "scheduler", "ttft_s")
     literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
     sooner = ttft["the same, fetching only if that is sooner"]
     aware, blind = (local, literal, sooner), (ttft["random"], ttft["load balancing"])
     where = f"at {times:g} times the trace's rate"
-    section = Section("§4.2")
-    return [
-        section.says(
-            "the global cache-aware algorithm reduces the average TTFT by an additional 14% compared to the local "
-            "cache-aware algorithm",
-            f"{1 - literal / local:.0%} by Algorithm 1, {1 - sooner / local:.0%} fetching only if that is sooner",
-            close(1 - sooner / local, 0.14) or close(1 - literal / local, 0.14),
-            where,
-            printed="14%",
-        ),
-        section.says(
-            "our KVCache-centric scheduling algorithms outperform random and load-balancing scheduling",
-            f"mean TTFT {up_to(aware, '.2f')} s against {up_to(blind, '.2f')} s",
-            max(aware) < min(blind),
-            where,
-        ),
-    ]
+    section = table.section("§4.2")
+    section.says(
+        "the global cache-aware algorithm reduces the average TTFT by an additional 14% compared to the local "
+        "cache-aware algorithm",
+        f"{1 - literal / local:.0%} by Algorithm 1, {1 - sooner / local:.0%} fetching only if that is sooner",
+        close(1 - sooner / local, 0.14) or close(1 - literal / local, 0.14),
+        where,
+        printed="14%",
+    )
+    section.says(
+        "our KVCache-centric scheduling algorithms outperform random and load-balancing scheduling",
+        f"mean TTFT {up_to(aware, '.2f')} s against {up_to(blind, '.2f')} s",
+        max(aware) < min(blind),
+        where,
+    )
 
 
 # -- Fig. 8
@@ -122,14 +121,15 @@ def fig8(given: Given) -> Result:
         "tokens; what is decoded beside them counts as well. At each trace's own rate.",
         MODEL_NOTE,
     ]
-    return table.result("Mooncake Fig. 8: GPU time", [panel], _fig8_claims(table.rows, [*names]), notes)
+    _fig8_claims(table, [*names])
+    return table.result("Mooncake Fig. 8: GPU time", [panel], notes)
 
 
-def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
-    section = Section("§5.2.3")
+def _fig8_claims(table: Table, names: Sequence[str]) -> None:
+    section = table.section("§5.2.3")
 
-    def compared(said: str, printed: Mapping[str, float], ours: Mapping[str, float], form: str, why: str) -> Claim:
-        return section.says(
+    def compared(said: str, printed: Mapping[str, float], ours: Mapping[str, float], form: str, why: str) -> None:
+        section.says(
             said,
             ", ".join(f"{name} {ours[name]:{form}}" for name in names),
             all(close(ours[name], printed[name]) for name in names),
@@ -137,49 +137,43 @@ def _fig8_claims(rows: Rows, names: Sequence[str]) -> list[Claim]:
             printed=", ".join(f"{name} {printed[name]:{form}}" for name in names),
         )
 
-    vllm, prefix, chunked = (by(rows, "workload", "to_mooncake", system=each.name) for each in BASELINES)
+    vllm, prefix, chunked = (by(table.rows, "workload", "to_mooncake", system=each.name) for each in BASELINES)
     saved = {name: 1 - 1 / ratio for name, ratio in vllm.items()}
-    return [
-        compared(
-            "achieving reductions of 36%, 53%, and 64% for conversation, tool&agent, and synthetic workloads",
-            REDUCED,
-            saved,
-            ".0%",
-            "against vLLM; the trace of tool&agent is generated",
-        ),
-        compared(
-            "Its prefill GPU time is 1.43 \\times and 1.40 \\times higher than MOONCAKE",
-            HIGHER[BASELINES[1].name],
-            prefix,
-            ".2f",
-            "vLLM with prefix caching; 2.59 for synthetic",
-        ),
-        compared(
-            "which are 1.90 \\times , 2.68 \\times , and 3.33 \\times that of MOONCAKE",
-            HIGHER[BASELINES[2].name],
-            chunked,
-            ".2f",
-            "vLLM with chunked prefill: here a chunk loses nothing but the weights that are read again",
-        ),
-        section.says(
-            "vLLM with chunked prefill sacrifices some prefill efficiency to maintain lower TBT during the decoding "
-            "stage, resulting in the longest prefill GPU times",
-            ", ".join(f"{name} {chunked[name]:.2f} against vLLM's {vllm[name]:.2f}" for name in names),
-            all(chunked[name] > max(vllm[name], prefix[name]) for name in names),
-            "times Mooncake's",
-        ),
-        *(
-            section.says(
-                "in the synthetic workload, where cache hotspots are more dispersed, the prefill GPU time of vLLM with "
-                "prefix caching is nearly equivalent to vLLM",
-                f"{prefix[name]:.2f} against {vllm[name]:.2f} times Mooncake's",
-                prefix[name] > 0.9 * vllm[name],
-                "a tenth less at most counts as nearly",
-            )
-            for name in names
-            if name == "synthetic"
-        ),
-    ]
+    compared(
+        "achieving reductions of 36%, 53%, and 64% for conversation, tool&agent, and synthetic workloads",
+        REDUCED,
+        saved,
+        ".0%",
+        "against vLLM; the trace of tool&agent is generated",
+    )
+    compared(
+        "Its prefill GPU time is 1.43 \\times and 1.40 \\times higher than MOONCAKE",
+        HIGHER[BASELINES[1].name],
+        prefix,
+        ".2f",
+        "vLLM with prefix caching; 2.59 for synthetic",
+    )
+    compared(
+        "which are 1.90 \\times , 2.68 \\times , and 3.33 \\times that of MOONCAKE",
+        HIGHER[BASELINES[2].name],
+        chunked,
+        ".2f",
+        "vLLM with chunked prefill: here a chunk loses nothing but the weights that are read again",
+    )
+    section.says(
+        "vLLM with chunked prefill sacrifices some prefill efficiency to maintain lower TBT during the decoding "
+        "stage, resulting in the longest prefill GPU times",
+        ", ".join(f"{name} {chunked[name]:.2f} against vLLM's {vllm[name]:.2f}" for name in names),
+        all(chunked[name] > max(vllm[name], prefix[name]) for name in names),
+        "times Mooncake's",
+    )
+    section.says(
+        "in the synthetic workload, where cache hotspots are more dispersed, the prefill GPU time of vLLM with "
+        "prefix caching is nearly equivalent to vLLM",
+        f"{prefix['synthetic']:.2f} against {vllm['synthetic']:.2f} times Mooncake's",
+        prefix["synthetic"] > 0.9 * vllm["synthetic"],
+        "a tenth less at most counts as nearly",
+    )
 
 
 # -- Fig. 11
@@ -246,30 +240,29 @@ def fig11(given: Given) -> Result:
         "mean, least and most of the second half of the run. Algorithm 1 as it is printed.",
         MODEL_NOTE,
     ]
-    return table.result("Mooncake Fig. 11: replicas", panels, _fig11_claims(table.rows), notes)
+    _fig11_claims(table)
+    return table.result("Mooncake Fig. 11: replicas", panels, notes)
 
 
-def _fig11_claims(rows: Rows) -> list[Claim]:
+def _fig11_claims(table: Table) -> None:
     def mean(workload: str, rank: int) -> float:
-        found = column(rows, "mean", workload=workload, rank=rank)
+        found = column(table.rows, "mean", workload=workload, rank=rank)
         return found[0] if found else 0.0
 
-    hot = [str(row["workload"]) for row in rows if row["workload"] != "synthetic" and row["rank"] == RANKS[1]]
+    hot = [str(row["workload"]) for row in table.rows if row["workload"] != "synthetic" and row["rank"] == RANKS[1]]
     hundredth = {name: mean(name, RANKS[1]) for name in hot}
     synthetic = mean("synthetic", RANKS[1])
-    section = Section("§5.3.3")
-    return [
-        section.says(
-            "there are highly concentrated hot caches (e.g., the top 100 keys), which, after the system stabilizes, "
-            "have replicas on almost every instance in the prefill pool",
-            ", ".join(f"{name} {count:.1f}" for name, count in hundredth.items()),
-            all(count >= ALMOST * PREFILLS for count in hundredth.values()),
-            f"instances of {PREFILLS} with the key of rank 100; nine tenths count as almost every one",
-        ),
-        section.says(
-            "the synthetic workload has fewer shared prefix caches, resulting in fewer replicas",
-            f"{synthetic:.1f}",
-            synthetic < min(hundredth.values(), default=0.0),
-            "instances with the key of rank 100",
-        ),
-    ]
+    section = table.section("§5.3.3")
+    section.says(
+        "there are highly concentrated hot caches (e.g., the top 100 keys), which, after the system stabilizes, "
+        "have replicas on almost every instance in the prefill pool",
+        ", ".join(f"{name} {count:.1f}" for name, count in hundredth.items()),
+        all(count >= ALMOST * PREFILLS for count in hundredth.values()),
+        f"instances of {PREFILLS} with the key of rank 100; nine tenths count as almost every one",
+    )
+    section.says(
+        "the synthetic workload has fewer shared prefix caches, resulting in fewer replicas",
+        f"{synthetic:.1f}",
+        synthetic < min(hundredth.values(), default=0.0),
+        "instances with the key of rank 100",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, figure
 from pinyon_lab.figures.rows import close
 from pinyon_lab.papers.skywalker.runs import PAPER
 from pinyon_lab.pictures import Bars, Course, Courses, Panel
@@ -28,38 +28,36 @@ def fig3(given: Given) -> Result:
     for region, each in {**loads, "together": together}.items():
         table.add(region, max(each), min(each), variance(each), basis=Basis.CONSTRUCTION)
     lone = [variance(each) for each in loads.values()]
-    section, costs_section = (Section(f"§2.2, Fig. {each}", Basis.CONSTRUCTION) for each in ("3a", "3b"))
-    claims = [
-        section.says(
-            "Before aggregation, per-region load variance ranges from 2.88× to 32.64×",
-            f"{min(lone):.2f} to {max(lone):.2f}×",
-            True,
-            "put in",
-            printed="2.88 to 32.64×",
-        ),
-        section.says(
-            "after aggregation, the variance is reduced to 1.29×",
-            f"{variance(together):.2f}×",
-            abs(variance(together) - 1.29) < 0.02,
-            "put in: all regions peak at three in the afternoon, and who has how much is chosen so that this comes out",
-            printed="1.29×",
-        ),
-        costs_section.says(
-            "provisioning based on the peak aggregated global load can reduce costs by 40.5%",
-            f"{day.saved:.1%}",
-            close(day.saved, 0.405),
-            f"follows from the loads, which are put in: {FREE}; agrees within a fifth",
-            printed="40.5%",
-        ),
-        costs_section.says(
-            "this approach incurs 2.2× the cost",
-            f"{day.on_demand_ratio:.2f}×",
-            close(day.on_demand_ratio, 2.2),
-            f"follows from the loads, as above, and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); "
-            "agrees within a fifth",
-            printed="2.2×",
-        ),
-    ]
+    section, costs_section = (table.section(f"§2.2, Fig. {each}", Basis.CONSTRUCTION) for each in ("3a", "3b"))
+    section.says(
+        "Before aggregation, per-region load variance ranges from 2.88× to 32.64×",
+        f"{min(lone):.2f} to {max(lone):.2f}×",
+        True,
+        "put in",
+        printed="2.88 to 32.64×",
+    )
+    section.says(
+        "after aggregation, the variance is reduced to 1.29×",
+        f"{variance(together):.2f}×",
+        abs(variance(together) - 1.29) < 0.02,
+        "put in: all regions peak at three in the afternoon, and who has how much is chosen so that this comes out",
+        printed="1.29×",
+    )
+    costs_section.says(
+        "provisioning based on the peak aggregated global load can reduce costs by 40.5%",
+        f"{day.saved:.1%}",
+        close(day.saved, 0.405),
+        f"follows from the loads, which are put in: {FREE}; agrees within a fifth",
+        printed="40.5%",
+    )
+    costs_section.says(
+        "this approach incurs 2.2× the cost",
+        f"{day.on_demand_ratio:.2f}×",
+        close(day.on_demand_ratio, 2.2),
+        f"follows from the loads, as above, and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); "
+        "agrees within a fifth",
+        printed="2.2×",
+    )
     hours = [place * DAY_H / len(together) for place in range(len(together))]
     courses = [
         Course(name, list(zip(hours, each, strict=True)), dashed=name == "together")
@@ -80,4 +78,4 @@ def fig3(given: Given) -> Result:
         "By construction: one wave a day for each region, with the peak-to-trough ratios that are printed of the five "
         "(the three between them are ours). `pinyon simulate --regions` serves such a day."
     )
-    return table.result("SkyWalker Fig. 3", panels, claims, [note])
+    return table.result("SkyWalker Fig. 3", panels, [note])

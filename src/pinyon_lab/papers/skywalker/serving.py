@@ -287,4 +287,4 @@ def fig8(given: Given) -> Result:
     ]
     claims = [*_conversations(runs), *_reuse(runs), *_balance(runs), *_trees(runs), *_latencies(runs)]
     found = table(columns(workload="workload", system="system"), runs)
-    return found.result("SkyWalker Fig. 8", panels, claims, notes(given.quick, LOAD_NOTE))
+    return found.result("SkyWalker Fig. 8", panels, notes(given.quick, LOAD_NOTE), claims)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, columns, figure
 from pinyon_lab.figures.rows import bars, column
 from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, runs_of, within
 from pinyon_lab.pictures import Bars
@@ -89,8 +89,7 @@ def fig5(given: Given) -> Result:
         *(Column(key, key.replace("_", " "), ".1%", Basis.CONSTRUCTION) for key in keys),
         Column("ratio", "within/across users", ".2f", Basis.CONSTRUCTION),
     )
-    claims: list[Claim] = []
-    section = Section("§3.2, Fig. 5a", Basis.CONSTRUCTION)
+    section = table.section("§3.2, Fig. 5a", Basis.CONSTRUCTION)
     for workload, name, printed in PRINTED5:
         given.tell(f"{name}: pairs of requests")
         by_region = sources(workload, REGIONS, Random(f"{SEED} {workload}"))
@@ -101,25 +100,21 @@ def fig5(given: Given) -> Result:
         found = similarities(programs, BLOCK_TOKENS, TEMPLATE_TOKENS, Random(SEED))
         ratio = found.within_user / found.across_users
         table.add(name, *found, ratio, basis=Basis.CONSTRUCTION)
-        claims.append(
-            section.says(
-                f"{printed:.2f}× for {name}",
-                f"{ratio:.2f}×",
-                abs(ratio - printed) < printed / 5,
-                "within users by across users. Put in: openings that users, regions and everybody have in common. "
-                "Agrees within a fifth",
-                printed=f"{printed:.2f}×",
-            )
+        section.says(
+            f"{printed:.2f}× for {name}",
+            f"{ratio:.2f}×",
+            abs(ratio - printed) < printed / 5,
+            "within users by across users. Put in: openings that users, regions and everybody have in common. "
+            "Agrees within a fifth",
+            printed=f"{printed:.2f}×",
         )
         if workload == "wildchat":
-            claims.append(
-                section.says(
-                    "requests across regions only have 2.5% prefix affinity",
-                    f"{found.across_regions:.1%}",
-                    abs(found.across_regions - FAR) < FAR / 2,
-                    "put in; agrees within a half",
-                    printed="2.5%",
-                )
+            section.says(
+                "requests across regions only have 2.5% prefix affinity",
+                f"{found.across_regions:.1%}",
+                abs(found.across_regions - FAR) < FAR / 2,
+                "put in; agrees within a half",
+                printed="2.5%",
             )
     values = {key.replace("_", " "): column(table.rows, key) for key in keys}
     panel = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
@@ -127,7 +122,7 @@ def fig5(given: Given) -> Result:
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
         "all have. The heat map of Fig. 5b shows the same by user."
     )
-    return table.result("SkyWalker Fig. 5", [panel], claims, [LENGTHS_NOTE, note])
+    return table.result("SkyWalker Fig. 5", [panel], [LENGTHS_NOTE, note])
 
 
 # -- Fig. 6
@@ -165,30 +160,25 @@ def fig6(given: Given) -> Result:
         *(Column(system.name, system.name, ".1%", Basis.MODELLED) for system in SYSTEMS6),
         *columns(Basis.MODELLED, gap=("optimum − ch", ".1%"), used=("KV used", ".0%")),
     )
-    claims = []
     for workload, said, printed, _ in PRINTED6:
         gap = hits[workload, OPTIMUM] - hits[workload, CH]
         here = (hits[workload, system.name] for system in SYSTEMS6)
         table.add(workload, *here, gap, runs[workload, CH].used)
-        claims.append(
-            Section("§3.2, Fig. 6").says(
-                said,
-                f"{gap:.1%}",
-                within([gap], printed, printed),
-                "in points, as we read it; agrees within a fifth, the order if the optimum has more by two points: "
-                f"neither workloads nor replicas of this figure are printed{WHY.get(workload, '')}",
-                printed=f"{printed:.2%}",
-                order=gap > 0.02,
-            )
+        table.section("§3.2, Fig. 6").says(
+            said,
+            f"{gap:.1%}",
+            within([gap], printed, printed),
+            "in points, as we read it; agrees within a fifth, the order if the optimum has more by two points: "
+            f"neither workloads nor replicas of this figure are printed{WHY.get(workload, '')}",
+            printed=f"{printed:.2%}",
+            order=gap > 0.02,
         )
     nearer = {workload: (hits[workload, TREE], hits[workload, CH]) for workload, *_ in PRINTED6}
-    claims.append(
-        Section("§3.2").says(
-            "With that, we observe SkyWalker more closely approaches the performance of an optimal solution",
-            ", ".join(f"{name}: {tree:.1%} against {ring:.1%} of CH" for name, (tree, ring) in nearer.items()),
-            all(tree > ring for tree, ring in nearer.values()),
-            "CH pushes blindly, the others by pending requests",
-        )
+    table.section("§3.2").says(
+        "With that, we observe SkyWalker more closely approaches the performance of an optimal solution",
+        ", ".join(f"{name}: {tree:.1%} against {ring:.1%} of CH" for name, (tree, ring) in nearer.items()),
+        all(tree > ring for tree, ring in nearer.values()),
+        "CH pushes blindly, the others by pending requests",
     )
     note = (
         "The optimum looks into all caches and takes who holds most of the prompt, then the least busy. The workloads "
@@ -198,4 +188,4 @@ def fig6(given: Given) -> Result:
         "any of the 150."
     )
     panel = bars("KV cache hits", "of prompt tokens", hits)
-    return table.result("SkyWalker Fig. 6", [panel], claims, [MODEL_NOTE, note])
+    return table.result("SkyWalker Fig. 6", [panel], [MODEL_NOTE, note])

@@ -85,7 +85,7 @@ def fig28(given: Given) -> Result:
         *TESTBED_NOTES,
     ]
     title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(part)}"
-    return table.result(title, _panels(table.rows), claims(table.rows), notes)
+    return table.result(title, _panels(table.rows), notes, claims(table.rows))
 
 
 def _of(rows: Rows, policy: str) -> Row:

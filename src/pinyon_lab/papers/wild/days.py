@@ -160,7 +160,7 @@ def fig29(given: Given) -> Result:
         table.add(*(row.get(column.key) for column in table.columns), basis=rests_on)
     mark = f" ({rests_on})" if workload.generated else ""
     title = f"KVCache in the wild Fig. 29: reuse on {count} days{mark}"
-    return table.result(title, _panels(days, hits), _claims(reuse, hits, rests_on), _notes(count, capacity))
+    return table.result(title, _panels(days, hits), _notes(count, capacity), _claims(reuse, hits, rests_on))
 
 
 def _reuse(days: Sequence[_Day]) -> list[dict[str, Value]]:

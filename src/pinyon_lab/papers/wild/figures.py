@@ -159,7 +159,7 @@ def _by_ratio(model: Served, given: Given) -> Result:
         *TESTBED_NOTES,
     ]
     title = f"Hit ratio over capacity: {model.name}, {model.gpus} × A800-80GB"
-    return table.result(title, panels, claims(table.rows), notes)
+    return table.result(title, panels, notes, claims(table.rows))
 
 
 def _add_rows(table: Table, model: Served, workload: Workload, tell: Tell) -> Rows:
@@ -252,7 +252,7 @@ def qttft(given: Given) -> Result:
         panels.append(
             Bars(f"{name}, CPU cache 1 × HBM", "mean QTTFT, s", [str(row["model"]) for row in rows], values, ".1f")
         )
-    return table.result("Queued TTFT by eviction policy", panels, [_claim(table.rows)], notes)
+    return table.result("Queued TTFT by eviction policy", panels, notes, [_claim(table.rows)])
 
 
 def _claim(rows: Rows) -> Claim:
