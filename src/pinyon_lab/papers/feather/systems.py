@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pinyon.batching.feather_settings import GROUPED
 from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, columns, figure
-from pinyon_lab.figures.rows import close, number
+from pinyon_lab.figures.rows import by, close, number
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, drawn, numbers, table_of, told
 from pinyon_lab.papers.feather.runs import (
@@ -58,7 +58,7 @@ def table3_1(given: Given) -> Result:
         shown, more = (numbers(run, part) for part in (SERVED[:3], SERVED[3:]))
         found.add(policy, name, paper_s, paper_s - scheduling_s, run.seconds, *shown.values(), **more)
     rows = found.rows
-    seconds = {str(row["policy"]): number(row, "seconds") for row in rows}
+    seconds = by(rows, "policy", "seconds")
     fcfs, oracle = seconds[label(FCFS)], seconds[label("oracle")]
     printed, pat = 229.36 / 105.43, 229.36 / (316.45 - 91.72)
     section = found.section("§3.4, Experiment 9")

@@ -184,28 +184,20 @@ ALMOST = 0.9
 """Our choice: the share of the instances that counts as "almost every" one."""
 
 
-class _Replicas:
-    """The number of prefill instances that hold each key, sampled every 30 s of the virtual clock."""
+def _replicas(cluster: Cluster, until_s: float) -> list[tuple[float, Counter[BlockKey]]]:
+    """Returns samples that a run will take every 30 s: the number of prefill instances that hold each key."""
+    samples: list[tuple[float, Counter[BlockKey]]] = []
 
-    def __init__(self, cluster: Cluster, until_s: float) -> None:
-        self._cluster = cluster
-        self.samples: list[tuple[float, Counter[BlockKey]]] = []
-        for sample in range(1, int(until_s / SAMPLE_S) + 1):
-            cluster.time.at(sample * SAMPLE_S, self._look)
-
-    def _look(self) -> None:
+    def look() -> None:
         held: Counter[BlockKey] = Counter()
-        for engine in self._cluster.members.engines.values():
+        for engine in cluster.members.engines.values():
             if engine.state.info.role.prefills:
                 held.update(engine.pool.keys())
-        self.samples.append((self._cluster.time.now_s, held))
+        samples.append((cluster.time.now_s, held))
 
-    def ranked(self) -> list[BlockKey]:
-        """Returns the 10,000 keys with the highest counts over all samples, highest first."""
-        total: Counter[BlockKey] = Counter()
-        for _, held in self.samples:
-            total.update(held)
-        return [key for key, _ in total.most_common(RANKS[-1])]
+    for sample in range(1, int(until_s / SAMPLE_S) + 1):
+        cluster.time.at(sample * SAMPLE_S, look)
+    return samples
 
 
 @figure("mooncake-fig11", PAPER, "§5.3.3, Fig. 11", "replicas of hot blocks", *TRACES)
@@ -221,17 +213,19 @@ def fig11(given: Given) -> Result:
         cluster = System("", split(PREFILLS), "algorithm1", LOCAL).cluster(workload.block_tokens)
         if arrivals[-1].time_s < SAMPLE_S:
             raise InvalidArgument(f"{workload.name} is over before the first look, after {SAMPLE_S:g} s", field="trace")
-        replicas = _Replicas(cluster, arrivals[-1].time_s)
+        samples = _replicas(cluster, arrivals[-1].time_s)
         cluster.run(arrivals)
-        ranked = replicas.ranked()
-        half = len(replicas.samples) // 2
+        total: Counter[BlockKey] = Counter()
+        for _, held in samples:
+            total.update(held)
+        ranked = total.most_common(RANKS[-1])
         curves = []
         for rank in RANKS:
             if rank > len(ranked):
                 continue
-            counts = [(at, held[ranked[rank - 1]]) for at, held in replicas.samples]
+            counts = [(at, held[ranked[rank - 1][0]]) for at, held in samples]
             curves.append(Course(f"{rank:,}th", counts, dashed=rank > RANKS[1]))
-            later = [count for _, count in counts[half:]]
+            later = [count for _, count in counts[len(counts) // 2 :]]
             mean = sum(later) / max(1, len(later))
             table.add(workload.name, rank, mean, min(later, default=0), max(later, default=0), basis=basis(workload))
         panels.append(Courses(shown(workload), "time, s", "replicas", curves, form=".1f"))
