@@ -16,9 +16,7 @@ from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
 from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
-from pinyon_lab.papers.wild.ablation import LIFE_S, LIVES_S, HeadFirst
-from pinyon_lab.papers.wild.ablation import claims as ablation_claims
-from pinyon_lab.papers.wild.figures import BASELINES, claims
+from pinyon_lab.papers.wild.figures import BASELINES, LIFE_S, LIVES_S, HeadFirst, ablation_claims, claims
 from pinyon_lab.policies.eviction import Lfu
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS
