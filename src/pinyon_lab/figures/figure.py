@@ -100,6 +100,14 @@ class Claim:
         return "agrees in part" if self.printed is None else "order agrees, outside the range"
 
 
+class Compared(NamedTuple):
+    """Our number and the printed one as text, and whether they agree."""
+
+    ours: str
+    agrees: bool
+    printed: str
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A section of a paper, and the basis of our numbers beside it where no other basis is named."""
@@ -124,6 +132,11 @@ class Section:
         if self.claims is not None:
             self.claims.append(claim)
         return claim
+
+    def finds(
+        self, said: str, compared: Compared, why: str = "", *, order: bool = False, basis: Basis | None = None
+    ) -> Claim:
+        return self.says(said, compared.ours, compared.agrees, why, printed=compared.printed, order=order, basis=basis)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Row, Rows, Tell, Value
+from pinyon_lab.figures.figure import Basis, Compared, Row, Rows, Tell, Value
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course
 
@@ -93,6 +93,11 @@ def claimed(*rows: Row) -> Basis:
 def close(ours: float, printed: float) -> bool:
     """Returns whether our number is within a fifth of the printed one: our own bound, as the papers give no error."""
     return abs(ours - printed) <= printed / 5
+
+
+def near(ours: float, printed: float, form: str = "{:.2f}×", text: str = "") -> Compared:
+    """Compares our number with a printed one, both in ``form`` if the paper's ``text`` is not another."""
+    return Compared(form.format(ours), close(ours, printed), text or form.format(printed))
 
 
 def up_to(values: Sequence[float], form: str) -> str:

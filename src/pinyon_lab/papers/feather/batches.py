@@ -7,7 +7,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, figure
-from pinyon_lab.figures.rows import bars, cells, close, column, number
+from pinyon_lab.figures.rows import bars, cells, column, near, number
 from pinyon_lab.papers.feather.runs import (
     CHAPTER_3_NOTE,
     MAX_BATCH,
@@ -75,14 +75,12 @@ def fig3_2(given: Given) -> Result:
     same, mixed = (rates[0], rates[-1]), rates[1:-1]
     drop, read = min(same) / rates[1], reads[1] / reads[0]
     section = table.section("§3.2, Experiment 1", Basis.CONSTRUCTION)
-    section.says(
+    section.finds(
         "even a single request from the other prefix group (e.g., $f = 0.002$ ) causes throughput to drop by "
         "nearly $2\\times$",
-        f"{drop:.2f}×",
-        close(drop, 2.0),
+        near(drop, 2.0, text="nearly 2×"),
         "the gain was put in, between what Experiments 1 and 2 print; that one request takes all of it is the "
         "formula's; agrees within a fifth",
-        printed="nearly 2×",
     )
     section.says(
         "the throughput is highest for fully homogeneous batches",

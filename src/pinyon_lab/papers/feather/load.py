@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, Tell, Value, columns, figure
-from pinyon_lab.figures.rows import bars, by, cell, cells, close
+from pinyon_lab.figures.rows import bars, by, cell, cells, near
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MACHINE,
@@ -122,14 +122,12 @@ def fig5_1(given: Given) -> Result:
     batch = ratios(table, key="batch")
     tbt = {policy: value(table, most, policy, "tbt_ms") for policy in ALL}
     section = table.section("§5.2.1")
-    section.says(
+    section.finds(
         "At 100 req/s, FEATHER achieves roughly $4\\times$ the throughput of vLLM (FCFS)",
-        f"{gains[most]:.2f}×",
-        close(gains[most], 4.0),
+        near(gains[most], 4.0, text="4×"),
         f"the gain that §3.2 prints leaves no more than {bound:.2f}× here, for batches of 500 requests on one "
         "prefix; §3.2's nearly 2× is of prefixes twice as long, where there is more to gain. The rest: who is "
         "admitted are 500 of five prefixes, in batches of 100 that read the weights once each",
-        printed="4×",
     )
     section.says(
         "FEATHER (on vLLM) consistently outperforms all baselines at every request rate",
@@ -186,16 +184,14 @@ def fig5_2(given: Given) -> Result:
     fcfs = {groups: value(table, str(groups), FCFS) for groups in GROUPS}
     own = [value(table, str(groups), FEATHER) for groups in GROUPS]
     section = table.section("§5.2.2")
-    section.says(
+    section.finds(
         "At 100 prefix groups, FEATHER achieves $10\\times$ higher throughput than vLLM (FCFS)",
-        f"{gains['100']:.2f}×",
-        close(gains["100"], 10.0),
+        near(gains["100"], 10.0, text="10×"),
         f"fcfs computes {value(table, '100', FCFS, 'computed'):.0%} of all prompt tokens, feather "
         f"{value(table, '100', FEATHER, 'computed'):.0%}: evictions are avoided. What bounds the rest is that "
         "1,000 requests are ten of each "
         "prefix, and batches of ten read the weights for little. With 500 requests of a prefix in a batch "
         f"it would be {bound:.1f}×",
-        printed="10×",
     )
     section.says(
         "This leads to a sharp throughput drop for vLLM (FCFS), even when increasing from 1 to 2 prefix groups",
@@ -256,13 +252,11 @@ def fig5_3(given: Given) -> Result:
         gains["200"] > max(1.2, gains["50"]),
         "feather over fcfs; agrees if by a fifth at 200 tokens, and by more than at 50",
     )
-    section.says(
+    section.finds(
         "reaching $\\sim 3800$ toks/s at 200 tokens—over $3\\times$ higher than SGLang policies",
-        f"{value(table, '200', FEATHER):,.0f} tokens/s",
-        close(value(table, "200", FEATHER), 3800.0),
+        near(value(table, "200", FEATHER), 3800.0, "{:,.0f} tokens/s", "3800 toks/s"),
         f"{value(table, '200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
         f"would have {apart(Load()):,.0f}",
-        printed="3800 toks/s",
     )
     section.says(
         "Together, these effects drive the steady increase in FEATHER's batch size and throughput",
@@ -387,13 +381,11 @@ def fig5_7(given: Given) -> Result:
     tbt = {groups: value(table, str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
     own = [value(table, at, FEATHER) for at in loads]
     section = table.section("§5.2.6")
-    section.says(
+    section.finds(
         "At 100 prefix groups, it achieves up to $22\\times$ higher throughput than FCFS",
-        f"{gains['100']:.2f}×",
-        close(gains["100"], 22.0),
+        near(gains["100"], 22.0, text="22×"),
         "1,000 requests are ten of each prefix: even those that wait together are a batch of ten, for which a "
         "prefix of 5,000 tokens is computed",
-        printed="22×",
     )
     section.says(
         "there is a sharp drop in throughput when moving from 1 to 2 prefix groups, accompanied by an increase in TBT",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pinyon.batching.feather_settings import GROUPED
 from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, columns, figure
-from pinyon_lab.figures.rows import by, close, number
+from pinyon_lab.figures.rows import by, near, number
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, drawn, numbers, table_of, told
 from pinyon_lab.papers.feather.runs import (
@@ -70,22 +70,18 @@ def table3_1(given: Given) -> Result:
         "CPU time of decisions is left out here, and counts in the paper's: without it, 2.68× and 2.23×",
         printed="DFS-W 1.29×, LPM 1.54×",
     )
-    section.says(
+    section.finds(
         "vLLM User IDs 105.43 0.03 (0.03%) 948.54",
-        f"{fcfs / oracle:.2f}×",
-        close(fcfs / oracle, printed),
+        near(fcfs / oracle, printed),
         "vLLM FCFS over User IDs, execution time; agrees within a fifth. What is compared is what is left when "
         "decisions cost nothing",
-        printed=f"{printed:.2f}×",
     )
-    section.says(
+    section.finds(
         "PAT (vLLM Block Table) 316.45 91.72 (29.0%) 316.63",
-        f"{fcfs / seconds[PAT]:.2f}×",
-        close(fcfs / seconds[PAT], pat),
+        near(fcfs / seconds[PAT], pat),
         "vLLM FCFS over PAT, execution time less batch time; agrees within a fifth. A kernel that reads for each "
         "group what all of it share gains here what was put in for a whole batch; the paper's gained nothing on "
         "this GPU (§5.2.8 has it on the A100, which it is made for)",
-        printed=f"{pat:.2f}×",
     )
     bars = Bars(
         "prefixes of 10,000 tokens",

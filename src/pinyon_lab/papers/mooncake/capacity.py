@@ -11,7 +11,21 @@ from functools import partial
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.figures.figure import Basis, Column, Figure, Given, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import bars, basis, by, cell, cells, close, column, number, points, shown, those, up_to
+from pinyon_lab.figures.rows import (
+    bars,
+    basis,
+    by,
+    cell,
+    cells,
+    close,
+    column,
+    near,
+    number,
+    points,
+    shown,
+    those,
+    up_to,
+)
 from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, mixed, reused, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
@@ -130,12 +144,10 @@ def _of_toolagent(table: Table, rate: float) -> None:
         _at(table.rows, VLLM_PREFIX, 0.2, rate) - _at(table.rows, each, 0.2, rate) for each in (VLLM, VLLM_CHUNKED)
     ]
     section = table.section("§5.2.2", Basis.CONSTRUCTION)
-    section.says(
+    section.finds(
         "enhances effective caching capacity by 42% compared to vLLM with prefix caching under the 200 ms threshold",
-        f"{gain:.0%}",
-        close(gain, 0.42),
+        near(gain, 0.42, "{:.0%}"),
         f"{_where(rate)}; the trace is generated, and the node modelled",
-        printed="42%",
     )
     section.says(
         "vLLM and vLLM with chunked prefill experience more severe disruptions in decoding due to longer prefill "
@@ -151,12 +163,10 @@ def _of_synthetic(table: Table, rate: float) -> None:
     mooncake, slow = _best(table.rows, 0.1, rate), cell(table.rows, "slow", system=VLLM.name, rate=rate)
     others = [abs(_at(table.rows, VLLM, 0.2, rate) - _at(table.rows, each, 0.2, rate)) for each in BASELINES[1:]]
     section = table.section("§5.2.2")
-    section.says(
+    section.finds(
         "Compared to vLLM, MOONCAKE increases effective request capacity by 40% under the 200 ms threshold",
-        f"{gain:.0%}",
-        close(gain, 0.4),
+        near(gain, 0.4, "{:.0%}"),
         _where(rate),
-        printed="40%",
     )
     section.says(
         "most requests processed by MOONCAKE maintain a TBT within 100 ms",
@@ -164,13 +174,7 @@ def _of_synthetic(table: Table, rate: float) -> None:
         mooncake > 0.5,
         f"effective, {_where(rate)}",
     )
-    section.says(
-        "about 20% of requests handled by vLLM exceed 300 ms",
-        f"{slow:.1%}",
-        close(slow, 0.2),
-        _where(rate),
-        printed="20%",
-    )
+    section.finds("about 20% of requests handled by vLLM exceed 300 ms", near(slow, 0.2, "{:.1%}", "20%"), _where(rate))
     section.says(
         "The performance of systems with prefix caching and chunked prefill is similar to vLLM",
         ", ".join(f"{each:.1%}" for each in others),

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Basis, Column, Given, Table, Tell, columns
-from pinyon_lab.figures.rows import bars
+from pinyon_lab.figures.figure import Basis, Column, Compared, Given, Table, Tell, columns
+from pinyon_lab.figures.rows import bars, up_to
 from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
@@ -126,6 +126,20 @@ def tokens(each: Measured) -> float:
 def within(values: Sequence[float], low: float, high: float) -> bool:
     """Returns whether all values are in the printed range, a fifth more or less."""
     return all(low / 1.2 <= value <= high * 1.2 for value in values)
+
+
+def ranged(
+    values: Sequence[float],
+    low: float,
+    high: float,
+    form: str = ".2f",
+    agrees: Callable[[Sequence[float], float, float], bool] = within,
+) -> Compared:
+    """Compares values, ratios or in ``form`` percent, with the printed range."""
+    scale, unit = (100, "%") if form.endswith("%") else (1, "×")
+    printed = dict.fromkeys(f"{scale * each:g}" for each in (low, high))
+    ours = up_to(values, form) if unit == "%" else f"{up_to(values, form)}×"
+    return Compared(ours, agrees(values, low, high), f"{' to '.join(printed)}{unit}")
 
 
 def gained(ratios: Sequence[float], low: float, high: float) -> bool:

@@ -31,7 +31,7 @@ from pinyon_lab.figures.figure import (
     columns,
     figure,
 )
-from pinyon_lab.figures.rows import basis, claimed, close, column, counting, number, points, share, shown, those
+from pinyon_lab.figures.rows import basis, claimed, column, counting, near, number, points, share, shown, those
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Panel
@@ -360,22 +360,18 @@ def ablation_claims(rows: Rows) -> list[Claim]:
     best = max((_of(rows, choice) for choice in SWEEP), key=lambda row: number(row, "hit_ratio"))
     with_best = 100 * (number(best, "hit_ratio") - number(fitted, "hit_ratio"))
     return [
-        SECTION.says(
+        SECTION.finds(
             "using a distribution-based approach improves the hit rate by 1%",
-            f"{first:+.1f} points",
-            close(first, 1),
+            near(first, 1, "{:+.1f} points", "1 %"),
             f"① without ③ over gdfs, both with ②; {over_lru:+.1f} over lru. The text does not say over what, nor "
             "whether frequency, which ③ removes, is still in ① there",
-            printed="1 %",
             basis=claimed(gdfs, fitted),
         ),
-        SECTION.says(
+        SECTION.finds(
             "with the life regulator further increases the hit rate by 2.4 %",
-            f"{second:+.1f} points",
-            close(second, 2.4),
+            near(second, 2.4, "{:+.1f} points", "2.4 %"),
             f"③ with life {LIFE_S:g} s, the default; {with_best:+.1f} with the best one tried, "
             f"{SWEEP[str(best['policy'])]:g} s. The paper does not print its own",
-            printed="2.4 %",
             basis=claimed(fitted, whole),
         ),
     ]
