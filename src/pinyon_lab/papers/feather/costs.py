@@ -4,14 +4,17 @@ by the tokens in a chunk of it (Fig. 5.11), and how long a simulated server wait
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon_lab.figures.figure import Basis, Clock, Column, Given, Result, Table, Tell, columns, figure
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
+from pinyon_lab.figures.rows import bars, cells, courses
 from pinyon_lab.figures.tree_costs import ASKED, PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.load import FEATHER
 from pinyon_lab.papers.feather.runs import BLOCK, FCFS, MACHINE, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Server, served
-from pinyon_lab.pictures import Bars, Course, Courses
+from pinyon_lab.pictures import Bars, Courses
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 COSTS_NOTE = (
@@ -63,19 +66,17 @@ def fig5_9(given: Given) -> Result:
         Column("engine_ms", "engine, ms per round of oracle", ",.0f", Basis.MODELLED),
         Column("share", "of the engine's", ".2%", Basis.MODELLED),
     )
-    ms: dict[str, dict[int, float]] = {}
-    share: dict[str, dict[int, float]] = {}
-    for tokens in LENGTHS:
-        for name in (*CHOICES, *(each + BY_TOKENS for each in PER_TOKEN)):
-            given.tell(f"{name}, {tokens:,} tokens")
-            costs = tokens_round(name.removesuffix(BY_TOKENS), tokens, given.clock, by_tokens=name.endswith(BY_TOKENS))
-            ms.setdefault(name, {})[tokens] = 1e3 * costs.median_s
-            share.setdefault(name, {})[tokens] = costs.of_engine_time
-            table.add(tokens, name, 1e3 * costs.median_s, 1e3 * costs.engine_s, costs.of_engine_time)
-    most = max(LENGTHS)
-    over = {name: ms[name + BY_TOKENS][most] / ms["feather"][most] for name in PER_TOKEN}
-    exceed = max(share[name + BY_TOKENS][most] for name in PER_TOKEN)
-    grown = {name: ms[name][most] / ms[name][LENGTHS[0]] for name in ("feather", *(n + BY_TOKENS for n in PER_TOKEN))}
+    slow = [name + BY_TOKENS for name in PER_TOKEN]
+    for tokens, name in product(LENGTHS, (*CHOICES, *slow)):
+        given.tell(f"{name}, {tokens:,} tokens")
+        costs = tokens_round(name.removesuffix(BY_TOKENS), tokens, given.clock, by_tokens=name.endswith(BY_TOKENS))
+        table.add(tokens, name, 1e3 * costs.median_s, 1e3 * costs.engine_s, costs.of_engine_time)
+    ms, share = (cells(table.rows, "policy", "tokens", key) for key in ("cpu_ms", "share"))
+    least, most = LENGTHS[0], max(LENGTHS)
+    over = {name: ms[name + BY_TOKENS, most] / ms["feather", most] for name in PER_TOKEN}
+    exceed = max(share[name, most] for name in slow)
+    grown = {name: ms[name, most] / ms[name, least] for name in ("feather", *slow)}
+    own, oracle = ({tokens: share[name, tokens] for tokens in LENGTHS} for name in ("feather", "oracle"))
     section = table.section("§5.3.1")
     section.says(
         "At 20K tokens, LPM and DFS-W incur roughly $1,000\\times$ higher overhead than FEATHER",
@@ -95,8 +96,8 @@ def fig5_9(given: Given) -> Result:
     )
     section.says(
         "FEATHER remains below 1% of GPU execution time across the entire range",
-        ", ".join(f"{tokens:,}: {each:.2%}" for tokens, each in share["feather"].items()),
-        max(share["feather"].values()) < 0.01,
+        ", ".join(f"{tokens:,}: {each:.2%}" for tokens, each in own.items()),
+        max(own.values()) < 0.01,
         "the engine's time is modelled; compiled it is half of what Python takes",
         printed="1 %",
     )
@@ -105,23 +106,20 @@ def fig5_9(given: Given) -> Result:
         "increases due to deeper radix-tree traversals and larger key comparisons. However, their growth rates "
         "diverge significantly",
         _told(grown, ".1f", "×"),
-        min(grown.values()) > 1 and min(grown[n + BY_TOKENS] for n in PER_TOKEN) > 2 * grown["feather"],
-        f"at {most:,} tokens, over {LENGTHS[0]:,}; agrees if all grow, and SGLang's twice as much as feather's",
+        min(grown.values()) > 1 and min(grown[name] for name in slow) > 2 * grown["feather"],
+        f"at {most:,} tokens, over {least:,}; agrees if all grow, and SGLang's twice as much as feather's",
         basis=Basis.MEASURED,
     )
     section.says(
         "effectively zero scheduling cost while preserving locality",
-        f"{max(share['oracle'].values()):.3%} of the engine's time at most",
-        max(share["oracle"].values()) < 0.01,
+        f"{max(oracle.values()):.3%} of the engine's time at most",
+        max(oracle.values()) < 0.01,
         "of the oracle; agrees if below 1 %",
     )
-    courses = Courses(
-        f"{REQUESTS} requests run, as many wait",
-        "tokens of the prefix",
-        "CPU, share of the engine's time",
-        [Course(name, [*each.items()], dashed=not name.endswith(BY_TOKENS)) for name, each in share.items()],
-    )
-    return table.result("FEATHER Fig. 5.9: CPU overhead", [courses], [COSTS_NOTE])
+    curves = [replace(each, dashed=each.label not in slow) for each in courses(share)]
+    title, y_label = f"{REQUESTS} requests run, as many wait", "CPU, share of the engine's time"
+    panel = Courses(title, "tokens of the prefix", y_label, curves)
+    return table.result("FEATHER Fig. 5.9: CPU overhead", [panel], [COSTS_NOTE])
 
 
 def _told(found: Mapping[str, float], form: str, unit: str) -> str:
@@ -186,14 +184,14 @@ def table5_1(given: Given) -> Result:
         ours["find"] <= min(ours.values()),
         "five times for each that enters, of which four are known already",
     )
-    bars = Bars(
+    panel = Bars(
         f"{TREE.requests:,} requests of {TREE.tokens:,} tokens",
         "mean, µs",
         list(NAMES.values()),
         {"paper": [PRINTED_US[key] for key in NAMES], "ours": [ours[key] for key in NAMES]},
         form=".1f",
     )
-    return table.result("FEATHER Table 5.1: tree operations", [bars], [COSTS_NOTE])
+    return table.result("FEATHER Table 5.1: tree operations", [panel], [COSTS_NOTE])
 
 
 # -- Fig. 5.11
@@ -220,22 +218,15 @@ def fig5_11(given: Given) -> Result:
         Column("cpu_us", "CPU of the tree, µs per request", ",.0f", Basis.MEASURED),
         Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
     )
-    cpu: dict[tuple[int, int], float] = {}
-    rate: dict[tuple[int, int], float] = {}
-    for tokens in PREFIXES:
-        for chunk in CHUNKS:
-            given.tell(f"{tokens:,} tokens, chunks of {chunk}")
-            costs = tree_costs(TreeLoad(CHUNK_REQUESTS, tokens + OWN, OWN, chunk), SEED, 1, given.clock)
-            calls = {"insert": 1, "add": 1, "finish": 1, "find": ASKED}
-            cpu[tokens, chunk] = sum(count * costs[operation].mean_us for operation, count in calls.items())
-            server = Server(
-                FEATHER,
-                chunk_blocks=max(1, chunk // BLOCK),
-                scheduling=SchedulingCost(ENTER * cpu[tokens, chunk] / 1e6),
-            )
-            run = served(Load(prefix_tokens=tokens), server, given.tell)
-            rate[tokens, chunk] = run.tokens_s
-            table.add(tokens, chunk, cpu[tokens, chunk], run.tokens_s)
+    for tokens, chunk in product(PREFIXES, CHUNKS):
+        given.tell(f"{tokens:,} tokens, chunks of {chunk}")
+        costs = tree_costs(TreeLoad(CHUNK_REQUESTS, tokens + OWN, OWN, chunk), SEED, 1, given.clock)
+        calls = {"insert": 1, "add": 1, "finish": 1, "find": ASKED}
+        cpu_us = sum(count * costs[operation].mean_us for operation, count in calls.items())
+        waited = SchedulingCost(ENTER * cpu_us / 1e6)
+        server = Server(FEATHER, chunk_blocks=max(1, chunk // BLOCK), scheduling=waited)
+        table.add(tokens, chunk, cpu_us, served(Load(prefix_tokens=tokens), server, given.tell).tokens_s)
+    cpu, rate = (cells(table.rows, "tokens", "chunk", key) for key in ("cpu_us", "tokens_s"))
     given.tell("a radix tree")
     most, largest = PREFIXES[-1], CHUNKS[-1]
     radix = tokens_round("lpm", most, given.clock, by_tokens=True)
@@ -282,13 +273,10 @@ def fig5_11(given: Given) -> Result:
         "of a radix tree that matches all that wait (`lpm`), by tokens, for each request that enters; agrees if by "
         "half",
     )
-    groups = [f"{tokens:,}" for tokens in PREFIXES]
-    taken, rates = (
-        {f"chunk {chunk}": [found[tokens, chunk] for tokens in PREFIXES] for chunk in CHUNKS} for found in (cpu, rate)
-    )
+    tokens_of, chunk_of = "{:,}".format, "chunk {}".format
     panels = [
-        Bars("the tree's work for a request", "CPU, µs", groups, taken, form=",.0f"),
-        Bars("a server with that", "tokens/s", groups, rates, form=",.0f"),
+        bars("the tree's work for a request", "CPU, µs", cpu, ",.0f", group=tokens_of, label=chunk_of),
+        bars("a server with that", "tokens/s", rate, ",.0f", group=tokens_of, label=chunk_of),
     ]
     notes = [CHUNKS_NOTE, SERVER_NOTE, SERVED_NOTE, COSTS_NOTE]
     return table.result("FEATHER Fig. 5.11: chunks", panels, notes)
