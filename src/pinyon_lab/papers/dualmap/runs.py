@@ -114,8 +114,10 @@ def _cv(loads: Sequence[int]) -> float:
 
 
 def _pending(cluster: Cluster, arrivals: Sequence[Arrival]) -> list[tuple[float, tuple[int, ...]]]:
-    """Returns the samples that a run will take of the prompt tokens that each instance has still to compute (Eq. 1),
-    every ten seconds from the first arrival that counts to the last one."""
+    """Returns samples that a run will take of the prompt tokens that each instance has still to compute (Eq. 1).
+
+    They are taken every ten seconds from the first arrival that counts to the last one.
+    """
     taken: list[tuple[float, tuple[int, ...]]] = []
 
     def take() -> None:

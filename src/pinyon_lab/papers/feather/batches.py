@@ -1,5 +1,8 @@
-"""FEATHER §3.2 and §3.3: the gain in decoding by a prefix that a whole batch shares: by share of requests, share of the
-prompt, groups, levels of a tree, prefix lengths with a small model, and batch sizes."""
+"""FEATHER §3.2 and §3.3: the gain in decoding by a prefix that a whole batch shares.
+
+It is shown by share of requests, share of the prompt, groups, levels of a tree, prefix lengths with a small model, and
+batch sizes.
+"""
 
 from __future__ import annotations
 

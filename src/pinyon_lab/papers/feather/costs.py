@@ -1,5 +1,8 @@
-"""FEATHER's scheduling on the CPU, measured by policy and length (Fig. 5.9), by operation of its tree (Table 5.1) and
-by the tokens in a chunk of it (Fig. 5.11), and how long a simulated server waits for it."""
+"""FEATHER's scheduling on the CPU, and how long a simulated server waits for it.
+
+It is measured by policy and length (Fig. 5.9), by operation of its tree (Table 5.1), and by the tokens in a chunk of
+the tree (Fig. 5.11).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""FEATHER §5.2.1 to §5.2.7: a server under load, by request rate, prefix groups, output tokens, prefix tokens, levels
-of prefix trees, and model; tables and pictures of such a server, with the same columns for each run."""
+"""FEATHER §5.2.1 to §5.2.7: a server under load, with the same columns for each run.
+
+What varies is the request rate, the prefix groups, output tokens, prefix tokens, levels of prefix trees, or the model.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Mooncake as a whole system: requests that four systems of 16 nodes serve in time (§5.2.2, Figs. 1, 6 and 7), and the
-split into prefill and decode nodes (§5.5, Fig. 15). Schedulers (§4.2, Fig. 5), GPU time of prefills (§5.2.3, Fig. 8),
-and replicas of blocks (§5.3.3, Fig. 11)."""
+"""Mooncake as a whole system: requests that four systems of 16 nodes serve in time (§5.2.2, Figs. 1, 6 and 7).
+
+Fig. 15 has the split into prefill and decode nodes (§5.5), Fig. 5 the schedulers (§4.2). Fig. 8 has the GPU time of
+prefills (§5.2.3), and Fig. 11 the replicas of blocks (§5.3.3).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""SkyWalker §5.1, Fig. 8: throughput and latencies of all systems on each workload. §3.3 and §5.2: when a load balancer
-pushes (Figs. 4b and 9), and to which region (Fig. 10)."""
+"""SkyWalker §5.1, Fig. 8: throughput and latencies of all systems on each workload.
+
+Figs. 4b and 9 (§3.3 and §5.2) show when a load balancer pushes, Fig. 10 to which region.
+"""
 
 from __future__ import annotations
 

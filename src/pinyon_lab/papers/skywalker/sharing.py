@@ -1,5 +1,7 @@
-"""SkyWalker §2.2 and §3.2: the load of five regions over a day, and the cost of serving it (Fig. 3), prefixes shared by
-users and regions (Fig. 5), and how consistent hashing reuses them (Fig. 6)."""
+"""SkyWalker §2.2: the load of five regions over a day, and the cost of serving it (Fig. 3).
+
+§3.2: prefixes shared by users and regions (Fig. 5), and how consistent hashing reuses them (Fig. 6).
+"""
 
 from __future__ import annotations
 

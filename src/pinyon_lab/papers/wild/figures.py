@@ -1,5 +1,7 @@
-"""Figs. 25 to 28 of "KVCache cache in the wild" (§4.3): hit ratio by size of the CPU cache, for three models, and
-queued TTFT: the gain by more hits where prompts wait. The gain by each technique of Table 2, Qwen2-7B, CPU cache = HBM.
+"""Figs. 25 to 28 of "KVCache cache in the wild" (§4.3): hit ratio by size of the CPU cache, for three models.
+
+Queued TTFT is the gain by more hits where prompts wait. Fig. 28 is the gain by each technique of Table 2, Qwen2-7B, CPU
+cache = HBM.
 
 ① fitted distributions, ② a prompt's head outlives its end, ③ the expected lifespan. §4.3 gives ② to all policies.
 """
