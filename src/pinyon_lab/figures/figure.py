@@ -63,15 +63,13 @@ class Table:
         keys = [column.key for column in self.columns]
         self.rows.append({**dict(zip(keys, values, strict=True)), **more})
 
-    def section(self, name: str, basis: Basis | None = None) -> Section:
+    def section(self, name: str, basis: Basis = Basis.MODELLED) -> Section:
         """Returns a section of the paper; what it says is added to the claims."""
-        return Section(name, basis or Basis.MODELLED, self.claims)
+        return Section(self.claims, name, basis)
 
-    def result(
-        self, title: str, panels: Sequence[Panel], notes: Sequence[str] = (), claims: Sequence[Claim] = ()
-    ) -> Result:
-        """Returns the result with a picture of that title; ``claims`` are further ones."""
-        return Result(self.columns, self.rows, [*self.claims, *claims], notes, Picture(title, panels))
+    def result(self, title: str, panels: Sequence[Panel], notes: Sequence[str] = ()) -> Result:
+        """Returns the result, with a picture of that title."""
+        return Result(self.columns, self.rows, self.claims, notes, Picture(title, panels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +110,10 @@ class Compared(NamedTuple):
 class Section:
     """A section of a paper, and the basis of our numbers beside it where no other basis is named."""
 
+    claims: list[Claim]
+    """The claims of a figure so far."""
     name: str
-    basis: Basis = Basis.MODELLED
-    claims: list[Claim] | None = None
-    """The claims of a figure so far, to which :meth:`says` adds."""
+    basis: Basis
 
     def says(
         self,
@@ -127,16 +125,15 @@ class Section:
         printed: Value = None,
         order: bool = False,
         basis: Basis | None = None,
-    ) -> Claim:
-        claim = Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order)
-        if self.claims is not None:
-            self.claims.append(claim)
-        return claim
+    ) -> None:
+        """Adds a claim, see :class:`Claim`."""
+        self.claims.append(Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order))
 
     def finds(
         self, said: str, compared: Compared, why: str = "", *, order: bool = False, basis: Basis | None = None
-    ) -> Claim:
-        return self.says(said, compared.ours, compared.agrees, why, printed=compared.printed, order=order, basis=basis)
+    ) -> None:
+        """Adds a claim about a number that the paper prints."""
+        self.says(said, compared.ours, compared.agrees, why, printed=compared.printed, order=order, basis=basis)
 
 
 @dataclass(frozen=True, slots=True)

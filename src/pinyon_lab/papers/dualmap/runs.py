@@ -208,16 +208,16 @@ def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ra
     return _summary(report(served, SLO_S, WARM_UP))
 
 
-def goodput(points: Sequence[tuple[float, float]], share: float = SHARE) -> float:
-    """Returns the rate at which attainment falls below ``share``, between ``points``, ``(rate, attainment)`` in order;
+def goodput(points: Sequence[tuple[float, float]]) -> float:
+    """Returns the rate at which attainment falls below ``SHARE``, between ``points``, ``(rate, attainment)`` in order;
     the last rate if it never does, 0 if the first is below already."""
     before: tuple[float, float] | None = None
     for rate, attainment in points:
-        if attainment < share:
+        if attainment < SHARE:
             if before is None:
                 return 0.0
             (low, above) = before
-            return low + (rate - low) * (above - share) / (above - attainment)
+            return low + (rate - low) * (above - SHARE) / (above - attainment)
         before = rate, attainment
     return points[-1][0]
 

@@ -36,6 +36,7 @@ REQUESTS = 1_000
 PASSED_OVER_S: Final = 3600
 """The longest that a request may be passed over: the paper's loop has no bound; ours is 10 s by default."""
 SAMPLE_S: Final = 5.0
+SEED: Final = 0
 WARM_S: Final = 100_000.0
 """The time between warm-up and what counts, and between successive batches: all requests have ended by then."""
 
@@ -216,10 +217,9 @@ class Load:
     """The number of requests; 0 means as many as all runs have."""
     levels: int = 1
     rates: tuple[tuple[float, float], ...] = ()
-    seed: int = 0
 
     def arrivals(self) -> list[Arrival]:
-        rng, made = Random(self.seed), Prompts()
+        rng, made = Random(SEED), Prompts()
         arrivals = []
         for number, time_s in enumerate(self._times(rng)):
             parts = [*self._prefix(number, rng), (f"own {number}", OWN_TOKENS)]

@@ -28,7 +28,7 @@ from pinyon_lab.figures.rows import (
     those,
     up_to,
 )
-from pinyon_lab.figures.serving import MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, mixed, reused, split
+from pinyon_lab.figures.serving import MIXED, MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, reused, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster import Cluster
@@ -55,9 +55,9 @@ MOONCAKE = [_mooncake(prefills, "Mooncake ") for prefills in (8, 10)]
 WHOLE = {"step_rule": StepRule.PREFILL_FIRST, "whole_tokens": 131_072}
 """vLLM's default: one step takes as many tokens of whole prompts as the longest context has, 128k."""
 CHUNKED = {"prefix_cache": False, "step_tokens": CHUNK_TOKENS, "chunk_tokens": CHUNK_TOKENS}
-VLLM = System("vLLM", mixed(), "least_loaded", {"prefix_cache": False, **WHOLE})
-VLLM_PREFIX = System("vLLM, prefix caching", mixed(), "least_loaded", WHOLE)
-VLLM_CHUNKED = System("vLLM, chunked prefill", mixed(), "least_loaded", CHUNKED)
+VLLM = System("vLLM", MIXED, "least_loaded", {"prefix_cache": False, **WHOLE})
+VLLM_PREFIX = System("vLLM, prefix caching", MIXED, "least_loaded", WHOLE)
+VLLM_CHUNKED = System("vLLM, chunked prefill", MIXED, "least_loaded", CHUNKED)
 BASELINES = [VLLM, VLLM_PREFIX, VLLM_CHUNKED]
 SHORT = ["8P+8D", "10P+6D", "vLLM", "prefix", "chunked"]
 """The labels in pictures: Mooncake's two splits, then the baselines."""

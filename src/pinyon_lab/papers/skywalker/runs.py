@@ -51,7 +51,6 @@ class Load:
     clients: tuple[tuple[str, int], ...]
     warm_s: float = 60.0
     until_s: float = 360.0
-    seed: int = SEED
 
     def quick(self) -> Load:
         """Returns the load with a seventh of its window."""
@@ -91,9 +90,9 @@ def _ran(load: Load, system: System) -> Ran:
     engine = load_profile(machine.engine)
     world = World(WorldSettings(dict(load.instances)), system, sglang_instance(machine), machine, engine)
     regions = [region for region, _ in load.clients]
-    by_region = sources(load.workload, regions, Random(f"{load.seed} {load.workload}"))
+    by_region = sources(load.workload, regions, Random(f"{SEED} {load.workload}"))
     for region, count in load.clients:
-        world.add_clients(region, by_region[region], Random(f"{load.seed} {region}"), count)
+        world.add_clients(region, by_region[region], Random(f"{SEED} {region}"), count)
     samples = Samples(world, load.warm_s)
     world.run(load.until_s)
     return Ran(measured(world, samples, load.warm_s, load.until_s), samples.used)

@@ -20,7 +20,6 @@ from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replay, replayed
 from pinyon_lab.figures.figure import (
     Basis,
-    Claim,
     Column,
     Figure,
     Given,
@@ -42,8 +41,6 @@ from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, Served
 
-SECTION = Section("§4.3")
-
 BASELINES = ("lru", "fifo", "lfu", "s3fifo")
 """The "standard policies" of §4.3; GDFS is in Fig. 28 only."""
 WORST, BEST = (8.1, 23.9), (1.5, 3.9)
@@ -54,8 +51,8 @@ CLOSE = 0.95
 """Our choice: this share of Belady's hits is "close to optimal"."""
 
 
-def claims(rows: Rows) -> list[Claim]:
-    """Returns the claims about rows by workload and ratio, in the order of the ratios.
+def add_claims(section: Section, rows: Rows) -> None:
+    """Adds the claims about rows by workload and ratio, in the order of the ratios.
 
     Most are about rows with a CPU cache. The printed ranges are of the three figures together, so the range of one must
     lie inside. Percentages are taken as points of hit ratio: those are in % themselves, and the steps of Fig. 28 add up
@@ -69,49 +66,53 @@ def claims(rows: Rows) -> list[Claim]:
     (alone,) = (row for row in b if not row["ratio"])
     of_belady = {policy: share(number(alone, policy), number(alone, "belady")) for policy in BASELINES}
     lfu = of_belady.pop("lfu")
-    return [
-        _gain(
-            "our policy WA achieves 8.1–23.9 % higher hit rate compared to other baselines", a_with_cpu, "worst", WORST
-        ),
-        _gain("it has a 1.5–3.9 % higher hit rate compared to the best of other baselines", a_with_cpu, "best", BEST),
-        SECTION.says(
-            "the effectiveness of WA decreases when the cache capacity increases",
-            f"{100 * over_best[0]:+.1f} to {100 * over_best[-1]:+.1f} points",
-            over_best[-1] < over_best[0],
-            "over the best baseline on trace A, at the least and at the largest CPU cache",
-            basis=claimed(*a),
-        ),
-        SECTION.says(
-            "WA is more effective on Trace A than Trace B",
-            f"{on_a:+.1f} on A, {on_b:+.1f} points on B",
-            on_a > on_b,
-            "over the best baseline, mean of the ratios",
-            basis=claimed(*a, *b),
-        ),
-        SECTION.says(
-            "our fitted exponential distribution-based policy essentially falls back to a normal LRU",
-            f"{100 * apart:.2f} points from LRU at most",
-            apart <= FALLS_BACK,
-            "on trace B, which has one category",
-            basis=claimed(*b),
-        ),
-        SECTION.says(
-            "GPU HBM is already close to optimal except for LFU",
-            f"{min(of_belady.values()):.1%} of Belady's hits at least, LFU {lfu:.1%}",
-            lfu < CLOSE <= min(of_belady.values()),
-            f'on trace B without a CPU cache; "close" taken as {CLOSE:.0%}',
-            basis=claimed(alone),
-        ),
-    ]
+    _gain(
+        section,
+        "our policy WA achieves 8.1–23.9 % higher hit rate compared to other baselines",
+        a_with_cpu,
+        "worst",
+        WORST,
+    )
+    _gain(
+        section, "it has a 1.5–3.9 % higher hit rate compared to the best of other baselines", a_with_cpu, "best", BEST
+    )
+    section.says(
+        "the effectiveness of WA decreases when the cache capacity increases",
+        f"{100 * over_best[0]:+.1f} to {100 * over_best[-1]:+.1f} points",
+        over_best[-1] < over_best[0],
+        "over the best baseline on trace A, at the least and at the largest CPU cache",
+        basis=claimed(*a),
+    )
+    section.says(
+        "WA is more effective on Trace A than Trace B",
+        f"{on_a:+.1f} on A, {on_b:+.1f} points on B",
+        on_a > on_b,
+        "over the best baseline, mean of the ratios",
+        basis=claimed(*a, *b),
+    )
+    section.says(
+        "our fitted exponential distribution-based policy essentially falls back to a normal LRU",
+        f"{100 * apart:.2f} points from LRU at most",
+        apart <= FALLS_BACK,
+        "on trace B, which has one category",
+        basis=claimed(*b),
+    )
+    section.says(
+        "GPU HBM is already close to optimal except for LFU",
+        f"{min(of_belady.values()):.1%} of Belady's hits at least, LFU {lfu:.1%}",
+        lfu < CLOSE <= min(of_belady.values()),
+        f'on trace B without a CPU cache; "close" taken as {CLOSE:.0%}',
+        basis=claimed(alone),
+    )
 
 
-def _gain(said: str, rows: Rows, which: str, printed: tuple[float, float]) -> Claim:
+def _gain(section: Section, said: str, rows: Rows, which: str, printed: tuple[float, float]) -> None:
     key = f"over_{which}"
     points = [100 * number(row, key) for row in rows]
     relative = [100 * share(number(row, key), number(row, "workload_aware") - number(row, key)) for row in rows]
     listed = ", ".join(f"{point:+.1f} ({row['ratio']:g})" for row, point in zip(rows, points, strict=True))
     low, high = printed
-    return SECTION.says(
+    section.says(
         said,
         f"{min(points):.1f} to {max(points):.1f} points",
         low <= round(min(points), 1) and round(max(points), 1) <= high,
@@ -169,7 +170,8 @@ def _by_ratio(model: Served, given: Given) -> Result:
         *TESTBED_NOTES,
     ]
     title = f"Hit ratio over capacity: {model.name}, {model.gpus} × A800-80GB"
-    return table.result(title, panels, notes, claims(table.rows))
+    add_claims(table.section("§4.3"), table.rows)
+    return table.result(title, panels, notes)
 
 
 def _add_rows(table: Table, model: Served, workload: Workload, tell: Tell) -> Rows:
@@ -262,14 +264,15 @@ def qttft(given: Given) -> Result:
         panels.append(
             Bars(f"{name}, CPU cache 1 × HBM", "mean QTTFT, s", [str(row["model"]) for row in rows], values, ".1f")
         )
-    return table.result("Queued TTFT by eviction policy", panels, notes, [_claim(table.rows)])
+    _claim(table.section("§4.3"), table.rows)
+    return table.result("Queued TTFT by eviction policy", panels, notes)
 
 
-def _claim(rows: Rows) -> Claim:
+def _claim(section: Section, rows: Rows) -> None:
     on_a = those(rows, workload="qwen-a")
     best, worst = (column(on_a, key) for key in ("to_best", "to_worst"))
     low, high = PRINTED
-    return SECTION.says(
+    section.says(
         "WA achieves 28.3–41.9% QT-TFT reduction thanks to the improved KV\\$ cache hit rate",
         f"{min(best):.1%} to {max(best):.1%} to the best, {min(worst):.1%} to {max(worst):.1%} to the worst baseline",
         min(worst) >= 0.8 * low and min(best) <= 1.2 * high,
@@ -347,36 +350,35 @@ def fig28(given: Given) -> Result:
         *TESTBED_NOTES,
     ]
     title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(part)}"
-    return table.result(title, _panels(table.rows), notes, ablation_claims(table.rows))
+    add_ablation_claims(table.section("§4.3"), table.rows)
+    return table.result(title, _panels(table.rows), notes)
 
 
 def _of(rows: Rows, policy: str) -> Row:
     return those(rows, policy=policy)[0]
 
 
-def ablation_claims(rows: Rows) -> list[Claim]:
+def add_ablation_claims(section: Section, rows: Rows) -> None:
     gdfs, lru, fitted, whole = (_of(rows, LABELS[each]) for each in ("gdfs", "lru", FITTED, WHOLE))
     first = 100 * number(fitted, "over_gdfs")
     over_lru = 100 * (number(fitted, "hit_ratio") - number(lru, "hit_ratio"))
     second = 100 * (number(whole, "hit_ratio") - number(fitted, "hit_ratio"))
     best = max((_of(rows, choice) for choice in SWEEP), key=lambda row: number(row, "hit_ratio"))
     with_best = 100 * (number(best, "hit_ratio") - number(fitted, "hit_ratio"))
-    return [
-        SECTION.finds(
-            "using a distribution-based approach improves the hit rate by 1%",
-            near(first, 1, "{:+.1f} points", "1 %"),
-            f"① without ③ over gdfs, both with ②; {over_lru:+.1f} over lru. The text does not say over what, nor "
-            "whether frequency, which ③ removes, is still in ① there",
-            basis=claimed(gdfs, fitted),
-        ),
-        SECTION.finds(
-            "with the life regulator further increases the hit rate by 2.4 %",
-            near(second, 2.4, "{:+.1f} points", "2.4 %"),
-            f"③ with life {LIFE_S:g} s, the default; {with_best:+.1f} with the best one tried, "
-            f"{SWEEP[str(best['policy'])]:g} s. The paper does not print its own",
-            basis=claimed(fitted, whole),
-        ),
-    ]
+    section.finds(
+        "using a distribution-based approach improves the hit rate by 1%",
+        near(first, 1, "{:+.1f} points", "1 %"),
+        f"① without ③ over gdfs, both with ②; {over_lru:+.1f} over lru. The text does not say over what, nor "
+        "whether frequency, which ③ removes, is still in ① there",
+        basis=claimed(gdfs, fitted),
+    )
+    section.finds(
+        "with the life regulator further increases the hit rate by 2.4 %",
+        near(second, 2.4, "{:+.1f} points", "2.4 %"),
+        f"③ with life {LIFE_S:g} s, the default; {with_best:+.1f} with the best one tried, "
+        f"{SWEEP[str(best['policy'])]:g} s. The paper does not print its own",
+        basis=claimed(fitted, whole),
+    )
 
 
 def _panels(rows: Rows) -> list[Panel]:
