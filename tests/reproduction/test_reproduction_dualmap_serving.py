@@ -37,7 +37,7 @@ def small() -> Iterator[None]:
         patch.setattr(dualmap.runs, "REQUESTS", {"conversation": 70, "toolagent": 70})
         patch.setattr(dualmap.runs, "SEEDS", 1)
         patch.setattr(dualmap.runs, "SAMPLE_S", 0.5)
-        for module in (dualmap.runs, dualmap.balance, dualmap.elastic):
+        for module in (dualmap.runs, dualmap.serving, dualmap.elastic):
             patch.setattr(module, "WARM_UP", 20)
         patch.setattr(dualmap.serving, "RATES", dict.fromkeys(dualmap.serving.RATES, (6.0, 20.0)))
         patch.setattr(dualmap.elastic, "SIZES", (8, 16))

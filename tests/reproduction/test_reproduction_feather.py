@@ -32,22 +32,20 @@ def ticking() -> Clock:
 def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feather.runs, "REQUESTS", usually(10, long=16))
-        for module in (feather.locality, feather.batches):
-            patch.setattr(module, "REQUESTS", usually(14, long=24))
-            patch.setattr(module, "OUTPUT_TOKENS", 10)
-        patch.setattr(feather.locality, "PREFIX", 1_000)
-        patch.setattr(feather.locality, "SHARES", (0.0, 0.1, 1.0))
-        patch.setattr(feather.locality, "FRACTIONS", (0.0, 0.5, 1.0))
-        patch.setattr(feather.locality, "GROUPS", (1, 2, 10, 20, 50, 100))
-        patch.setattr(feather.batches, "LENGTH", 1_000)
-        patch.setattr(feather.batches, "LENGTHS", (100, 1_000))
+        patch.setattr(feather.batches, "REQUESTS", usually(14, long=24))
+        patch.setattr(feather.batches, "OUTPUT_TOKENS", 10)
+        patch.setattr(feather.batches, "PREFIX", 1_000)
+        patch.setattr(feather.batches, "SHARES", (0.0, 0.1, 1.0))
+        patch.setattr(feather.batches, "FRACTIONS", (0.0, 0.5, 1.0))
+        patch.setattr(feather.batches, "GROUPS", (1, 2, 10, 20, 50, 100))
+        patch.setattr(feather.batches, "SMALL_PREFIXES", (100, 1_000))
         patch.setattr(feather.batches, "SIZES", (5, 20))
         patch.setattr(feather.batches, "EACH", 8)
         patch.setattr(feather.batches, "SPLITS", (1, 8, 16, 32))
         patch.setattr(feather.batches, "OUTPUTS", (1, 10))
         patch.setattr(feather.load, "RATES", (10, 100))
         patch.setattr(feather.systems, "OFFLINE_REQUESTS", usually(10, long=16))
-        patch.setattr(feather.sweeps, "MAX_BATCH", 16)
+        patch.setattr(feather.load, "MAX_BATCH", 16)
         patch.setattr(feather.load, "PREFIXES", (500, 1_000))
         patch.setattr(feather.learning, "CONVERGING_REQUESTS", usually(20, long=40))
         patch.setattr(feather.learning, "ALONE_REQUESTS", usually(15, long=30))
@@ -57,12 +55,12 @@ def small() -> Iterator[None]:
         patch.setattr(feather.costs, "REQUESTS", usually(10, long=20))
         patch.setattr(feather.costs, "LENGTHS", (320, 640))
         patch.setattr(feather.costs, "TREE", TreeLoad(20, 300, 60, 50))
-        patch.setattr(feather.chunks, "REQUESTS", usually(10, long=20))
+        patch.setattr(feather.costs, "CHUNK_REQUESTS", usually(10, long=20))
         patch.setattr(feather.systems, "RATES", (100,))
-        patch.setattr(feather.stalls, "RATES", (10, 100))
-        for module in (feather.chunks, feather.stalls):
+        patch.setattr(feather.systems, "STALLED_RATES", (10, 100))
+        for module in (feather.costs, feather.systems):
             patch.setattr(module, "PREFIXES", (320, 640))
-        patch.setattr(feather.stalls, "TREE_PREFIXES", (320, 640))
+        patch.setattr(feather.systems, "TREE_PREFIXES", (320, 640))
         yield
     feather.runs._served.cache_clear()
 

@@ -27,7 +27,7 @@ def short(load: Load) -> Load:
 def made() -> Iterator[dict[str, Result]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Load, "quick", lambda load: replace(short(load), warm_s=5.0))
-        patch.setattr(skywalker.pushing, "LIMITS", (20, 50))
+        patch.setattr(skywalker.serving, "LIMITS", (20, 50))
         patch.setattr(skywalker.sharing, "PROGRAMS", 150)
         yield {name: FIGURES[name].make((), lambda _: None, quick=True) for name in SKYWALKER}
     skywalker.runs._ran.cache_clear()

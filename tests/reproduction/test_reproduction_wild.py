@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ import pytest
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
+from pinyon_lab.figures.figure import Rows, Section, Table
 from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
-from pinyon_lab.papers.wild.ablation import LIFE_S, LIVES_S, HeadFirst
-from pinyon_lab.papers.wild.ablation import claims as ablation_claims
-from pinyon_lab.papers.wild.figures import BASELINES, claims
+from pinyon_lab.papers.wild.figures import BASELINES, LIFE_S, LIVES_S, HeadFirst, add_ablation_claims, add_claims
 from pinyon_lab.policies.eviction import Lfu
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS
@@ -125,8 +124,14 @@ def made_up(**changes: float) -> list[dict[str, Any]]:
 WORST, BEST, FALLS, MORE_ON_A, FALLS_BACK, OPTIMAL = range(6)
 
 
+def claims_of(add: Callable[[Section, Rows], None], rows: Rows) -> list[Claim]:
+    table = Table()
+    add(table.section("§4.3"), rows)
+    return table.claims
+
+
 def test_claims_agree_with_rows_as_in_the_paper() -> None:
-    found = claims(made_up())
+    found = claims_of(add_claims, made_up())
     assert [claim.agrees for claim in found] == [True] * 6
     assert [claim.printed for claim in found] == ["8.1–23.9 %", "1.5–3.9 %", None, None, None, None]
     assert {claim.basis for claim in found} == {Basis.CONSTRUCTION}
@@ -152,7 +157,9 @@ def test_claims_agree_with_rows_as_in_the_paper() -> None:
     ],
 )
 def test_each_claim_can_differ(changes: Mapping[str, float], differ: set[int]) -> None:
-    assert {number for number, claim in enumerate(claims(made_up(**changes))) if not claim.agrees} == differ
+    assert {
+        number for number, claim in enumerate(claims_of(add_claims, made_up(**changes))) if not claim.agrees
+    } == differ
 
 
 @pytest.mark.parametrize("policy", [Lru, Lfu])
@@ -201,11 +208,12 @@ def ablated(*hits: float) -> list[Claim]:
     """Returns the claims for these hit ratios of gdfs, ① and ① ③."""
     named = dict(zip(("gdfs", "WA ①", "WA ① ③"), hits, strict=True)) | {"lru": 0.30}
     named |= {f"workload_aware:life_s={life:g}": 0.35 + life / 1e5 for life in LIVES_S if life != LIFE_S}
-    return ablation_claims(
+    return claims_of(
+        add_ablation_claims,
         [
             {"policy": policy, "hit_ratio": ratio, "over_gdfs": ratio - hits[0], "basis": Basis.MEASURED}
             for policy, ratio in named.items()
-        ]
+        ],
     )
 
 

@@ -44,21 +44,32 @@ class Column:
     """The basis of the column's numbers; None: the column describes the row."""
 
 
+def columns(basis: Basis | None = None, /, **shown: str | tuple[str, str]) -> list[Column]:
+    """Returns columns of one basis by key; each is a title, or a title and a form."""
+    parts = {key: (each, "") if isinstance(each, str) else each for key, each in shown.items()}
+    return [Column(key, title, form, basis) for key, (title, form) in parts.items()]
+
+
 class Table:
-    """The columns of a figure, and its rows as they are found."""
+    """The columns of a figure, its rows as they are found, and the paper's claims beside them."""
 
     def __init__(self, *columns: Column) -> None:
         self.columns = columns
         self.rows: list[dict[str, Value]] = []
+        self.claims: list[Claim] = []
 
     def add(self, *values: Value, **more: Value) -> None:
         """Adds a row: a value for each column, in their order; ``more`` are not shown."""
         keys = [column.key for column in self.columns]
         self.rows.append({**dict(zip(keys, values, strict=True)), **more})
 
-    def result(self, title: str, panels: Sequence[Panel], claims: Sequence[Claim], notes: Sequence[str] = ()) -> Result:
+    def section(self, name: str, basis: Basis = Basis.MODELLED) -> Section:
+        """Returns a section of the paper; what it says is added to the claims."""
+        return Section(self.claims, name, basis)
+
+    def result(self, title: str, panels: Sequence[Panel], notes: Sequence[str] = ()) -> Result:
         """Returns the result, with a picture of that title."""
-        return Result(self.columns, self.rows, claims, notes, Picture(title, panels))
+        return Result(self.columns, self.rows, self.claims, notes, Picture(title, panels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +98,22 @@ class Claim:
         return "agrees in part" if self.printed is None else "order agrees, outside the range"
 
 
+class Compared(NamedTuple):
+    """Our number and the printed one as text, and whether they agree."""
+
+    ours: str
+    agrees: bool
+    printed: str
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A section of a paper, and the basis of our numbers beside it where no other basis is named."""
 
+    claims: list[Claim]
+    """The claims of a figure so far."""
     name: str
-    basis: Basis = Basis.MODELLED
+    basis: Basis
 
     def says(
         self,
@@ -104,8 +125,15 @@ class Section:
         printed: Value = None,
         order: bool = False,
         basis: Basis | None = None,
-    ) -> Claim:
-        return Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order)
+    ) -> None:
+        """Adds a claim, see :class:`Claim`."""
+        self.claims.append(Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order))
+
+    def finds(
+        self, said: str, compared: Compared, why: str = "", *, order: bool = False, basis: Basis | None = None
+    ) -> None:
+        """Adds a claim about a number that the paper prints."""
+        self.says(said, compared.ours, compared.agrees, why, printed=compared.printed, order=order, basis=basis)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""Helpers that figures use to read values from workloads and from their own rows."""
+"""Helpers that figures use to read values from workloads and from their own rows, and to draw them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Row, Rows, Tell, Value
+from pinyon_lab.figures.figure import Basis, Compared, Row, Rows, Tell, Value
 from pinyon_lab.figures.workload import Workload
+from pinyon_lab.pictures import Bars, Course
 
 
 def basis(workload: Workload) -> Basis:
@@ -43,6 +45,41 @@ def column(rows: Rows, key: str, /, **where: Value) -> list[float]:
     return [number(row, key) for row in those(rows, **where)]
 
 
+def by(rows: Rows, name: str, key: str, /, **where: Value) -> dict[str, float]:
+    """Returns the numbers in the rows that have these values, by the text in column ``name``."""
+    return {str(row[name]): number(row, key) for row in those(rows, **where)}
+
+
+def cells(rows: Rows, one: str, other: str, key: str, /, **where: Value) -> dict[tuple[Any, Any], float]:
+    """Returns the numbers in the rows that have these values, by the values in two columns."""
+    return {(row[one], row[other]): number(row, key) for row in those(rows, **where)}
+
+
+def bars(
+    title: str,
+    y_label: str,
+    values: Mapping[tuple[Any, Any], float],
+    form: str = ".0%",
+    *,
+    group: Callable[[Any], str] = str,
+    label: Callable[[Any], str] = str,
+) -> Bars:
+    """Returns a panel of values by group and label; ``group`` and ``label`` return the text of each."""
+    groups, labels = (list(dict.fromkeys(key[place] for key in values)) for place in (0, 1))
+    of_label = {label(each): [values.get((name, each)) for name in groups] for each in labels}
+    return Bars(title, y_label, [group(each) for each in groups], of_label, form)
+
+
+def courses(
+    values: Mapping[tuple[Any, Any], float], label: Callable[[Any], str] = str, solid: Any = None
+) -> list[Course]:
+    """Returns the curves of values by label and x; if there is a ``solid`` one, the others are dashed."""
+    return [
+        Course(label(each), [(x, y) for (name, x), y in values.items() if name == each], solid not in (None, each))
+        for each in dict.fromkeys(name for name, _ in values)
+    ]
+
+
 def points(rows: Rows, x: str, y: str) -> list[tuple[float, float]]:
     """Returns the points of a curve."""
     return list(zip(column(rows, x), column(rows, y), strict=True))
@@ -56,6 +93,11 @@ def claimed(*rows: Row) -> Basis:
 def close(ours: float, printed: float) -> bool:
     """Returns whether our number is within a fifth of the printed one: our own bound, as the papers give no error."""
     return abs(ours - printed) <= printed / 5
+
+
+def near(ours: float, printed: float, form: str = "{:.2f}×", text: str = "") -> Compared:
+    """Compares our number with a printed one, both in ``form`` if the paper's ``text`` is not another."""
+    return Compared(form.format(ours), close(ours, printed), text or form.format(printed))
 
 
 def up_to(values: Sequence[float], form: str) -> str:

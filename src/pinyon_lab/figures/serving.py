@@ -22,6 +22,7 @@ MACHINE = "a800x8-llama-70b"
 UTILISATION = 0.5
 """Our assumption: Table 1 has peak FLOP/s, and machines reach about half of that on prompts."""
 NODES = 16
+MIXED = (Role.MIXED,) * NODES
 UNCUT = 1 << 40
 
 MODEL_NOTE = (
@@ -36,12 +37,8 @@ def node() -> tuple[MachineProfile, EngineProfile]:
     return machine, utilised(load_profile(machine.engine), UTILISATION)
 
 
-def split(prefills: int, nodes: int = NODES) -> tuple[Role, ...]:
-    return (Role.PREFILL,) * prefills + (Role.DECODE,) * (nodes - prefills)
-
-
-def mixed(nodes: int = NODES) -> tuple[Role, ...]:
-    return (Role.MIXED,) * nodes
+def split(prefills: int) -> tuple[Role, ...]:
+    return (Role.PREFILL,) * prefills + (Role.DECODE,) * (NODES - prefills)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Table, figure
-from pinyon_lab.figures.rows import basis, cell, close, column, number, shown, those
+from pinyon_lab.figures.figure import Basis, Given, Result, Table, columns, figure
+from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, number, shown
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -29,7 +29,7 @@ from pinyon_lab.papers.dualmap.runs import (
     load_of,
     mean,
 )
-from pinyon_lab.pictures import Bars, Course, Courses, Mark
+from pinyon_lab.pictures import Course, Courses, Mark
 from pinyon_lab.simulator.report import Outcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
 
@@ -70,13 +70,9 @@ def fig12(given: Given) -> Result:
     arrivals = _phase(load.arrivals[:half], BUSY * KNEE, 0.0, busy_end_s)
     arrivals += _phase(load.arrivals[half:], CALM * KNEE, busy_end_s, busy_end_s + CALM_S)
     table = Table(
-        Column("cluster", "cluster"),
-        Column("phase", "phase"),
-        Column("rate", "requests/s", ".1f"),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
-        Column("later", "second half", ".1%", Basis.MODELLED),
-        Column("least", "instances", "d"),
-        Column("most", "to", "d"),
+        *columns(cluster="cluster", phase="phase", rate=("requests/s", ".1f")),
+        *columns(Basis.MODELLED, attainment=("in time", ".1%"), later=("second half", ".1%")),
+        *columns(least=("instances", "d"), most=("to", "d")),
     )
     panels, told = [], {}
     for text, scaling in (("scaling", ScalingSettings(FEW, MANY, SLO_S)), (f"{FEW} instances", None)):
@@ -96,38 +92,35 @@ def fig12(given: Given) -> Result:
     shrunk = [at_s for (at_s, size), (_, before) in zip(sizes[1:], sizes, strict=False) if size < before]
     busy, calm = (row for row in table.rows if row["cluster"] == "scaling")
     fixed = next(row for row in table.rows if row["cluster"] != "scaling" and row["phase"] == "busy")
-    section = Section("§A.3.3")
-    claims = [
-        section.says(
-            "At 74 seconds, *DualMap* detects overload",
-            "never" if grown_s is None else f"{grown_s:.0f}",
-            grown_s is not None and close(grown_s, 74),
-            "seconds from the beginning; when depends on the rule, of which the text prints nothing, and on the rate",
-            printed=74,
-        ),
-        section.says(
-            "At 1809 seconds, *DualMap* begins gradual downscaling",
-            f"{shrunk[0]:.0f}, {shrunk[0] - busy_end_s:.0f} after the load fell" if shrunk else "never",
-            bool(shrunk) and close(shrunk[0], 1809),
-            "when the load falls the text does not say",
-            printed=1809,
-        ),
-        section.says(
-            "SLO attainment promptly rises to 90% as the scheduler routes new requests to the newly added idle "
-            "instances",
-            f"{number(busy, 'later'):.0%} in the second half, {number(fixed, 'later'):.0%} without",
-            number(busy, "later") >= 0.9 > number(fixed, "later"),
-            printed="90%",
-        ),
-        section.says(
-            "*DualMap* begins gradual downscaling, reducing to 4 instances (Figure 12c), while maintaining over 90% "
-            "SLO attainment",
-            f"{len(shrunk)} instances go, {number(calm, 'attainment'):.0%} in time",
-            sizes[-1][1] == FEW and number(calm, "attainment") > 0.9,
-            "one by one",
-            printed="90%",
-        ),
-    ]
+    section = table.section("§A.3.3")
+    section.says(
+        "At 74 seconds, *DualMap* detects overload",
+        "never" if grown_s is None else f"{grown_s:.0f}",
+        grown_s is not None and close(grown_s, 74),
+        "seconds from the beginning; when depends on the rule, of which the text prints nothing, and on the rate",
+        printed=74,
+    )
+    section.says(
+        "At 1809 seconds, *DualMap* begins gradual downscaling",
+        f"{shrunk[0]:.0f}, {shrunk[0] - busy_end_s:.0f} after the load fell" if shrunk else "never",
+        bool(shrunk) and close(shrunk[0], 1809),
+        "when the load falls the text does not say",
+        printed=1809,
+    )
+    section.says(
+        "SLO attainment promptly rises to 90% as the scheduler routes new requests to the newly added idle instances",
+        f"{number(busy, 'later'):.0%} in the second half, {number(fixed, 'later'):.0%} without",
+        number(busy, "later") >= 0.9 > number(fixed, "later"),
+        printed="90%",
+    )
+    section.says(
+        "*DualMap* begins gradual downscaling, reducing to 4 instances (Figure 12c), while maintaining over 90% "
+        "SLO attainment",
+        f"{len(shrunk)} instances go, {number(calm, 'attainment'):.0%} in time",
+        sizes[-1][1] == FEW and number(calm, "attainment") > 0.9,
+        "one by one",
+        printed="90%",
+    )
     panels = [
         Courses(
             "TTFT in time",
@@ -145,7 +138,7 @@ def fig12(given: Given) -> Result:
         MODEL_NOTE,
         ONE_SEED_NOTE,
     ]
-    return table.result("DualMap Fig. 12: scaling", panels, claims, notes)
+    return table.result("DualMap Fig. 12: scaling", panels, notes)
 
 
 def _steps(sizes: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float, float]]:
@@ -171,11 +164,9 @@ def fig13(given: Given) -> Result:
     if len(workload.rows) < REQUESTS_EACH * SIZES[-1]:
         raise InvalidArgument(f"{workload.name} has less than {REQUESTS_EACH * SIZES[-1]:,} requests", field="trace")
     table = Table(
-        Column("instances", "instances", "d"),
-        Column("policy", "policy"),
-        Column("goodput", "goodput, /s", ".1f", Basis.MODELLED),
-        Column("each", "each", ".2f", Basis.MODELLED),
-        Column("p99_s", "P99 below it, s", ".1f", Basis.MODELLED),
+        *columns(instances=("instances", "d"), policy="policy"),
+        *columns(Basis.MODELLED, goodput=("goodput, /s", ".1f"), each=("each", ".2f")),
+        *columns(Basis.MODELLED, p99_s=("P99 below it, s", ".1f")),
     )
     for size in SIZES:
         load = load_of(workload, "7B", REQUESTS_EACH * size)
@@ -187,41 +178,33 @@ def fig13(given: Given) -> Result:
                 if points[-1][1] >= 0.9:
                     p99 = mean(runs, "p99_s")
             table.add(size, policy, goodput(points), goodput(points) / size, p99, basis=basis(workload))
-
-    def found(size: int, policy: str) -> float:
-        return cell(table.rows, "each", instances=size, policy=policy)
-
-    growth = found(SIZES[-1], DUALMAP) / max(1e-9, found(SIZES[0], DUALMAP))
-    ahead = {
-        size: found(size, DUALMAP) / max(found(size, each) for each in POLICIES if each != DUALMAP) for size in SIZES
-    }
-    section = Section("§A.4.1")
-    claims = [
-        section.says(
-            "*DualMap* achieves near-linear growth in goodput",
-            f"{growth:.0%} for each instance of {SIZES[-1]} of what it is for each of {SIZES[0]}",
-            growth >= 0.9,
-            "nine tenths count as near-linear; prefill only",
-        ),
-        section.says(
-            "and consistently outperforms Cache Affinity, Least Loaded, Min TTFT, and Preble across all cluster sizes",
-            ", ".join(f"{size}: {ratio - 1:+.0%}" for size, ratio in ahead.items()),
-            min(ahead.values()) >= 1,
-            "against the best of them; where no instance decodes, min TTFT and Preble see all that happens",
-        ),
-    ]
-    courses = [
-        Course(label(policy), [(size, size * found(size, policy)) for size in SIZES], dashed=policy != DUALMAP)
-        for policy in POLICIES
-    ]
-    panel = Courses("Goodput at 90 %", "instances", "requests/s", courses, form=".0f")
+    found = cells(table.rows, "instances", "policy", "each")
+    growth = found[SIZES[-1], DUALMAP] / max(1e-9, found[SIZES[0], DUALMAP])
+    baselines = [each for each in POLICIES if each != DUALMAP]
+    ahead = {size: found[size, DUALMAP] / max(found[size, each] for each in baselines) for size in SIZES}
+    section = table.section("§A.4.1")
+    section.says(
+        "*DualMap* achieves near-linear growth in goodput",
+        f"{growth:.0%} for each instance of {SIZES[-1]} of what it is for each of {SIZES[0]}",
+        growth >= 0.9,
+        "nine tenths count as near-linear; prefill only",
+    )
+    section.says(
+        "and consistently outperforms Cache Affinity, Least Loaded, Min TTFT, and Preble across all cluster sizes",
+        ", ".join(f"{size}: {ratio - 1:+.0%}" for size, ratio in ahead.items()),
+        min(ahead.values()) >= 1,
+        "against the best of them; where no instance decodes, min TTFT and Preble see all that happens",
+    )
+    served = {(policy, size): size * found[size, policy] for policy in POLICIES for size in SIZES}
+    curves = courses(served, label, DUALMAP)
+    panel = Courses("Goodput at 90 %", "instances", "requests/s", curves, form=".0f")
     notes = [
         f"{REQUESTS_EACH} requests and a cache of 1M tokens (§4.1) for each instance. What one decision costs (Fig. "
         "13b) is measured by `./dev bench dualmap`, see docs/notebook/placement.md.",
         MODEL_NOTE,
         SEEDS_NOTE,
     ]
-    return table.result("DualMap Fig. 13: clusters that grow", [panel], claims, notes)
+    return table.result("DualMap Fig. 13: clusters that grow", [panel], notes)
 
 
 # -- A.6
@@ -233,13 +216,9 @@ SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 @figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",))
 def a6(given: Given) -> Result:
     table = Table(
-        Column("workload", "workload"),
-        Column("policy", "policy"),
-        Column("rate", "requests/s", ".1f"),
-        Column("attainment", "in time", ".1%", Basis.MODELLED),
-        Column("p90_s", "P90, s", ".2f", Basis.MODELLED),
-        Column("p99_s", "P99, s", ".2f", Basis.MODELLED),
-        Column("hits", "reused", ".1%", Basis.MODELLED),
+        *columns(workload="workload", policy="policy", rate=("requests/s", ".1f")),
+        *columns(Basis.MODELLED, attainment=("in time", ".1%"), p90_s=("P90, s", ".2f"), p99_s=("P99, s", ".2f")),
+        *columns(Basis.MODELLED, hits=("reused", ".1%")),
     )
     roles = (Role.PREFILL,) * PREFILLS + (Role.DECODE,) * DECODES
     for workload in given.workloads:
@@ -252,24 +231,22 @@ def a6(given: Given) -> Result:
             values = (told[key] for key in ("attainment", "p90_s", "p99_s", "hit_ratio"))
             prefills = len({each.prefill for each in outcomes})
             table.add(workload.name, policy, rate, *values, prefills=prefills, basis=basis(workload))
-    claims = []
     for workload in given.workloads:
-        found = {str(row["policy"]): number(row, "attainment") for row in those(table.rows, workload=workload.name)}
-        claims.append(
-            Section("§A.6").says(
-                "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs "
-                "routing exclusively on the prefill instances",
-                ", ".join(f"{label(policy)} {share:.1%}" for policy, share in found.items()),
-                found[DUALMAP] > max(found["cache_affinity"], found["least_loaded"]),
-                f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
-            )
+        attained = by(table.rows, "policy", "attainment", workload=workload.name)
+        table.section("§A.6").says(
+            "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs "
+            "routing exclusively on the prefill instances",
+            ", ".join(f"{label(policy)} {share:.1%}" for policy, share in attained.items()),
+            attained[DUALMAP] > max(attained["cache_affinity"], attained["least_loaded"]),
+            f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
         )
-    attained = {label(policy): column(table.rows, "attainment", policy=policy) for policy in POLICIES}
-    panel = Bars("TTFT in time", "of the requests", [shown(each) for each in given.workloads], attained)
+    names = {workload.name: shown(workload) for workload in given.workloads}
+    in_time = cells(table.rows, "workload", "policy", "attainment")
+    panel = bars("TTFT in time", "of the requests", in_time, group=names.__getitem__, label=label)
     notes = [
         f"{PREFILLS} instances for prompts, among which the policy chooses, and {DECODES} that decode, chosen by their "
         "load; KV moves while it is computed, over 100 Gbit/s.",
         MODEL_NOTE,
         ONE_SEED_NOTE,
     ]
-    return table.result("DualMap A.6: prefill and decode apart", [panel], claims, notes)
+    return table.result("DualMap A.6: prefill and decode apart", [panel], notes)

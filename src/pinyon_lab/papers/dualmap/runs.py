@@ -113,33 +113,32 @@ def _cv(loads: Sequence[int]) -> float:
     return math.sqrt(sum((each - mean) ** 2 for each in loads) / len(loads)) / mean
 
 
-class PendingSamples:
-    """Samples of the prompt tokens that each instance of a cluster has still to compute (Eq. 1), every ten seconds from
-    the first arrival that counts to the last one."""
+def _pending(cluster: Cluster, arrivals: Sequence[Arrival]) -> list[tuple[float, tuple[int, ...]]]:
+    """Returns samples that a run will take of the prompt tokens that each instance has still to compute (Eq. 1).
 
-    def __init__(self, cluster: Cluster, arrivals: Sequence[Arrival]) -> None:
-        self._cluster = cluster
-        self._end_s = arrivals[-1].time_s
-        self.taken: list[tuple[float, tuple[int, ...]]] = []
-        cluster.time.at(arrivals[min(WARM_UP, len(arrivals) - 1)].time_s, self._take)
+    They are taken every ten seconds from the first arrival that counts to the last one.
+    """
+    taken: list[tuple[float, tuple[int, ...]]] = []
 
-    def _take(self) -> None:
-        now_s, members = self._cluster.time.now_s, self._cluster.members
-        if now_s > self._end_s:
+    def take() -> None:
+        now_s, members = cluster.time.now_s, cluster.members
+        if now_s > arrivals[-1].time_s:
             return
-        block_tokens = self._cluster.settings.block_tokens
         waiting = dict.fromkeys(sorted(each.boot for each in members.engines.values()), 0)
-        for request in self._cluster.front.requests.values():
+        for request in cluster.front.requests.values():
             attempt = request.attempt
             if attempt is None or attempt.computed or attempt.prefill not in waiting:
                 continue
             if attempt.job_room is not None:  # the length of its reused prefix is known
                 left = members.boots[attempt.prefill].prompts.left(attempt.job)
             else:
-                left = attempt.tokens - attempt.decision.local_blocks * block_tokens
+                left = attempt.tokens - attempt.decision.local_blocks * cluster.settings.block_tokens
             waiting[attempt.prefill] += max(0, left)
-        self.taken.append((now_s, tuple(waiting.values())))
-        self._cluster.time.after(SAMPLE_S, self._take)
+        taken.append((now_s, tuple(waiting.values())))
+        cluster.time.after(SAMPLE_S, take)
+
+    cluster.time.at(arrivals[min(WARM_UP, len(arrivals) - 1)].time_s, take)
+    return taken
 
 
 def load_of(workload: Workload, size: str, requests: int = 0) -> Load:
@@ -166,14 +165,14 @@ def _ran(load: Load, system: System, rate: float) -> Ran:
     if system.kind == PREFILL_ONLY:
         return _prefill_only(load, system, arrivals)
     cluster = cluster_of(load, system)
-    samples = PendingSamples(cluster, arrivals)
+    samples = _pending(cluster, arrivals)
     outcomes = cluster.run(arrivals)
     e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
     return replace(
         _summary(cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)),
         e2e_p50_s=e2e[len(e2e) // 2],
         e2e_p90_s=e2e[9 * len(e2e) // 10],
-        samples=tuple(samples.taken),
+        samples=tuple(samples),
     )
 
 
@@ -209,16 +208,16 @@ def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ra
     return _summary(report(served, SLO_S, WARM_UP))
 
 
-def goodput(points: Sequence[tuple[float, float]], share: float = SHARE) -> float:
-    """Returns the rate at which attainment falls below ``share``, between ``points``, ``(rate, attainment)`` in order;
+def goodput(points: Sequence[tuple[float, float]]) -> float:
+    """Returns the rate at which attainment falls below ``SHARE``, between ``points``, ``(rate, attainment)`` in order;
     the last rate if it never does, 0 if the first is below already."""
     before: tuple[float, float] | None = None
     for rate, attainment in points:
-        if attainment < share:
+        if attainment < SHARE:
             if before is None:
                 return 0.0
             (low, above) = before
-            return low + (rate - low) * (above - share) / (above - attainment)
+            return low + (rate - low) * (above - SHARE) / (above - attainment)
         before = rate, attainment
     return points[-1][0]
 

@@ -3,12 +3,12 @@ learning (Fig. 5.17)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Section, Value, figure
+from pinyon_lab.figures.figure import Basis, Given, Result, Table, columns, figure
+from pinyon_lab.papers.feather.load import FEATHER, ratios, sweep, swept, told, value
 from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load, Sample, Server, served
-from pinyon_lab.papers.feather.sweeps import FEATHER, ratios, sweep, swept, told, value
-from pinyon_lab.pictures import Course, Courses, Picture
+from pinyon_lab.pictures import Course, Courses
 
 # -- Fig. 5.12
 
@@ -19,45 +19,39 @@ LATE_S = 100.0
 HOMOGENEOUS = 0.9
 
 SAMPLED = [
-    Column("time_s", "until, s", ".0f"),
-    Column("rate", "arrivals, requests/s", "g"),
-    Column("batch", "batch", ".0f", Basis.MODELLED),
-    Column("homogeneity", "shared by all of the batch", ".0%", Basis.MODELLED),
-    Column("batches", "batches of a round", ".1f", Basis.MODELLED),
-    Column("tokens_s", "decoded, tokens/s", ",.0f", Basis.MODELLED),
+    *columns(time_s=("until, s", ".0f"), rate=("arrivals, requests/s", "g")),
+    *columns(Basis.MODELLED, batch=("batch", ".0f"), homogeneity=("shared by all of the batch", ".0%")),
+    *columns(Basis.MODELLED, batches=("batches of a round", ".1f"), tokens_s=("decoded, tokens/s", ",.0f")),
 ]
 WINDOW = 5
 """The number of samples in a row."""
 
 
-def _windows(samples: Sequence[Sample], rate: float) -> list[dict[str, Value]]:
-    rows: list[dict[str, Value]] = []
+def _add_windows(table: Table, samples: Sequence[Sample], rate: float) -> None:
+    """Adds a row for each window of the samples."""
     for at in range(0, len(samples), WINDOW):
         part = samples[at : at + WINDOW]
-        means = {key: _mean(part, key) for key in Sample._fields}
-        rows.append({**means, "time_s": part[-1].time_s, "rate": rate})
-    return rows
+        table.add(part[-1].time_s, rate, *(_mean(part, column.key) for column in SAMPLED[2:]))
 
 
 def _mean(samples: Sequence[Sample], key: str) -> float:
     return sum(float(getattr(each, key)) for each in samples) / max(1, len(samples))
 
 
-def _courses(title: str, courses: Sequence[tuple[str, Sequence[Sample]]]) -> Picture:
-    panels = [
+def _panels(courses: Mapping[str, Sequence[Sample]]) -> list[Courses]:
+    return [
         Courses(
             text,
             "seconds",
             text,
             [
                 Course(name, [(each.time_s, float(getattr(each, key))) for each in samples], dashed=bool(number))
-                for number, (name, samples) in enumerate(courses)
+                for number, (name, samples) in enumerate(courses.items())
             ],
             form=form,
         )
         for text, key, form in (("requests of a step", "batch", ".0f"), ("shared by all of it", "homogeneity", ".0%"))
     ]
-    return Picture(title, panels)
 
 
 @figure("feather-fig5.12", PAPER, "§5.3.5, Fig. 5.12", "convergence of the bandit")
@@ -68,39 +62,32 @@ def fig5_12(given: Given) -> Result:
         end_s = CONVERGING_REQUESTS / CONVERGING.rate
         taken = served(load, Server(FEATHER), given.tell).samples
         runs[rate] = [each for each in taken if each.time_s <= end_s]
-    rows = [row for rate, samples in runs.items() for row in _windows(samples, rate)]
-    claims = []
-    section = Section("§5.3.5")
+    table = Table(*SAMPLED)
+    section = table.section("§5.3.5")
     for rate, samples in runs.items():
+        _add_windows(table, samples, rate)
         early = [each for each in samples if each.time_s <= LATE_S]
         late = [each for each in samples if each.time_s > LATE_S]
         batch = f"{rate:g}/s: batch {_mean(early, 'batch'):.0f} until 100 s, {_mean(late, 'batch'):.0f} after that"
-        claims.append(
-            section.says(
-                "After this phase concludes (around 100 seconds), the system shifts to homogeneous batching",
-                f"{batch}; {_mean(early, 'homogeneity'):.0%} and {_mean(late, 'homogeneity'):.0%} shared",
-                _mean(late, "homogeneity") >= HOMOGENEOUS > _mean(early, "homogeneity"),
-                "agrees if batches share nine tenths of their prompts after 100 s and not before. At 5/s this server "
-                "is not full (70 are decoded at once, and one batch of all is as fast as five of 14); at twice that "
-                "it is",
-                printed="100 s",
-            )
+        section.says(
+            "After this phase concludes (around 100 seconds), the system shifts to homogeneous batching",
+            f"{batch}; {_mean(early, 'homogeneity'):.0%} and {_mean(late, 'homogeneity'):.0%} shared",
+            _mean(late, "homogeneity") >= HOMOGENEOUS > _mean(early, "homogeneity"),
+            "agrees if batches share nine tenths of their prompts after 100 s and not before. At 5/s this server "
+            "is not full (70 are decoded at once, and one batch of all is as fast as five of 14); at twice that it is",
+            printed="100 s",
         )
-        claims.append(
-            section.says(
-                "FEATHER experiments with different configurations and reaches relatively large batch sizes (around "
-                "500)",
-                f"{rate:g}/s: {max((each.batch for each in samples), default=0.0):.0f} at most",
-                max((each.batch for each in samples), default=0.0) >= 400,
-                "mean of five seconds. The paper's server is full at 5/s, for it has a fourth of its throughput "
-                "without locality; ours does not fill up while it explores, which takes some hundred rounds",
-                printed="500",
-            )
+        most = max((each.batch for each in samples), default=0.0)
+        section.says(
+            "FEATHER experiments with different configurations and reaches relatively large batch sizes (around 500)",
+            f"{rate:g}/s: {most:.0f} at most",
+            most >= 400,
+            "mean of five seconds. The paper's server is full at 5/s, for it has a fourth of its throughput "
+            "without locality; ours does not fill up while it explores, which takes some hundred rounds",
+            printed="500",
         )
-    picture = _courses(
-        "FEATHER Fig. 5.12: convergence", [(f"{rate:g} requests/s", samples) for rate, samples in runs.items()]
-    )
-    return Result(SAMPLED, rows, claims, [MODEL_NOTE], picture)
+    panels = _panels({f"{rate:g} requests/s": samples for rate, samples in runs.items()})
+    return table.result("FEATHER Fig. 5.12: convergence", panels, [MODEL_NOTE])
 
 
 # -- Fig. 5.13
@@ -111,31 +98,27 @@ PHASES = ((5.0, 200.0), (10.0, 100.0), (20.0, 50.0))
 @figure("feather-fig5.13", PAPER, "§5.3.6, Fig. 5.13", "the bandit as rates change")
 def fig5_13(given: Given) -> Result:
     samples = served(Load(rates=PHASES), Server(FEATHER), given.tell).samples
-    rows, means, begin_s = [], [], 0.0
+    table, means, begin_s = Table(*SAMPLED), [], 0.0
     for rate, seconds in PHASES:
         part = [each for each in samples if begin_s < each.time_s <= begin_s + seconds]
-        rows += _windows(part, rate)
+        _add_windows(table, part, rate)
         means.append(_mean(part, "batch"))
         begin_s += seconds
-    section = Section("§5.3.6")
-    claims = [
-        section.says(
-            "Between 200 and 300 seconds, the rate increases to 10, leading to a noticeable rise in batch size",
-            f"{means[0]:.0f} to {means[1]:.0f} requests",
-            means[1] > means[0],
-            "means of the phases",
-        ),
-        section.says(
-            "from 300 to 350 seconds, the request rate reaches 20, and the batch size peaks",
-            f"{means[-1]:.0f} requests",
-            means[-1] == max(means),
-            "mean of the phase",
-        ),
-    ]
-    shown = [each for each in samples if each.time_s <= begin_s]
-    return Result(
-        SAMPLED, rows, claims, [MODEL_NOTE], _courses("FEATHER Fig. 5.13: changing rates", [("bandit", shown)])
+    section = table.section("§5.3.6")
+    section.says(
+        "Between 200 and 300 seconds, the rate increases to 10, leading to a noticeable rise in batch size",
+        f"{means[0]:.0f} to {means[1]:.0f} requests",
+        means[1] > means[0],
+        "means of the phases",
     )
+    section.says(
+        "from 300 to 350 seconds, the request rate reaches 20, and the batch size peaks",
+        f"{means[-1]:.0f} requests",
+        means[-1] == max(means),
+        "mean of the phase",
+    )
+    shown = [each for each in samples if each.time_s <= begin_s]
+    return table.result("FEATHER Fig. 5.13: changing rates", _panels({"bandit": shown}), [MODEL_NOTE])
 
 
 # -- Fig. 5.14
@@ -153,30 +136,28 @@ def fig5_14(given: Given) -> Result:
         f"{rate}/s": Load(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS)
         for rate in ALONE_RATES
     }
-    rows = sweep(points, ALONE, given.tell)
-    gains = {policy: ratios(rows, policy) for policy in ("bandit", "q_learning")}
+    table = sweep("rate", points, ALONE, given.tell)
+    gains = {policy: ratios(table, policy) for policy in ("bandit", "q_learning")}
     most = f"{max(ALONE_RATES)}/s"
-    section = Section("§5.3.7")
-    claims = [
-        section.says(
-            "even in the absence of prefix sharing, FEATHER, powered by its adaptive RL-based policy—matches the "
-            "performance of vLLM's FCFS scheduler",
-            "; ".join(f"{policy} {told(each)}" for policy, each in gains.items()),
-            min(gains["bandit"].values()) > 0.97,
-            "throughput over fcfs by rate; agrees if the bandit is nowhere more than 3 % behind. Where nobody shares "
-            "anything a round has one decision, and one batch as soon as that is known to be better",
-        ),
-        section.says(
-            "At higher input rates, vLLM-based policies begin to outperform SGLang policies, primarily due to their "
-            "ability to form larger batches",
-            f"batch {value(rows, most, FCFS, 'batch'):.0f} against {value(rows, most, 'sglang_fcfs', 'batch'):.0f}, "
-            f"{value(rows, most, FCFS):,.0f} against {value(rows, most, 'sglang_fcfs'):,.0f} tokens/s",
-            value(rows, most, FCFS) > 1.02 * value(rows, most, "sglang_fcfs"),
-            "at the highest rate, fcfs against sglang_fcfs: where nothing is shared nothing is counted twice, and "
-            "the two are one policy here",
-        ),
-    ]
-    return swept("FEATHER Fig. 5.14: nothing shared", "rate", rows, claims)
+    section = table.section("§5.3.7")
+    section.says(
+        "even in the absence of prefix sharing, FEATHER, powered by its adaptive RL-based policy—matches the "
+        "performance of vLLM's FCFS scheduler",
+        "; ".join(f"{policy} {told(each)}" for policy, each in gains.items()),
+        min(gains["bandit"].values()) > 0.97,
+        "throughput over fcfs by rate; agrees if the bandit is nowhere more than 3 % behind. Where nobody shares "
+        "anything a round has one decision, and one batch as soon as that is known to be better",
+    )
+    section.says(
+        "At higher input rates, vLLM-based policies begin to outperform SGLang policies, primarily due to their "
+        "ability to form larger batches",
+        f"batch {value(table, most, FCFS, 'batch'):.0f} against {value(table, most, 'sglang_fcfs', 'batch'):.0f}, "
+        f"{value(table, most, FCFS):,.0f} against {value(table, most, 'sglang_fcfs'):,.0f} tokens/s",
+        value(table, most, FCFS) > 1.02 * value(table, most, "sglang_fcfs"),
+        "at the highest rate, fcfs against sglang_fcfs: where nothing is shared nothing is counted twice, and "
+        "the two are one policy here",
+    )
+    return swept("FEATHER Fig. 5.14: nothing shared", table)
 
 
 # -- Fig. 5.17
@@ -188,35 +169,32 @@ BEYOND = 100
 
 @figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning")
 def fig5_17(given: Given) -> Result:
-    rows = sweep({f"{rate}/s": Load(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), given.tell)
-    gains = ratios(rows, FEATHER, NEVER)
-    batch = ratios(rows, FEATHER, NEVER, "batch")
+    table = sweep("rate", {f"{rate}/s": Load(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), given.tell)
+    gains = ratios(table, FEATHER, NEVER)
+    batch = ratios(table, FEATHER, NEVER, "batch")
     low = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if rate < 5}
     high = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if 5 < rate < BEYOND}
     beyond = f"{BEYOND}/s"
-    section = Section("§5.4.2")
-    claims = [
-        section.says(
-            "At $< 5$ req/s, removing RL has little effect",
-            told(low),
-            all(abs(ratio - 1) < 0.03 for ratio in low.values()),
-            "throughput with learning over without; agrees if within 3 %",
-        ),
-        section.says(
-            "With RL, FEATHER detects homogeneous requests and stops batching at the right time, achieving higher "
-            "throughput despite smaller average batch sizes",
-            f"{told(high)}; batch {told({at: batch[at] for at in high})}",
-            all(ratio > 1.02 for at, ratio in high.items() if at != "7/s") and all(batch[at] < 1 for at in high),
-            "of those beyond 5/s; agrees if by 2 % from 10/s on. This server is full at 6/s without locality",
-        ),
-        section.says(
-            "At higher rates than shown in the figure, large pools enable even non-RL to form $\\sim 500$ -request "
-            "homogeneous batches, leading the two curves to converge",
-            f"{beyond}: {gains[beyond]:.2f}; batches of {value(rows, beyond, NEVER, 'batch'):.0f}, of all five "
-            "prefixes",
-            abs(gains[beyond] - 1) < 0.1,
-            "who gets memory first are those of one prefix, but memory holds all five, and whoever has some is decoded",
-            printed="500",
-        ),
-    ]
-    return swept("FEATHER Fig. 5.17: without RL", "rate", rows, claims)
+    section = table.section("§5.4.2")
+    section.says(
+        "At $< 5$ req/s, removing RL has little effect",
+        told(low),
+        all(abs(ratio - 1) < 0.03 for ratio in low.values()),
+        "throughput with learning over without; agrees if within 3 %",
+    )
+    section.says(
+        "With RL, FEATHER detects homogeneous requests and stops batching at the right time, achieving higher "
+        "throughput despite smaller average batch sizes",
+        f"{told(high)}; batch {told({at: batch[at] for at in high})}",
+        all(ratio > 1.02 for at, ratio in high.items() if at != "7/s") and all(batch[at] < 1 for at in high),
+        "of those beyond 5/s; agrees if by 2 % from 10/s on. This server is full at 6/s without locality",
+    )
+    section.says(
+        "At higher rates than shown in the figure, large pools enable even non-RL to form $\\sim 500$ -request "
+        "homogeneous batches, leading the two curves to converge",
+        f"{beyond}: {gains[beyond]:.2f}; batches of {value(table, beyond, NEVER, 'batch'):.0f}, of all five prefixes",
+        abs(gains[beyond] - 1) < 0.1,
+        "who gets memory first are those of one prefix, but memory holds all five, and whoever has some is decoded",
+        printed="500",
+    )
+    return swept("FEATHER Fig. 5.17: without RL", table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import Final, NamedTuple
 
@@ -36,6 +36,7 @@ REQUESTS = 1_000
 PASSED_OVER_S: Final = 3600
 """The longest that a request may be passed over: the paper's loop has no bound; ours is 10 s by default."""
 SAMPLE_S: Final = 5.0
+SEED: Final = 0
 WARM_S: Final = 100_000.0
 """The time between warm-up and what counts, and between successive batches: all requests have ended by then."""
 
@@ -216,10 +217,9 @@ class Load:
     """The number of requests; 0 means as many as all runs have."""
     levels: int = 1
     rates: tuple[tuple[float, float], ...] = ()
-    seed: int = 0
 
     def arrivals(self) -> list[Arrival]:
-        rng, made = Random(self.seed), Prompts()
+        rng, made = Random(SEED), Prompts()
         arrivals = []
         for number, time_s in enumerate(self._times(rng)):
             parts = [*self._prefix(number, rng), (f"own {number}", OWN_TOKENS)]
@@ -299,27 +299,22 @@ class Served(NamedTuple):
         return self.read_s / self.seconds
 
 
-class _Samples:
-    """Samples of a run, taken until all requests have ended."""
+def _sampled(cluster: Cluster) -> list[Sample]:
+    """Returns the samples that a run will take until all requests have ended."""
+    taken: list[Sample] = []
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._before = 0, 0, 0.0
-        self.taken: list[Sample] = []
-        cluster.time.after(SAMPLE_S, self._take)
-
-    def _take(self) -> None:
-        cluster = self._cluster
+    def take(steps: int, tokens: int, seconds: float) -> None:
         (engine,) = cluster.members.engines.values()
         sums, formed = engine.decode_sums, engine.steps.formed
-        steps, tokens, seconds = self._before
-        self._before = sums.steps, sums.tokens, sums.seconds
         if sums.steps > steps:
-            tokens, seconds, steps = sums.tokens - tokens, sums.seconds - seconds, sums.steps - steps
-            rates = tokens / seconds, tokens / steps
-            self.taken.append(Sample(cluster.time.now_s, *rates, formed.homogeneity, formed.batches))
+            decoded = sums.tokens - tokens
+            rates = decoded / (sums.seconds - seconds), decoded / (sums.steps - steps)
+            taken.append(Sample(cluster.time.now_s, *rates, formed.homogeneity, formed.batches))
         if not cluster.front.over:
-            cluster.time.after(SAMPLE_S, self._take)
+            cluster.time.after(SAMPLE_S, partial(take, sums.steps, sums.tokens, sums.seconds))
+
+    cluster.time.after(SAMPLE_S, partial(take, 0, 0, 0.0))
+    return taken
 
 
 def served(load: Load, server: Server, tell: Tell) -> Served:
@@ -332,7 +327,7 @@ def served(load: Load, server: Server, tell: Tell) -> Served:
 @lru_cache(maxsize=512)
 def _served(load: Load, server: Server) -> Served:
     cluster = server.cluster()
-    samples = _Samples(cluster)
+    samples = _sampled(cluster)
     outcomes = cluster.run(load.arrivals())
     assert all(each.end == FINISHED for each in outcomes)
     (engine,) = cluster.members.engines.values()
@@ -350,7 +345,7 @@ def _served(load: Load, server: Server) -> Served:
         engine.stalled_s / seconds,
         sums.steps * profile.decode_step_s + sums.kv_tokens * profile.decode_kv_token_s,
         (engine.prompt_tokens + sums.tokens) * profile.prefill_token_s / seconds,
-        tuple(samples.taken),
+        tuple(samples),
     )
 
 

@@ -13,12 +13,14 @@ from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize
 from pinyon_lab.caches.pools import pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Value, figure
-from pinyon_lab.figures.rows import basis, claimed, close, column, number, share, shown, those
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Rows, Section, Table, Value, columns, figure
+from pinyon_lab.figures.rows import bars, basis, cells, claimed, close, column, near, number, share, shown, those
 from pinyon_lab.figures.workload import Workload, together
-from pinyon_lab.pictures import Bars, Course, Courses, Mark, Picture
+from pinyon_lab.pictures import Bars, Course, Courses, Mark
 
 PAPER = "Mooncake (FAST '25)"
+TRACES = ("conversation", "synthetic"), ("toolagent",)
+"""The workloads that figures of all of them need, and that they like."""
 M = 1_000_000
 NODE_TOKENS = 3 * M
 """The tokens of LLaMA3-70B's KV, 320 KB each, that about 1 TB of DRAM holds (§5.3.1)."""
@@ -73,21 +75,13 @@ def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
     return share(curve.hits(int(tokens) // block_tokens), curve.blocks)
 
 
-@figure(
-    "mooncake-fig9",
-    PAPER,
-    "§5.3.1, Fig. 9",
-    "hit ratio over cache capacity",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-)
+@figure("mooncake-fig9", PAPER, "§5.3.1, Fig. 9", "hit ratio over cache capacity", *TRACES)
 def fig9(given: Given) -> Result:
     table = Table(
         Column("workload", "workload"),
         *(Column(f"at_{millions}m", f"{millions}M", ".1%", Basis.MEASURED) for millions in CAPACITIES_M),
-        Column("ideal", "ideal", ".1%", Basis.MEASURED),
-        Column("node_of_ideal", "3M/ideal", ".1%", Basis.MEASURED),
-        Column("nearly_of_ideal", "50M/ideal", ".1%", Basis.MEASURED),
+        *columns(Basis.MEASURED, ideal=("ideal", ".1%"), node_of_ideal=("3M/ideal", ".1%")),
+        *columns(Basis.MEASURED, nearly_of_ideal=("50M/ideal", ".1%")),
     )
     courses = []
     for workload in _with_combinations(given.workloads):
@@ -112,40 +106,39 @@ def fig9(given: Given) -> Result:
         (Mark("3M: one node", NODE_TOKENS), Mark("50M", NEARLY_ALL_TOKENS)),
     )
     notes = [COMBINED_NOTE, *_notes(given.workloads)]
-    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], _fig9_claims(table.rows), notes)
+    _fig9_claims(table)
+    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], notes)
 
 
-def _fig9_claims(rows: Rows) -> list[Claim]:
-    below = [row["workload"] for row in rows if number(row, "node_of_ideal") < 0.5]
-    least = min(rows, key=lambda row: number(row, "nearly_of_ideal"))
+def _fig9_claims(table: Table) -> None:
+    below = [row["workload"] for row in table.rows if number(row, "node_of_ideal") < 0.5]
+    least = min(table.rows, key=lambda row: number(row, "nearly_of_ideal"))
     nearly = number(least, "nearly_of_ideal")
     nodes = math.ceil(NEARLY_ALL_TOKENS / NODE_TOKENS)
-    section = Section("§5.3.1")
-    return [
-        section.says(
-            "a local cache with a 3M token capacity does not achieve 50% of the theoretical maximum hit rate in most "
-            "scenarios",
-            f"< 50% in {len(below)} of {len(rows)}",
-            2 * len(below) > len(rows),
-            f"below: {', '.join(map(str, below)) or 'none'}",
-            printed="< 50%",
-            basis=claimed(*rows),
-        ),
-        section.says(
-            "a cache capacity of 50M tokens nearly reaches the theoretical maximum hit rate of 100%",
-            f"{nearly:.1%} at least",
-            nearly >= NEARLY,
-            f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
-            basis=claimed(*rows),
-        ),
-        section.says(
-            "require to pool at least 20 nodes' DRAM",
-            nodes,
-            False,
-            f"50M tokens in nodes of 3M are {nodes} nodes; what the paper adds is not stated",
-            printed=20,
-        ),
-    ]
+    section = table.section("§5.3.1")
+    section.says(
+        "a local cache with a 3M token capacity does not achieve 50% of the theoretical maximum hit rate in most "
+        "scenarios",
+        f"< 50% in {len(below)} of {len(table.rows)}",
+        2 * len(below) > len(table.rows),
+        f"below: {', '.join(map(str, below)) or 'none'}",
+        printed="< 50%",
+        basis=claimed(*table.rows),
+    )
+    section.says(
+        "a cache capacity of 50M tokens nearly reaches the theoretical maximum hit rate of 100%",
+        f"{nearly:.1%} at least",
+        nearly >= NEARLY,
+        f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
+        basis=claimed(*table.rows),
+    )
+    section.says(
+        "require to pool at least 20 nodes' DRAM",
+        nodes,
+        False,
+        f"50M tokens in nodes of 3M are {nodes} nodes; what the paper adds is not stated",
+        printed=20,
+    )
 
 
 # -- Fig. 10
@@ -171,16 +164,14 @@ def prefill_flops(tokens: int, prefix: int) -> float:
     return flops(tokens) - flops(prefix)
 
 
-@figure(
-    "mooncake-fig10",
-    PAPER,
-    "§5.3.2, Fig. 10",
-    "global and local caches, 10 nodes of 3M tokens",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-)
+@figure("mooncake-fig10", PAPER, "§5.3.2, Fig. 10", "global and local caches, 10 nodes of 3M tokens", *TRACES)
 def fig10(given: Given) -> Result:
-    rows: list[dict[str, Value]] = []
+    table = Table(
+        *columns(workload="workload", setup="caches"),
+        *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), global_to_this=("global is", ".2f")),
+        *columns(Basis.MODELLED, prefill=("FLOP", ".1%"), saved=("saved", ".1%")),
+        *columns(Basis.MEASURED, busiest=("busiest", ".0%"), duplicates=("copies", ".1%")),
+    )
     for workload in given.workloads:
         requests = workload.asked()
         size = PoolSize(NODES, NODE_TOKENS // workload.block_tokens)
@@ -194,32 +185,16 @@ def fig10(given: Given) -> Result:
                 prefill_flops(row.input_tokens, min(row.input_tokens, count * workload.block_tokens))
                 for row, count in zip(workload.rows, hits, strict=True)
             )
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "setup": label,
-                    "hit_ratio": share(sum(hits), blocks),
-                    "prefill": share(computed, whole),
-                    "busiest": _busiest(seen["per_node"], blocks),
-                    "duplicates": share(seen.get("duplicate_blocks", 0), seen["resident_blocks"]),
-                    "basis": basis(workload),
-                }
-            )
+            ratio, prefill = share(sum(hits), blocks), share(computed, whole)
+            copies = share(seen.get("duplicate_blocks", 0), seen["resident_blocks"])
+            busiest = _busiest(seen["per_node"], blocks)
+            table.add(workload.name, label, ratio, None, prefill, None, busiest, copies, basis=basis(workload))
+    rows = table.rows
     found = {(row["workload"], row["setup"]): row for row in rows}
     for row in rows:
         ours = found[row["workload"], GLOBAL]
         row["global_to_this"] = share(number(ours, "hit_ratio"), number(row, "hit_ratio"))
         row["saved"] = 1 - share(number(ours, "prefill"), number(row, "prefill"))
-    columns = [
-        Column("workload", "workload"),
-        Column("setup", "caches"),
-        Column("hit_ratio", "hits", ".1%", Basis.MEASURED),
-        Column("global_to_this", "global is", ".2f", Basis.MEASURED),
-        Column("prefill", "FLOP", ".1%", Basis.MODELLED),
-        Column("saved", "saved", ".1%", Basis.MODELLED),
-        Column("busiest", "busiest", ".0%", Basis.MEASURED),
-        Column("duplicates", "copies", ".1%", Basis.MEASURED),
-    ]
     notes = [
         "Service takes no time; what is generated is not cached. Local hits are counted on the node that a request "
         "runs on, global ones anywhere. FLOP: of all prefills, as a share of what they were without reuse (Eq. 1 and "
@@ -229,16 +204,15 @@ def fig10(given: Given) -> Result:
         "anywhere, load alone decides; ours, to show what hangs on it.",
         *_notes(given.workloads),
     ]
-    hit_ratios, prefills = (
-        {setup: column(rows, key, setup=setup) for setup in SETUPS} for key in ("hit_ratio", "prefill")
-    )
-    names = [shown(workload) for workload in given.workloads]
+    names = {workload.name: shown(workload) for workload in given.workloads}
+    hit_ratios, prefills = (cells(rows, "workload", "setup", key) for key in ("hit_ratio", "prefill"))
     panels = [
-        Bars("Hit ratio", "blocks that hit", names, hit_ratios),
-        Bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", names, prefills),
+        bars("Hit ratio", "blocks that hit", hit_ratios, group=names.__getitem__),
+        bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=names.__getitem__),
     ]
-    picture = Picture("Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches", panels)
-    return Result(columns, rows, _fig10_claims(rows), notes, picture)
+    title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
+    _fig10_claims(table)
+    return table.result(title, panels, notes)
 
 
 def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
@@ -246,41 +220,37 @@ def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
     return share(max(asked), blocks) if asked else None
 
 
-def _fig10_claims(rows: Rows) -> list[Claim]:
-    local = those(rows, setup=LOCAL)
+def _fig10_claims(table: Table) -> None:
+    local = those(table.rows, setup=LOCAL)
     most = max(local, key=lambda row: number(row, "global_to_this"))
     saved = max(local, key=lambda row: number(row, "saved"))
     higher = [row["workload"] for row in local if number(row, "global_to_this") > 1]
     same = [str(row["workload"]) for row in local if row["workload"] not in higher]
-    section = Section("§5.3.2")
-    return [
-        Section("§5.3.2 (§1: 2.36× higher)").says(
-            "the global cache exhibits a maximum increase of 136% in cache hit rate",
-            round(number(most, "global_to_this"), 2),
-            close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
-            f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
-            "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
-            "how the paper's does is not stated here, and all hangs on it: " + _by_router(rows, most["workload"]),
-            printed=2.36,
-            basis=claimed(most),
-        ),
-        section.says(
-            "the global cache achieves higher cache hit rates ... across all tested workloads",
-            f"higher on {len(higher)} of {len(local)}",
-            not same,
-            f"not on {', '.join(same)}: all that this trace asks for fits into ten nodes, and affinity finds it there"
-            if same
-            else "",
-            basis=claimed(*local),
-        ),
-        section.says(
-            "a reduction of up to 48% in prefill computation time",
-            f"{number(saved, 'saved'):.1%}",
-            close(number(saved, "saved"), 0.48),
-            f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
-            printed="48%",
-        ),
-    ]
+    section = table.section("§5.3.2")
+    table.section("§5.3.2 (§1: 2.36× higher)").says(
+        "the global cache exhibits a maximum increase of 136% in cache hit rate",
+        round(number(most, "global_to_this"), 2),
+        close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
+        f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
+        "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
+        "how the paper's does is not stated here, and all hangs on it: " + _by_router(table.rows, most["workload"]),
+        printed=2.36,
+        basis=claimed(most),
+    )
+    section.says(
+        "the global cache achieves higher cache hit rates ... across all tested workloads",
+        f"higher on {len(higher)} of {len(local)}",
+        not same,
+        f"not on {', '.join(same)}: all that this trace asks for fits into ten nodes, and affinity finds it there"
+        if same
+        else "",
+        basis=claimed(*local),
+    )
+    section.finds(
+        "a reduction of up to 48% in prefill computation time",
+        near(number(saved, "saved"), 0.48, "{:.1%}", "48%"),
+        f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
+    )
 
 
 def _by_router(rows: Rows, workload: Value) -> str:
@@ -305,20 +275,11 @@ RATIO_CLOSE = 0.01
 BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over the requests"
 
 
-@figure(
-    "mooncake-table2",
-    PAPER,
-    "§5.2.1, Table 2",
-    "requests, lengths and cache ratio",
-    ("conversation", "synthetic"),
-    ("toolagent",),
-)
+@figure("mooncake-table2", PAPER, "§5.2.1, Table 2", "requests, lengths and cache ratio", *TRACES)
 def table2(given: Given) -> Result:
     table = Table(
         Column("workload", "workload"),
-        Column("requests", "requests", ",", Basis.MEASURED),
-        Column("input", "input", ",.1f", Basis.MEASURED),
-        Column("output", "output", ",.1f", Basis.MEASURED),
+        *columns(Basis.MEASURED, requests=("requests", ","), input=("input", ",.1f"), output=("output", ",.1f")),
         *(Column(key, key, ".1%", Basis.MEASURED) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)),
     )
     for workload in given.workloads:
@@ -343,16 +304,17 @@ def table2(given: Given) -> Result:
     }
     bars["the paper"] = [PRINTED[each.name]["ratio"] for each in given.workloads]
     panel = Bars("Endless cache", "cached", named, bars, ".1%")
-    return table.result("Mooncake Table 2: cache ratio", [panel], _claims(table.rows), notes)
+    _claims(table.section("Table 2", Basis.MEASURED), table.rows)
+    return table.result("Mooncake Table 2: cache ratio", [panel], notes)
 
 
-def _claims(all_rows: Rows) -> list[Claim]:
-    """Returns the claims of Table 2 about published traces only: a generated trace has what was put into it."""
+def _claims(section: Section, all_rows: Rows) -> None:
+    """Adds the claims of Table 2 about published traces only: a generated trace has what was put into it."""
     rows = {str(row["workload"]): row for row in all_rows if row["basis"] == Basis.MEASURED}
 
-    def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> Claim:
+    def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> None:
         values = {name: number(row, ours or key) for name, row in rows.items()}
-        return Section("Table 2", Basis.MEASURED).says(
+        section.says(
             said,
             ", ".join(f"{name} {value:{form}}" for name, value in values.items()),
             all(abs(value - PRINTED[name][key]) <= close for name, value in values.items()),
@@ -364,16 +326,14 @@ def _claims(all_rows: Rows) -> list[Claim]:
         f"{name} {number(row, BY_BLOCKS):.1%} {BY_BLOCKS}, {number(row, BY_REQUEST):.1%} as {BY_REQUEST}"
         for name, row in rows.items()
     )
-    return [
-        claim("Num Requests 12031 23608 3993", "requests", ",.0f", 0),
-        claim("Avg Input Len 12035 8596 15325", "input", ",.1f", LENGTH_CLOSE, "a trace's mean, of whole prompts"),
-        claim("Avg Output Len 343 182 149", "output", ",.1f", LENGTH_CLOSE, "a trace's mean"),
-        claim(
-            "Cache Ratio 40% 59% 66%",
-            "ratio",
-            ".1%",
-            RATIO_CLOSE,
-            f"{BY_TOKENS}; {others}. Where a request's hits end inside a block of 512, up to 511 tokens are not seen",
-            BY_TOKENS,
-        ),
-    ]
+    claim("Num Requests 12031 23608 3993", "requests", ",.0f", 0)
+    claim("Avg Input Len 12035 8596 15325", "input", ",.1f", LENGTH_CLOSE, "a trace's mean, of whole prompts")
+    claim("Avg Output Len 343 182 149", "output", ",.1f", LENGTH_CLOSE, "a trace's mean")
+    claim(
+        "Cache Ratio 40% 59% 66%",
+        "ratio",
+        ".1%",
+        RATIO_CLOSE,
+        f"{BY_TOKENS}; {others}. Where a request's hits end inside a block of 512, up to 511 tokens are not seen",
+        BY_TOKENS,
+    )

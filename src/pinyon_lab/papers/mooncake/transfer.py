@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, figure
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Rows, Table, columns, figure
 from pinyon_lab.figures.rows import basis, column, counting, number, points, those
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
@@ -46,9 +46,9 @@ def eq2(given: Given) -> Result:
     for prefix in PREFIXES:
         table.add(prefix, *(least_bytes_s(flops, prefix) / GB for _, flops in machines))
 
-    def claim(said: str, printed: float, flops: float) -> Claim:
+    def claim(said: str, printed: float, flops: float) -> None:
         ours = least_bytes_s(flops, 8192) / GB
-        return Section("§2.2").says(
+        table.section("§2.2").says(
             said,
             f"{ours:.2f} GB/s",
             round(ours) == printed,
@@ -56,14 +56,12 @@ def eq2(given: Given) -> Result:
             printed=f"{printed:g} GB/s",
         )
 
-    claims = [
-        claim("Equation 2 yields a minimum required B of 6 GB/s", 6, A800_FLOPS),
-        claim("The requirement for B will be enlarged to 19 GB/s for an $8 \\times H800$ machine", 19, H800_FLOPS),
-    ]
+    claim("Equation 2 yields a minimum required B of 6 GB/s", 6, A800_FLOPS)
+    claim("The requirement for B will be enlarged to 19 GB/s for an $8 \\times H800$ machine", 19, H800_FLOPS)
     courses = [Course(name, points(table.rows, "prefix", name)) for name, _ in machines]
     panel = Courses("From where on fetching is sooner", "prefix in tokens", "GB/s", courses, form=".0f")
     note = "The H800's throughput is NVIDIA's figure for dense 16 bit, 989 TFLOP/s; the paper does not print one."
-    return table.result("Mooncake Eq. 2: bandwidth that is worth it", [panel], claims, [note])
+    return table.result("Mooncake Eq. 2: bandwidth that is worth it", [panel], [note])
 
 
 # -- Fig. 13
@@ -106,13 +104,9 @@ def fig13(given: Given) -> Result:
     )
     recomputed_s = mean_ttft_s(none)
     table = Table(
-        Column("gbit", "Gbit/s", "d"),
-        Column("policy", "scheduler"),
-        Column("ttft_s", "mean TTFT", ".2f", Basis.MODELLED),
-        Column("fetch_s", "fetch, s", ".2f", Basis.MODELLED),
-        Column("theory_s", "alone, s", ".2f", Basis.MODELLED),
-        Column("fetches", "fetches", ",d", Basis.MODELLED),
-        Column("reused", "reused", ".1%", Basis.MODELLED),
+        *columns(gbit=("Gbit/s", "d"), policy="scheduler"),
+        *columns(Basis.MODELLED, ttft_s=("mean TTFT", ".2f"), fetch_s=("fetch, s", ".2f")),
+        *columns(Basis.MODELLED, theory_s=("alone, s", ".2f"), fetches=("fetches", ",d"), reused=("reused", ".1%")),
     )
     for gbit in GBITS:
         for policy in FETCHING:
@@ -132,30 +126,28 @@ def fig13(given: Given) -> Result:
     def both(text: Callable[[_Seen], str]) -> str:
         return "; ".join(f"{text(found)} ({policy})" for policy, found in seen.items())
 
-    section = Section("§5.4.2")
-    claims = [
-        section.says(
-            "When the total communication bandwidth exceeds 100 Gbps, the average TTFT remains below 2 s, "
-            "significantly less than the TTFT of the recomputation baseline",
-            f"at most {both(lambda found: f'{found.most_s:.2f} s')}; recomputation {recomputed_s:.2f} s",
-            own.most_s < SECONDS_MAX < recomputed_s,
-            f"from {RECOMMENDED_GBIT} Gbit/s on; the three statements are judged by {judged}, the paper's",
-            printed="< 2 s",
-        ),
-        section.says(
-            "when bandwidth falls below 100 Gbps, system performance is significantly compromised",
-            both(lambda found: f"TTFT {found.slow_s:.2f} s at {GBITS[0]} Gbit/s, {found.fast_s:.2f} s at {GBITS[-1]}"),
-            own.slow_s > 2 * own.fast_s,
-            f"more than twice counts as significant; by {judged}",
-        ),
-        section.says(
-            "network congestion, as demonstrated by the substantial divergence between actual and theoretical "
-            "transfer times",
-            both(lambda found: f"{found.fetch_s:.2f} s against {found.alone_s:.2f} s at {GBITS[0]} Gbit/s"),
-            own.fetch_s > 1.5 * own.alone_s,
-            f"a fetch, and what it would take alone; half as long again counts as substantial; by {judged}",
-        ),
-    ]
+    section = table.section("§5.4.2")
+    section.says(
+        "When the total communication bandwidth exceeds 100 Gbps, the average TTFT remains below 2 s, "
+        "significantly less than the TTFT of the recomputation baseline",
+        f"at most {both(lambda found: f'{found.most_s:.2f} s')}; recomputation {recomputed_s:.2f} s",
+        own.most_s < SECONDS_MAX < recomputed_s,
+        f"from {RECOMMENDED_GBIT} Gbit/s on; the three statements are judged by {judged}, the paper's",
+        printed="< 2 s",
+    )
+    section.says(
+        "when bandwidth falls below 100 Gbps, system performance is significantly compromised",
+        both(lambda found: f"TTFT {found.slow_s:.2f} s at {GBITS[0]} Gbit/s, {found.fast_s:.2f} s at {GBITS[-1]}"),
+        own.slow_s > 2 * own.fast_s,
+        f"more than twice counts as significant; by {judged}",
+    )
+    section.says(
+        "network congestion, as demonstrated by the substantial divergence between actual and theoretical "
+        "transfer times",
+        both(lambda found: f"{found.fetch_s:.2f} s against {found.alone_s:.2f} s at {GBITS[0]} Gbit/s"),
+        own.fetch_s > 1.5 * own.alone_s,
+        f"a fetch, and what it would take alone; half as long again counts as substantial; by {judged}",
+    )
     panels = [
         Courses(
             title,
@@ -179,7 +171,7 @@ def fig13(given: Given) -> Result:
         "nodes as well, which hold what they decode; algorithm1 from the prefill node that holds most.",
         MODEL_NOTE,
     ]
-    return table.result("Mooncake Fig. 13: network bandwidth", panels, claims, notes)
+    return table.result("Mooncake Fig. 13: network bandwidth", panels, notes)
 
 
 # -- Fig. 14
@@ -207,8 +199,7 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
 @figure("mooncake-fig14", PAPER, "§5.4.3, Fig. 14", "what a request's latency is made of")
 def fig14(given: Given) -> Result:
     table = Table(
-        Column("tokens", "tokens", ",d"),
-        Column("ratio", "cached", ".0%"),
+        *columns(tokens=("tokens", ",d"), ratio=("cached", ".0%")),
         *(Column(part, f"{part}, s", ".3f", Basis.MODELLED) for part in PARTS),
     )
     for ratio in RATIOS:
@@ -218,23 +209,21 @@ def fig14(given: Given) -> Result:
     before_token = PARTS[:-1]
     prefill = 1 - cached["prefill"] / without["prefill"]
     ttft = 1 - sum(cached[part] for part in before_token) / sum(without[part] for part in before_token)
-    section = Section("§5.4.3")
-    claims = [
-        section.says(
-            "with an input length of 128k tokens, prefix caching reduces the prefill time by 92%",
-            f"{prefill:.0%}",
-            abs(prefill - 0.92) <= 0.02,
-            "Eq. 1 with Table 1, 95% cached; within two points",
-            printed="92%",
-        ),
-        section.says(
-            "prefix caching in MOONCAKE can reduce TTFT by 86% with an input length of 128k tokens",
-            f"{ttft:.0%}",
-            abs(ttft - 0.86) <= 0.02,
-            "all but decoding, one after the other, at full bandwidth and without a queue; within two points",
-            printed="86%",
-        ),
-    ]
+    section = table.section("§5.4.3")
+    section.says(
+        "with an input length of 128k tokens, prefix caching reduces the prefill time by 92%",
+        f"{prefill:.0%}",
+        abs(prefill - 0.92) <= 0.02,
+        "Eq. 1 with Table 1, 95% cached; within two points",
+        printed="92%",
+    )
+    section.says(
+        "prefix caching in MOONCAKE can reduce TTFT by 86% with an input length of 128k tokens",
+        f"{ttft:.0%}",
+        abs(ttft - 0.86) <= 0.02,
+        "all but decoding, one after the other, at full bandwidth and without a queue; within two points",
+        printed="86%",
+    )
     panels = [
         Bars(
             f"{ratio:.0%} cached",
@@ -249,4 +238,4 @@ def fig14(given: Given) -> Result:
         f"A formula, not a run: Table 1 at a utilisation of {UTILISATION:g}, KV over all NICs at 800 Gbit/s, from DRAM "
         f"at 128 GB/s, {DECODED} tokens decoded alone. Scheduling: {1000 * SCHEDULE_S:g} ms, as a placement takes."
     ]
-    return table.result("Mooncake Fig. 14: what latency is made of", panels, claims, notes)
+    return table.result("Mooncake Fig. 14: what latency is made of", panels, notes)

@@ -1,10 +1,8 @@
 """The figures of SkyWalker."""
 
-from pinyon_lab.papers.skywalker.day import fig3
-from pinyon_lab.papers.skywalker.pushing import fig4b, fig9, fig10
 from pinyon_lab.papers.skywalker.runs import PAPER
-from pinyon_lab.papers.skywalker.serving import fig8
-from pinyon_lab.papers.skywalker.sharing import fig5, fig6
+from pinyon_lab.papers.skywalker.serving import fig4b, fig8, fig9, fig10
+from pinyon_lab.papers.skywalker.sharing import fig3, fig5, fig6
 
 __all__ = ["FIGURES", "PAPER"]
 

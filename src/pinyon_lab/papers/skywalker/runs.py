@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
-from typing import Any, Final
+from typing import Final, NamedTuple, TypeVar
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Basis, Column, Row, Tell, Value
+from pinyon_lab.figures.figure import Basis, Column, Compared, Given, Table, Tell, columns
+from pinyon_lab.figures.rows import bars, up_to
 from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
@@ -34,17 +35,10 @@ LENGTHS_NOTE: Final = (
 )
 QUICK_NOTE: Final = "Quick: windows of a seventh; differences of a few percent mean nothing."
 COLUMNS: Final = [
-    Column("output_tokens_per_s", "tokens/s", ",.0f", Basis.MODELLED),
-    Column("requests_per_s", "requests/s", ".2f", Basis.MODELLED),
-    Column("ttft_p50_s", "TTFT P50, s", ".2f", Basis.MODELLED),
-    Column("ttft_mean_s", "mean", ".2f", Basis.MODELLED),
-    Column("ttft_p90_s", "P90", ".2f", Basis.MODELLED),
-    Column("e2e_p50_s", "E2E P50, s", ".1f", Basis.MODELLED),
-    Column("hits", "hits", ".1%", Basis.MODELLED),
-    Column("uneven", "busiest/idlest", ".2f", Basis.MODELLED),
-    Column("used", "KV used", ".0%", Basis.MODELLED),
-    Column("waiting", "without room", ".1f", Basis.MODELLED),
-    Column("forwarded", "forwarded", ".1%", Basis.MODELLED),
+    *columns(Basis.MODELLED, output_tokens_per_s=("tokens/s", ",.0f"), requests_per_s=("requests/s", ".2f")),
+    *columns(Basis.MODELLED, ttft_p50_s=("TTFT P50, s", ".2f"), ttft_mean_s=("mean", ".2f"), ttft_p90_s=("P90", ".2f")),
+    *columns(Basis.MODELLED, e2e_p50_s=("E2E P50, s", ".1f"), hits=("hits", ".1%"), uneven=("busiest/idlest", ".2f")),
+    *columns(Basis.MODELLED, used=("KV used", ".0%"), waiting=("without room", ".1f"), forwarded=("forwarded", ".1%")),
 ]
 
 
@@ -57,28 +51,33 @@ class Load:
     clients: tuple[tuple[str, int], ...]
     warm_s: float = 60.0
     until_s: float = 360.0
-    seed: int = SEED
-
-    def quickly(self, quick: bool) -> Load:
-        """Returns the load with a seventh of its window if ``quick``, else the load itself."""
-        return self.quick() if quick else self
 
     def quick(self) -> Load:
+        """Returns the load with a seventh of its window."""
         return replace(self, warm_s=self.warm_s / 4, until_s=(self.until_s - self.warm_s) / 7 + self.warm_s / 4)
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """The results of a run; ``outstanding`` and ``used`` have a value per instance for each second."""
+class Ran(NamedTuple):
+    """The results of a run; ``used`` has a value per instance for each second."""
 
     measured: Measured
-    outstanding: Sequence[Sequence[int]]
     used: Sequence[Sequence[float]]
 
 
-def ran(load: Load, system: System | str, tell: Tell) -> Ran:
+At = TypeVar("At", int, str)
+Runs = Mapping[tuple[At, str], Measured]
+"""The results by what varies, mostly the load, and by the system's name."""
+
+
+def runs_of(loads: Mapping[At, Load], systems: Sequence[System | str], given: Given) -> dict[tuple[At, str], Measured]:
+    """Runs each load on each system, shorter where the figure is made quickly."""
+    chosen = [SYSTEMS[each] if isinstance(each, str) else each for each in systems]
+    windows = {at: load.quick() if given.quick else load for at, load in loads.items()}
+    return {(at, each.name): ran(load, each, given.tell).measured for at, load in windows.items() for each in chosen}
+
+
+def ran(load: Load, system: System, tell: Tell) -> Ran:
     """Runs a load on a system, or returns the cached result of the same run."""
-    system = SYSTEMS[system] if isinstance(system, str) else system
     clients = "/".join([str(count) for _, count in load.clients])
     instances = "/".join([str(count) for _, count in load.instances])
     tell(f"{load.workload}, {clients} clients, {instances} instances: {system.name}")
@@ -91,35 +90,32 @@ def _ran(load: Load, system: System) -> Ran:
     engine = load_profile(machine.engine)
     world = World(WorldSettings(dict(load.instances)), system, sglang_instance(machine), machine, engine)
     regions = [region for region, _ in load.clients]
-    by_region = sources(load.workload, regions, Random(f"{load.seed} {load.workload}"))
+    by_region = sources(load.workload, regions, Random(f"{SEED} {load.workload}"))
     for region, count in load.clients:
-        world.add_clients(region, by_region[region], Random(f"{load.seed} {region}"), count)
+        world.add_clients(region, by_region[region], Random(f"{SEED} {region}"), count)
     samples = Samples(world, load.warm_s)
     world.run(load.until_s)
-    return Ran(measured(world, samples, load.warm_s, load.until_s), samples.outstanding, samples.used)
+    return Ran(measured(world, samples, load.warm_s, load.until_s), samples.used)
 
 
-def row(names: Row, found: Ran) -> dict[str, Value]:
-    values = found.measured.as_dict()
-    return {**names, **{column.key: values[column.key] for column in COLUMNS}}
+def table(names: Sequence[Column], runs: Runs[At], shown: Sequence[Column] = COLUMNS) -> Table:
+    """Returns a row for each run, with the columns of what it is a run of, and those ``shown`` of the results."""
+    found = Table(*names, *shown)
+    for what, each in runs.items():
+        values = each.as_dict()
+        found.add(*what, *(values[column.key] for column in shown), **{each.key: values[each.key] for each in COLUMNS})
+    return found
 
 
 def notes(quick: bool, *more: str) -> list[str]:
     return [MODEL_NOTE, LENGTHS_NOTE, *more, *([QUICK_NOTE] if quick else [])]
 
 
-def bars(
-    title: str,
-    label: str,
-    groups: Mapping[str, Any],
-    runs: Mapping[tuple[Any, str], Ran],
-    value: Callable[[Measured], float],
-    form: str,
+def panel(
+    title: str, label: str, runs: Runs[At], value: Callable[[Measured], float], form: str, group: str = "{}"
 ) -> Bars:
-    """Returns bars by group and system; ``groups`` maps labels to the groups in ``runs``."""
-    names = dict.fromkeys(name for _, name in runs)
-    values = {name: [value(runs[group, name].measured) for group in groups.values()] for name in names}
-    return Bars(title, label, list(groups), values, form)
+    """Returns bars by what varies and system; ``group`` is the format of what varies."""
+    return bars(title, label, {key: value(each) for key, each in runs.items()}, form, group=group.format)
 
 
 def tokens(each: Measured) -> float:
@@ -129,6 +125,20 @@ def tokens(each: Measured) -> float:
 def within(values: Sequence[float], low: float, high: float) -> bool:
     """Returns whether all values are in the printed range, a fifth more or less."""
     return all(low / 1.2 <= value <= high * 1.2 for value in values)
+
+
+def ranged(
+    values: Sequence[float],
+    low: float,
+    high: float,
+    form: str = ".2f",
+    agrees: Callable[[Sequence[float], float, float], bool] = within,
+) -> Compared:
+    """Compares values, ratios or in ``form`` percent, with the printed range."""
+    scale, unit = (100, "%") if form.endswith("%") else (1, "×")
+    printed = dict.fromkeys(f"{scale * each:g}" for each in (low, high))
+    ours = up_to(values, form) if unit == "%" else f"{up_to(values, form)}×"
+    return Compared(ours, agrees(values, low, high), f"{' to '.join(printed)}{unit}")
 
 
 def gained(ratios: Sequence[float], low: float, high: float) -> bool:

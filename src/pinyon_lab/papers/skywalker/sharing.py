@@ -1,4 +1,7 @@
-"""SkyWalker §3.2: prefixes shared by users and regions (Fig. 5), and how consistent hashing reuses them (Fig. 6)."""
+"""SkyWalker §2.2: the load of five regions over a day, and the cost of serving it (Fig. 3).
+
+§3.2: prefixes shared by users and regions (Fig. 5), and how consistent hashing reuses them (Fig. 6).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,86 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Section, Table, figure
-from pinyon_lab.figures.rows import column
-from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, Ran, ran, within
-from pinyon_lab.pictures import Bars
+from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, columns, figure
+from pinyon_lab.figures.rows import bars, column, near
+from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, runs_of, within
+from pinyon_lab.pictures import Bars, Course, Courses, Panel
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
+from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, aggregate, costs, variance
 from pinyon_lab.simulator.regions.programs import Program, Step
 from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, System
 from pinyon_lab.simulator.regions.workloads import sources
+
+# -- Fig. 3
+
+PER_INSTANCE: Final = 0.01
+"""One instance's share of the largest region's peak: so small that whole instances make no difference."""
+
+FREE: Final = "the shape of the wave, three of the five ratios and all shares are free"
+
+
+@figure("skywalker-fig3", PAPER, "§2.2, Fig. 3", "load of five regions over a day, and its cost")
+def fig3(given: Given) -> Result:
+    loads = {region: course.slots() for region, course in WILDCHAT_DAY.items()}
+    together = aggregate(list(loads.values()))
+    day = costs(loads, PER_INSTANCE)
+    table = Table(
+        Column("region", "region"),
+        *(Column(key, key, ".2f", Basis.CONSTRUCTION) for key in ("peak", "trough", "variance")),
+    )
+    for region, each in {**loads, "together": together}.items():
+        table.add(region, max(each), min(each), variance(each), basis=Basis.CONSTRUCTION)
+    lone = [variance(each) for each in loads.values()]
+    section, costs_section = (table.section(f"§2.2, Fig. {each}", Basis.CONSTRUCTION) for each in ("3a", "3b"))
+    section.says(
+        "Before aggregation, per-region load variance ranges from 2.88× to 32.64×",
+        f"{min(lone):.2f} to {max(lone):.2f}×",
+        True,
+        "put in",
+        printed="2.88 to 32.64×",
+    )
+    section.says(
+        "after aggregation, the variance is reduced to 1.29×",
+        f"{variance(together):.2f}×",
+        abs(variance(together) - 1.29) < 0.02,
+        "put in: all regions peak at three in the afternoon, and who has how much is chosen so that this comes out",
+        printed="1.29×",
+    )
+    costs_section.finds(
+        "provisioning based on the peak aggregated global load can reduce costs by 40.5%",
+        near(day.saved, 0.405, "{:.1%}"),
+        f"follows from the loads, which are put in: {FREE}; agrees within a fifth",
+    )
+    costs_section.finds(
+        "this approach incurs 2.2× the cost",
+        near(day.on_demand_ratio, 2.2, text="2.2×"),
+        f"follows from the loads, as above, and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); "
+        "agrees within a fifth",
+    )
+    hours = [place * DAY_H / len(together) for place in range(len(together))]
+    courses = [
+        Course(name, list(zip(hours, each, strict=True)), dashed=name == "together")
+        for name, each in {**loads, "together": together}.items()
+    ]
+    least = day.shared_dollars
+    cost = {
+        "region-local, reserved": [day.region_local_dollars / least],
+        "shared, reserved": [1.0],
+        "on demand": [day.on_demand_ratio],
+    }
+    title, hour, share = "Load (by construction)", "hour of the day, UTC", "of the largest region's peak"
+    panels: list[Panel] = [
+        Courses(title, hour, share, courses, form=".1f", linear=True),
+        Bars("Cost", "shared = 1", ("one day",), cost, ".2f"),
+    ]
+    note = (
+        "By construction: one wave a day for each region, with the peak-to-trough ratios that are printed of the five "
+        "(the three between them are ours). `pinyon simulate --regions` serves such a day."
+    )
+    return table.result("SkyWalker Fig. 3", panels, [note])
+
+
+# -- Fig. 5
 
 PAIRS = 200_000
 """The largest number of pairs of each kind that are compared."""
@@ -72,8 +147,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else -1.0
 
 
-# -- Fig. 5
-
 REGIONS = ("us", "eu", "asia")
 PROGRAMS = 1_500
 """The number of programs of each region."""
@@ -89,8 +162,7 @@ def fig5(given: Given) -> Result:
         *(Column(key, key.replace("_", " "), ".1%", Basis.CONSTRUCTION) for key in keys),
         Column("ratio", "within/across users", ".2f", Basis.CONSTRUCTION),
     )
-    claims: list[Claim] = []
-    section = Section("§3.2, Fig. 5a", Basis.CONSTRUCTION)
+    section = table.section("§3.2, Fig. 5a", Basis.CONSTRUCTION)
     for workload, name, printed in PRINTED5:
         given.tell(f"{name}: pairs of requests")
         by_region = sources(workload, REGIONS, Random(f"{SEED} {workload}"))
@@ -101,33 +173,29 @@ def fig5(given: Given) -> Result:
         found = similarities(programs, BLOCK_TOKENS, TEMPLATE_TOKENS, Random(SEED))
         ratio = found.within_user / found.across_users
         table.add(name, *found, ratio, basis=Basis.CONSTRUCTION)
-        claims.append(
-            section.says(
-                f"{printed:.2f}× for {name}",
-                f"{ratio:.2f}×",
-                abs(ratio - printed) < printed / 5,
-                "within users by across users. Put in: openings that users, regions and everybody have in common. "
-                "Agrees within a fifth",
-                printed=f"{printed:.2f}×",
-            )
+        section.says(
+            f"{printed:.2f}× for {name}",
+            f"{ratio:.2f}×",
+            abs(ratio - printed) < printed / 5,
+            "within users by across users. Put in: openings that users, regions and everybody have in common. "
+            "Agrees within a fifth",
+            printed=f"{printed:.2f}×",
         )
         if workload == "wildchat":
-            claims.append(
-                section.says(
-                    "requests across regions only have 2.5% prefix affinity",
-                    f"{found.across_regions:.1%}",
-                    abs(found.across_regions - FAR) < FAR / 2,
-                    "put in; agrees within a half",
-                    printed="2.5%",
-                )
+            section.says(
+                "requests across regions only have 2.5% prefix affinity",
+                f"{found.across_regions:.1%}",
+                abs(found.across_regions - FAR) < FAR / 2,
+                "put in; agrees within a half",
+                printed="2.5%",
             )
     values = {key.replace("_", " "): column(table.rows, key) for key in keys}
-    bars = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
+    panel = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
         "all have. The heat map of Fig. 5b shows the same by user."
     )
-    return table.result("SkyWalker Fig. 5", [bars], claims, [LENGTHS_NOTE, note])
+    return table.result("SkyWalker Fig. 5", [panel], [LENGTHS_NOTE, note])
 
 
 # -- Fig. 6
@@ -157,45 +225,34 @@ WHY: Final = {
 
 @figure("skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum", has_quick_way=True)
 def fig6(given: Given) -> Result:
-    runs: dict[tuple[str, str], Ran] = {}
-    for workload, _, _, clients in PRINTED6:
-        load = Load(workload, (("us", 4),), (("us", clients),), 120.0, 720.0)
-        for system in SYSTEMS6:
-            runs[workload, system.name] = ran(load.quickly(given.quick), system, given.tell)
-    hits = {key: found.measured.hits for key, found in runs.items()}
+    loads = {name: Load(name, (("us", 4),), (("us", clients),), 120.0, 720.0) for name, _, _, clients in PRINTED6}
+    runs = runs_of(loads, SYSTEMS6, given)
+    hits = {key: found.hits for key, found in runs.items()}
     table = Table(
         Column("workload", "workload"),
         *(Column(system.name, system.name, ".1%", Basis.MODELLED) for system in SYSTEMS6),
-        Column("gap", "optimum − ch", ".1%", Basis.MODELLED),
-        Column("used", "KV used", ".0%", Basis.MODELLED),
+        *columns(Basis.MODELLED, gap=("optimum − ch", ".1%"), used=("KV used", ".0%")),
     )
-    claims = []
     for workload, said, printed, _ in PRINTED6:
         gap = hits[workload, OPTIMUM] - hits[workload, CH]
         here = (hits[workload, system.name] for system in SYSTEMS6)
-        table.add(workload, *here, gap, runs[workload, CH].measured.used)
-        claims.append(
-            Section("§3.2, Fig. 6").says(
-                said,
-                f"{gap:.1%}",
-                within([gap], printed, printed),
-                "in points, as we read it; agrees within a fifth, the order if the optimum has more by two points: "
-                f"neither workloads nor replicas of this figure are printed{WHY.get(workload, '')}",
-                printed=f"{printed:.2%}",
-                order=gap > 0.02,
-            )
+        table.add(workload, *here, gap, runs[workload, CH].used)
+        table.section("§3.2, Fig. 6").says(
+            said,
+            f"{gap:.1%}",
+            within([gap], printed, printed),
+            "in points, as we read it; agrees within a fifth, the order if the optimum has more by two points: "
+            f"neither workloads nor replicas of this figure are printed{WHY.get(workload, '')}",
+            printed=f"{printed:.2%}",
+            order=gap > 0.02,
         )
     nearer = {workload: (hits[workload, TREE], hits[workload, CH]) for workload, *_ in PRINTED6}
-    claims.append(
-        Section("§3.2").says(
-            "With that, we observe SkyWalker more closely approaches the performance of an optimal solution",
-            ", ".join(f"{name}: {tree:.1%} against {ring:.1%} of CH" for name, (tree, ring) in nearer.items()),
-            all(tree > ring for tree, ring in nearer.values()),
-            "CH pushes blindly, the others by pending requests",
-        )
+    table.section("§3.2").says(
+        "With that, we observe SkyWalker more closely approaches the performance of an optimal solution",
+        ", ".join(f"{name}: {tree:.1%} against {ring:.1%} of CH" for name, (tree, ring) in nearer.items()),
+        all(tree > ring for tree, ring in nearer.values()),
+        "CH pushes blindly, the others by pending requests",
     )
-    groups = tuple(workload for workload, *_ in PRINTED6)
-    values = {system.name: [hits[workload, system.name] for workload in groups] for system in SYSTEMS6}
     note = (
         "The optimum looks into all caches and takes who holds most of the prompt, then the least busy. The workloads "
         "are ours: requests of WildChat's mean lengths, one turn each, of which four of five begin with an opening. "
@@ -203,5 +260,5 @@ def fig6(given: Given) -> Result:
         "user's own, and one to four requests of one user at once (§3.2: up to 4×). Heterogeneous: four at once, with "
         "any of the 150."
     )
-    panel = Bars("KV cache hits", "of prompt tokens", groups, values, ".0%")
-    return table.result("SkyWalker Fig. 6", [panel], claims, [MODEL_NOTE, note])
+    panel = bars("KV cache hits", "of prompt tokens", hits)
+    return table.result("SkyWalker Fig. 6", [panel], [MODEL_NOTE, note])

@@ -1,8 +1,7 @@
 """The figures of "KVCache Cache in the Wild"."""
 
-from pinyon_lab.papers.wild.ablation import fig28
 from pinyon_lab.papers.wild.days import fig29
-from pinyon_lab.papers.wild.figures import BY_RATIO, PAPER, qttft
+from pinyon_lab.papers.wild.figures import BY_RATIO, PAPER, fig28, qttft
 
 __all__ = ["FIGURES", "PAPER"]
 

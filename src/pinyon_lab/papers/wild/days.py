@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Tell, Value, figure
-from pinyon_lab.figures.rows import basis, number
+from pinyon_lab.figures.figure import Basis, Given, Result, Row, Rows, Section, Table, Tell, Value, columns, figure
+from pinyon_lab.figures.rows import bars, basis, number
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.pictures import Bars, Course, Courses, Picture
+from pinyon_lab.pictures import Course, Courses, Panel
 from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 
@@ -137,20 +137,18 @@ def fig29(given: Given) -> Result:
             field="trace",
         )
     hits = _hits(days, capacity, given.tell)
-    found = [*reuse]
-    found += [{"what": name, "hour": hour, "hits": ratio} for (name, hour), ratio in hits.items()]
-    columns = [
-        Column("what", "category, or policy"),
-        Column("hour", "hour", "02d"),
-        Column("requests", "requests", ",.0f", Basis.MEASURED),
-        Column("reused", "used again", ".1%", Basis.MEASURED),
-        Column("distance", "day to day", ".3f", Basis.MEASURED),
-        Column("chance", "by chance", ".3f", Basis.MEASURED),
-        Column("hits", "hits", ".2%", Basis.MEASURED),
-    ]
-    rows = [{**dict.fromkeys(column.key for column in columns), "basis": rests_on, **row} for row in found]
-    claims = _claims(reuse, hits, rests_on)
-    return Result(columns, rows, claims, _notes(count, capacity), _picture(days, hits, workload.generated))
+    table = Table(
+        *columns(what="category, or policy", hour=("hour", "02d")),
+        *columns(Basis.MEASURED, requests=("requests", ",.0f"), reused=("used again", ".1%")),
+        *columns(Basis.MEASURED, distance=("day to day", ".3f"), chance=("by chance", ".3f"), hits=("hits", ".2%")),
+    )
+    by_hour: list[Row] = [{"what": name, "hour": hour, "hits": ratio} for (name, hour), ratio in hits.items()]
+    for row in [*reuse, *by_hour]:
+        table.add(*(row.get(column.key) for column in table.columns), basis=rests_on)
+    mark = f" ({rests_on})" if workload.generated else ""
+    title = f"KVCache in the wild Fig. 29: reuse on {count} days{mark}"
+    _claims(table.section("§A.1", rests_on), reuse, hits)
+    return table.result(title, _panels(days, hits), _notes(count, capacity))
 
 
 def _reuse(days: Sequence[_Day]) -> list[dict[str, Value]]:
@@ -191,38 +189,34 @@ def _hits(days: Sequence[_Day], capacity: int, tell: Tell) -> Mapping[tuple[str,
     return found
 
 
-def _claims(reuse: Rows, hits: Mapping[tuple[str, int], float], rests_on: Basis) -> list[Claim]:
+def _claims(section: Section, reuse: Rows, hits: Mapping[tuple[str, int], float]) -> None:
     nine = {str(row["what"]): row for row in reuse if row["hour"] == SHOWN[0]}
     far = {name: number(row, "distance") - number(row, "chance") for name, row in nine.items()}
     mean, chance = (sum(number(row, key) for row in nine.values()) / len(nine) for key in ("distance", "chance"))
     lost = max(hits[ONLINE, hour] - hits[LAST, hour] for hour in REPLAYED)
     others = max(far, key=lambda name: (name != IMAGE, far[name]))
     by_hour = {name: ", ".join(f"{hits[name, hour]:.2%}" for hour in REPLAYED) for name in CHOICES}
-    section = Section("§A.1", rests_on)
-    return [
-        section.says(
-            "the reuse probability at 9:00 a.m. to 10:00 a.m. similar between workdays",
-            f"{mean:.3f} apart",
-            mean - chance <= SIMILAR,
-            f"mean over the categories; the same requests dealt out to the days at random are {chance:.3f} apart. Up "
-            f"to {SIMILAR} more taken as similar",
-        ),
-        section.says(
-            "we can analyze the reuse log of last day offline to predict the reuse probability of each category in the "
-            "next day",
-            f"{100 * lost:.1f} points of hits below fits to what is seen, at most",
-            lost <= COST_MAX,
-            f"up to {100 * COST_MAX} taken as predicted. From {START} to {END} a.m., by hour: "
-            + "; ".join(f"{by_hour[name]} {name}" for name in (LAST, ONLINE, BOTH, LRU, OWN)),
-        ),
-        section.says(
-            'the reuse probability of "image" type is harder to predict than other categories',
-            f"{IMAGE} {far[IMAGE]:+.3f} against chance" if IMAGE in far else f"no {IMAGE} here",
-            IMAGE in far and far[IMAGE] > far[others],
-            f"the farthest of the others is {others}: {far[others]:+.3f}; the generator draws all types alike, on all "
-            "days",
-        ),
-    ]
+    section.says(
+        "the reuse probability at 9:00 a.m. to 10:00 a.m. similar between workdays",
+        f"{mean:.3f} apart",
+        mean - chance <= SIMILAR,
+        f"mean over the categories; the same requests dealt out to the days at random are {chance:.3f} apart. Up "
+        f"to {SIMILAR} more taken as similar",
+    )
+    section.says(
+        "we can analyze the reuse log of last day offline to predict the reuse probability of each category in the "
+        "next day",
+        f"{100 * lost:.1f} points of hits below fits to what is seen, at most",
+        lost <= COST_MAX,
+        f"up to {100 * COST_MAX} taken as predicted. From {START} to {END} a.m., by hour: "
+        + "; ".join(f"{by_hour[name]} {name}" for name in (LAST, ONLINE, BOTH, LRU, OWN)),
+    )
+    section.says(
+        'the reuse probability of "image" type is harder to predict than other categories',
+        f"{IMAGE} {far[IMAGE]:+.3f} against chance" if IMAGE in far else f"no {IMAGE} here",
+        IMAGE in far and far[IMAGE] > far[others],
+        f"the farthest of the others is {others}: {far[others]:+.3f}; the generator draws all types alike, on all days",
+    )
 
 
 def _notes(count: int, capacity: int) -> list[str]:
@@ -239,8 +233,8 @@ def _notes(count: int, capacity: int) -> list[str]:
     ]
 
 
-def _picture(days: Sequence[_Day], hits: Mapping[tuple[str, int], float], generated: bool) -> Picture:
-    panels: list[Courses | Bars] = [
+def _panels(days: Sequence[_Day], hits: Mapping[tuple[str, int], float]) -> list[Panel]:
+    by_day = [
         Courses(
             f"{hour} to {hour + 1} a.m., a line for each day",
             "time since the last use, s",
@@ -254,15 +248,5 @@ def _picture(days: Sequence[_Day], hits: Mapping[tuple[str, int], float], genera
         )
         for hour in SHOWN
     ]
-    names = list(dict.fromkeys(name for name, _ in hits))
-    panels.append(
-        Bars(
-            f"Hits in an empty cache from {START}:00, day 2 and later",
-            "blocks that hit",
-            names,
-            {f"{hour} to {hour + 1} a.m.": [hits[name, hour] for name in names] for hour in REPLAYED},
-            ".1%",
-        )
-    )
-    mark = f" ({Basis.CONSTRUCTION})" if generated else ""
-    return Picture(f"KVCache in the wild Fig. 29: reuse on {len(days)} days{mark}", panels)
+    title = f"Hits in an empty cache from {START}:00, day 2 and later"
+    return [*by_day, bars(title, "blocks that hit", hits, ".1%", label=lambda hour: f"{hour} to {hour + 1} a.m.")]
