@@ -13,7 +13,7 @@ from pinyon.messages.role import role_to_proto
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.identity import ADMIN, LB, WORKER
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import Pace
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 from services.worker.instance.parts import Parts

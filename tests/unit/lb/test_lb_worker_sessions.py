@@ -16,7 +16,7 @@ from pinyon.frontdoor.instances.ask import Ask, Wishes
 from pinyon.frontdoor.instances.messages import fill_submission, schedule_request
 from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
-from pinyon.runtime.outbox import MESSAGE_BYTES
+from pinyon.runtime.outgoing import MESSAGE_BYTES
 
 
 class Stream:

@@ -17,7 +17,7 @@ from pinyon.routing.target import UNKNOWN, Report
 from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES
+from pinyon.runtime.outgoing import FRAME_BYTES, MESSAGE_BYTES
 
 PEERS_MAX = 256
 PEER_VERSION = 2
