@@ -169,7 +169,7 @@ async def test_who_waits_for_room_has_it_or_hears_of_the_end() -> None:
     assert len(out) == 0
 
 
-async def test_what_waits_when_it_finishes_goes_and_then_the_writer_ends() -> None:
+async def test_what_waits_goes_and_then_the_writer_ends() -> None:
     stream = Stream()
     out = outgoing(stream, parts=1)
     for number in range(3):
