@@ -25,13 +25,13 @@ from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.callers import BLOCK_READ_CALLERS
+from pinyon.runtime.eviction import RefitThread
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
-from pinyon.runtime.refit_thread import RefitThread
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext

@@ -8,7 +8,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from pinyon.core.request import FinishReason
-from pinyon.runtime.eviction_metrics import show_eviction
+from pinyon.runtime.eviction import show_eviction
 from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
@@ -17,7 +17,7 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepOutcome
 from services.worker.kv.storage import Drop
 from services.worker.load import WorkerLoad
-from services.worker.orders.outcome import PrefillOutcome
+from services.worker.orders.ledger import PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 

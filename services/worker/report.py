@@ -11,8 +11,7 @@ from pinyon.core.served import Served
 from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
-from services.worker.orders.ledger import Ledger
-from services.worker.orders.outcome import PrefillOutcome
+from services.worker.orders.ledger import Ledger, PrefillOutcome
 
 
 @dataclass(slots=True, eq=False)

@@ -33,10 +33,9 @@ from services.worker.engines.attention import PagedAttention
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.checks import check_step
 from services.worker.engines.decode_plan import KERNEL_DEFAULT, DecodePlan, check_kernel
-from services.worker.engines.logprobs import logprob_rows, token_logprob
 from services.worker.engines.protocol import StepLogprobs, StepResult
 from services.worker.engines.rope import RopeTable, rotate
-from services.worker.engines.sampling import Sampler
+from services.worker.engines.sampling import Sampler, logprob_rows, token_logprob
 from services.worker.engines.weights import LayerWeights, ModelWeights
 
 _F32 = npt.NDArray[np.float32]

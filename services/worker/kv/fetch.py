@@ -27,8 +27,8 @@ from pinyon.store.reader import BlockReader, ReadTerms
 from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
+from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import Limits
-from services.worker.orders.outcome import SpanFetched
 
 MAX_PAUSE_S = 10.0
 """The longest pause in s after failures. A trial costs little, so a source that came back is soon used again."""

@@ -27,7 +27,7 @@ from services.worker.kv.fetch import Fetched, SpanRead
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
-from services.worker.orders.outcome import PrefillOutcome
+from services.worker.orders.ledger import PrefillOutcome
 
 STOP_GRACE_S = 2.0
 """Writes under way are short, and cutting them off costs the target's other transfers a reconnect."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,12 +16,47 @@ from pinyon.runtime import reflection
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
-from pinyon.runtime.health import Health
 from pinyon.runtime.http2.server import Http2Server
 from pinyon.runtime.interceptors import ErrorInterceptor, Interceptor, remade_by
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
+
+
+Status = health_pb2.HealthCheckResponse
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in the stubs
+    """The servicer. With the library's own, a watcher that reads nothing would block whoever sets the status."""
+
+    def __init__(self) -> None:
+        self._status: dict[str, Any] = {"": Status.SERVING}
+        self._news = asyncio.Event()
+
+    def say(self, names: Iterable[str], status: Any) -> None:
+        """Sets the status of these services."""
+        for name in names:
+            self._status[name] = status
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
+        status = self._status.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return Status(status=status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> AsyncIterator[Any]:
+        """Yields each change; of several that come before a watcher reads, only the last one."""
+        told = None
+        while True:
+            news, status = self._news, self._status.get(request.service, Status.SERVICE_UNKNOWN)
+            if status != told:
+                told = status
+                yield Status(status=status)
+            else:
+                await news.wait()
+
 
 MAX_CONCURRENT_STREAMS = 4096
 MAX_CONNECTIONS = 4096

@@ -17,8 +17,8 @@ from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
 from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead
 from services.worker.orders.abort import Abort
+from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import Limits
-from services.worker.orders.outcome import SpanFetched
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
 KEYS = [bytes([number]) * 16 for number in range(4)]
