@@ -32,7 +32,7 @@ from pinyon.core.more_models import parse_more_models
 from pinyon.core.policies import Registry
 from pinyon.core.request import Role
 from pinyon.eviction import EVICTION_POLICIES
-from pinyon.messages.role import role_to_proto
+from pinyon.messages.enums import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.eviction_choice import whole_choice

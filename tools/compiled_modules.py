@@ -19,7 +19,7 @@ COMPILED = (
     "eviction/*.py",
     "routing/*.py",
     "decisions/*.py",
-    *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
+    *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "enums", "instance", "logprobs")),
     *(f"messages/{name}.py" for name in ("orders", "placement", "prefill_report", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",

@@ -9,8 +9,8 @@ from typing import Any
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, ResourceExhausted
 from pinyon.messages.checks import check_keys
+from pinyon.messages.enums import role_from_proto
 from pinyon.messages.explanation import explained_to_proto
-from pinyon.messages.role import role_from_proto
 from pinyon.placement.fleet import Fleet
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted

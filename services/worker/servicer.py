@@ -8,8 +8,8 @@ from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
+from pinyon.messages.enums import role_to_proto
 from pinyon.messages.error import error_from_proto
-from pinyon.messages.role import role_to_proto
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.identity import ADMIN, LB, WORKER

@@ -10,8 +10,8 @@ from typing import Any, cast
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from pinyon.core.request import FinishReason
+from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.error import error_to_proto
-from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.runtime.outgoing import Pace
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.load_news import LoadNews, ToldLoad

@@ -20,8 +20,8 @@ from pinyon.core.orders import GenerateOrder
 from pinyon.core.prefill_report import PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.eviction import Traits, Use
+from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.error import error_to_proto
-from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.logprobs import SentLogprobs, append_logprob
 from pinyon.messages.orders import FirstToken, parse_first_token, prefill_to_proto
 from pinyon.messages.prefill_report import report_to_proto

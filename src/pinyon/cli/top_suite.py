@@ -14,7 +14,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.cli.top_frame import NOTHING, Column, fit, table
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import Role
-from pinyon.messages.role import role_from_proto
+from pinyon.messages.enums import role_from_proto
 
 TTFT, TBT = "pinyon_lb_ttft_seconds", "pinyon_lb_tbt_seconds"
 REQUESTS = "requests_total"

@@ -13,8 +13,8 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_address, check_id, check_text
+from pinyon.messages.enums import role_from_proto, role_to_proto
 from pinyon.messages.layout import layout_from_proto, layout_to_proto
-from pinyon.messages.role import role_from_proto, role_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 
 FAILED_SOURCES_MAX = 64

@@ -20,6 +20,7 @@ from pinyon.core.prefill_report import PrefillReport
 from pinyon.core.request import SamplingParams
 from pinyon.core.served import Served
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
+from pinyon.messages.enums import numbered
 from pinyon.messages.layout import layout_to_proto, shape_of
 from pinyon.messages.logprobs import SentLogprobs, check_logprobs, logprobs_from_proto
 from pinyon.messages.prefill_report import report_from_proto
@@ -30,10 +31,7 @@ from pinyon.transfer import SegmentDescriptor
 
 _NEUTRAL = SamplingParams()
 MS_MAX = (1 << 31) - 1
-_SOURCE_NUMBERS: dict[KvSource, common_pb2.KvSource] = {
-    each: getattr(common_pb2, f"KV_SOURCE_{each.name}") for each in KvSource
-}
-_SOURCES: dict[int, KvSource] = {number: source for source, number in _SOURCE_NUMBERS.items()}
+_SOURCE_NUMBERS, _SOURCES = numbered(KvSource, common_pb2, "KV_SOURCE")
 
 
 @dataclass(frozen=True, slots=True)
