@@ -56,12 +56,11 @@ from services.worker.kv.fetch import Fetcher
 from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
-from services.worker.load import WorkerLoad
 from services.worker.metrics import WorkerMetrics, register_gauges
 from services.worker.orders.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.report import WorkerReport, instance_info
+from services.worker.report import WorkerLoad, WorkerReport, instance_info
 from services.worker.servicer import WORKER_CALLERS, WorkerServicer
 from services.worker.settings import WorkerSettings
 from services.worker.step_observer import StepObserver

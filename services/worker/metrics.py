@@ -16,10 +16,10 @@ from services.worker.decode.lb_sessions import LbSessions
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepOutcome
 from services.worker.kv.storage import Drop
-from services.worker.load import WorkerLoad
 from services.worker.orders.ledger import PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
+from services.worker.report import WorkerLoad
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

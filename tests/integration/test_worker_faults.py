@@ -481,7 +481,7 @@ async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
 async def test_a_hello_that_does_not_fit(fleet, change):
     p = await fleet.start("prefill", "p0")
     d = await fleet.start("decode", "d0")
-    from pinyon.messages.layout import layout_to_proto
+    from pinyon.messages.instance import layout_to_proto
     from pinyon.messages.segment import segment_to_proto
 
     hello = worker_pb2.PrefillHello(

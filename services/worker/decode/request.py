@@ -16,8 +16,7 @@ from pinyon.batching import BatchRequest, TokenCounts
 from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.logprobs import TokenLogprob
-from pinyon.core.orders import GenerateOrder
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import GenerateOrder, PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.eviction import Traits, Use
 from pinyon.messages.enums import finish_reason_to_proto

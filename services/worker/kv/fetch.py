@@ -17,10 +17,9 @@ from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, PinyonError
-from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
-from pinyon.core.orders import PrefillOrder
+from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.runtime.logging import get_logger
 from pinyon.store.client import StoreClient
 from pinyon.store.reader import BlockReader, ReadTerms

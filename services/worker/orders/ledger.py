@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pinyon.batching.token_times import TokenTimes
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import PrefillReport
 from pinyon.messages.orders import FirstToken
 from pinyon.placement.decision_log import FirstToken as FirstTokenSeen
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
-from pinyon.core.orders import PrefillOrder
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import PrefillOrder, PrefillReport
 from pinyon.eviction import Traits, Use
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.messages.orders import FirstToken, PushTarget

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.messages.orders import fetch_spans_from_proto
 from pinyon.messages.placement import placement_to_proto

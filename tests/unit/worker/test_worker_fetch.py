@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from pinyon.core.errors import Cancelled, DeadlineExceeded, PinyonError, ResourceExhausted, Unavailable
-from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
-from pinyon.core.orders import PrefillOrder
+from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
