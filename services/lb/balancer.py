@@ -178,7 +178,7 @@ class LoadBalancer:
             admin_listen=settings.admin_listen,
             message_s=settings.body_timeout_s,
             keepalive=PATIENT_KEEPALIVE_OPTIONS,
-            outermost=(self.access,),
+            outermost=(self.access.around,),
         )
 
     def arrivals(self, metrics: DoorMetrics) -> Arrivals:

@@ -64,8 +64,6 @@ class EngineLoop:
         """True while the present step takes too long: nobody knows whether it ever ends."""
         self.on_hang: Callable[[], None] = _nothing
         """The callback for changes of ``hangs``."""
-        self.after_fold: Callable[[], None] | None = None
-        """The callback after all results of a step are folded: the time to send them, in one message."""
 
     @property
     def stepping(self) -> bool:
@@ -137,8 +135,6 @@ class EngineLoop:
             sampled = self._members.fold(step, outcome)
             if self._observe is not None:
                 self._observe(step, outcome, sampled)
-            if self.after_fold is not None:
-                self.after_fold()
         except Exception:  # a defect in one member's callback must not stop the others' engine
             _log.exception("folding a step failed")
         finally:

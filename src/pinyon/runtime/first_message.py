@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
-from pinyon.runtime.interceptors import Interceptor, behaviour_of, doing
+from pinyon.runtime.interceptors import behaviour_of, doing
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
@@ -28,7 +28,7 @@ Doors = Mapping[str, Callable[[Any], str]]
 Each takes the call's context and returns in whose name the message is held, or raises if it need not be read."""
 
 
-class FirstMessageInterceptor(Interceptor):
+class FirstMessages:
     """The limits for methods that take one message, and for those that take many and are ``timed`` throughout.
 
     Other methods have a duplex session, which sets its own limits. Where there are ``doors``, anybody may call.
@@ -41,7 +41,7 @@ class FirstMessageInterceptor(Interceptor):
         self._message_s = message_s
         self._arrivals = Arrivals()
 
-    def remade(self, handler: Any, method: str) -> Any:
+    def around(self, handler: Any, method: str) -> Any:
         look = self._doors.get(method)
         # On the wire, a method of one message is a stream with one message.
         if handler.request_streaming:
@@ -115,7 +115,7 @@ class FirstMessageInterceptor(Interceptor):
 
 
 def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Makes a parser whose errors :class:`pinyon.runtime.interceptors.ErrorInterceptor` sees; else they are UNKNOWN."""
+    """Makes a parser whose errors :func:`pinyon.runtime.interceptors.with_statuses` sees; else they are UNKNOWN."""
 
     def parse(raw: bytes) -> Any:
         if deserializer is None:

@@ -13,11 +13,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime import reflection
-from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
+from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerCheck, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
-from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
+from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages
 from pinyon.runtime.http2.server import Http2Server
-from pinyon.runtime.interceptors import ErrorInterceptor, Interceptor, remade_by
+from pinyon.runtime.interceptors import Interceptor, with_statuses
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
@@ -102,9 +102,9 @@ class GrpcServer:
         self._doors: dict[str, Callable[[Any], str]] = {}
         self._interceptors = (
             *outermost,
-            ErrorInterceptor(),
-            *(() if tls is None else (CallerInterceptor(self._callers),)),
-            FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
+            with_statuses,
+            *(() if tls is None else (CallerCheck(self._callers).around,)),
+            FirstMessages(self._doors, reflection.METHODS, message_s).around,
         )
         self._server: grpc.aio.Server | Http2Server
         if sessions:
@@ -166,7 +166,9 @@ class GrpcServer:
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Adds a service's handlers, wrapped by the interceptors."""
-        made = {name: remade_by(self._interceptors, each, f"/{service}/{name}") for name, each in handlers.items()}
+        made = dict(handlers)
+        for around in reversed(self._interceptors):
+            made = {name: around(each, f"/{service}/{name}") for name, each in made.items()}
         if isinstance(self._server, Http2Server):
             self._server.add(service, made)
         else:

@@ -89,7 +89,7 @@ class AskedInstances:
         return frozenset(each.instance_id for each, serves in zip(asked, answers, strict=True) if not serves)
 
     async def _serves(self, candidate: Candidate) -> bool:
-        async with self._channels.to(peer_name(WORKER, candidate.instance_id))(candidate.address) as channel:
+        async with self._channels.open(candidate.address, peer_name(WORKER, candidate.instance_id)) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             try:
                 reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)
