@@ -316,12 +316,12 @@ def check_region(settings: LbSettings, security: Security) -> None:
     if not settings.region or security.tls is None:
         return
     check_region_name(settings.region, "region")
-    if region_name(settings.region) not in security.tls.names:
+    if region_name(settings.region) not in security.tls.material.names:
         _log.warning(
             "%s does not name the region %s: the controller and load balancers of other regions will refuse this "
             "one; make it with pinyon certs DIR lb/%s@%s",
             security.tls.certificate,
             settings.region,
-            security.tls.identity.instance_id or ANY,
+            security.tls.material.identity.instance_id or ANY,
             settings.region,
         )

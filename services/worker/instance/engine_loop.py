@@ -52,22 +52,19 @@ class EngineLoop:
         # Not _thread: __thread is a word of C, where this is compiled.
         self._computing = threading.Thread(target=self._work, name="pinyon-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stepping = False
+        self.stepping = False
+        """True while the engine computes a step."""
         self._scheduled = False
         self._closed = False
         self._idle: asyncio.Future[None] | None = None
         self._after: list[Callable[[], None]] = []
         self._step_timeout_s = step_timeout_s
         self._computations = 0
-        self._watchdog = Watchdog(lambda: self._computations if self._stepping else None, step_timeout_s, self._late)
+        self._watchdog = Watchdog(lambda: self._computations if self.stepping else None, step_timeout_s, self._late)
         self.hangs = False
         """True while the present step takes too long: nobody knows whether it ever ends."""
         self.on_hang: Callable[[], None] = _nothing
         """The callback for changes of ``hangs``."""
-
-    @property
-    def stepping(self) -> bool:
-        return self._stepping
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -76,13 +73,13 @@ class EngineLoop:
 
     def wake(self) -> None:
         """Schedules a step, as there may be something to compute."""
-        if self._loop is not None and not (self._stepping or self._scheduled or self._closed):
+        if self._loop is not None and not (self.stepping or self._scheduled or self._closed):
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     def after_step(self, callback: Callable[[], None]) -> None:
         """Calls back when the engine no longer touches what was removed before: now, or after the present step."""
-        if self._stepping:
+        if self.stepping:
             self._after.append(callback)
         else:
             callback()
@@ -94,12 +91,12 @@ class EngineLoop:
         pool.
         """
         self._closed = True
-        if self._stepping and not self.hangs:
+        if self.stepping and not self.hangs:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._idle,), timeout=self._step_timeout_s)
         self._watchdog.close()
         self._steps.put(None)
-        if self._stepping:
+        if self.stepping:
             _log.error("a step that does not end is given up")
             self._step_over()
         elif self._computing.is_alive():
@@ -109,24 +106,24 @@ class EngineLoop:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self._stepping or self._closed:
+        if self.stepping or self._closed:
             return
         step = self._members.decide(self._clock())
         if step is not None:
-            self._stepping = True
+            self.stepping = True
             self._computations += 1
             self._steps.put(step)
 
     def _hang(self, computation: int) -> None:
         """Announces a hang found by the watchdog, unless the step has ended since."""
-        if self._stepping and self._computations == computation and not self._closed:
+        if self.stepping and self._computations == computation and not self._closed:
             self.hangs = True
             self.on_hang()
 
     def _done(self, step: EngineStep, outcome: StepOutcome) -> None:
-        if not self._stepping:
+        if not self.stepping:
             return  # this step was given up
-        self._stepping = False
+        self.stepping = False
         if self.hangs:
             self.hangs = False
             _log.warning("the step that did not end has ended: serving again")
@@ -143,7 +140,7 @@ class EngineLoop:
         self.wake()
 
     def _step_over(self) -> None:
-        self._stepping = False
+        self.stepping = False
         callbacks, self._after = self._after, []
         for callback in callbacks:
             callback()

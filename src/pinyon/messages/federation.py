@@ -51,9 +51,8 @@ _OF_INSTANCE = ("name", "pending", "running", "outstanding", "available")
 _of_instance: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OF_INSTANCE)
 
 
-def check_region(name: str, field: str) -> str:
-    """Returns a region's name if requests can allow or forbid it."""
-    return check_geography(name, field)
+check_region = check_geography
+"""Returns a region's name if requests can allow or forbid it."""
 
 
 def check_url(url: str, field: str) -> str:
