@@ -50,10 +50,10 @@ from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS, OpenSession
 from pinyon.runtime.distance import delayed, parse_delays
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ANY, CONTROLLER, check_region_name, peer_name, region_name
-from pinyon.runtime.json_file import read_json
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import NO_SECURITY, Security
+from pinyon.runtime.settings import read_json
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.settings import LbSettings
 

@@ -401,7 +401,7 @@ class DecodeRequest:
             parts.cache.withdraw(self.number, self._waiting)
         if self._member is not None:
             parts.members.remove_decode(self._member)
-            await parts.step_over()
+            await parts.engine_loop.step_over()
         if self._job is not None and not self._job.done.done():
             self._prefills.cancel(self._job, self.abort.error or Cancelled("the request ended"))
             await asyncio.wait((self._job.done,))

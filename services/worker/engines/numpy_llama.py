@@ -175,11 +175,6 @@ class NumpyLlamaEngine:
         decode_share = parts.decode_share(len(last), len(decodes)) if parts is not None else 0.0
         return StepResult(first, tokens, told if asked else None, read, decode_share)
 
-    def prompt_logits(self, chunk: PrefillChunk) -> _F32:
-        """Returns logits after every token of the chunk, ``(len(tokens), vocab)``, for tests. Writes its KV."""
-        check_step(self.config, self.layout, self.num_blocks, [chunk], [])
-        return self._logits(_to_rows(self._forward(self._plan([chunk], [])))[: len(chunk.tokens)])
-
     def _prompt_logprobs(self, hidden: _F32, plan: _Plan) -> dict[int, LogprobRows]:
         """Returns log-probabilities by place of the chunk, from a panel of logits at a time: all may be too large."""
         size = max(1, _LOGIT_BYTES // (4 * self.config.vocab_size * TILE)) * TILE

@@ -52,15 +52,14 @@ class EngineLoop:
         # Not _thread: __thread is a word of C, where this is compiled.
         self._computing = threading.Thread(target=self._work, name="pinyon-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.stepping = False
-        """True while the engine computes a step."""
+        self._stepping = False
         self._scheduled = False
         self._closed = False
-        self._idle: asyncio.Future[None] | None = None
-        self._after: list[Callable[[], None]] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        """The futures of those that wait for the present step's end."""
         self._step_timeout_s = step_timeout_s
         self._computations = 0
-        self._watchdog = Watchdog(lambda: self._computations if self.stepping else None, step_timeout_s, self._late)
+        self._watchdog = Watchdog(lambda: self._computations if self._stepping else None, step_timeout_s, self._late)
         self.hangs = False
         """True while the present step takes too long: nobody knows whether it ever ends."""
         self.on_hang: Callable[[], None] = _nothing
@@ -73,16 +72,16 @@ class EngineLoop:
 
     def wake(self) -> None:
         """Schedules a step, as there may be something to compute."""
-        if self._loop is not None and not (self.stepping or self._scheduled or self._closed):
+        if self._loop is not None and not (self._stepping or self._scheduled or self._closed):
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
-    def after_step(self, callback: Callable[[], None]) -> None:
-        """Calls back when the engine no longer touches what was removed before: now, or after the present step."""
-        if self.stepping:
-            self._after.append(callback)
-        else:
-            callback()
+    async def step_over(self) -> None:
+        """Waits until the engine's thread does not touch anything that was removed from the members before."""
+        if self._stepping:
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(over)
+            await over
 
     async def close(self) -> None:
         """Ends the steps, and waits for the present one unless it hangs. This is for the end of the process.
@@ -91,14 +90,14 @@ class EngineLoop:
         pool.
         """
         self._closed = True
-        if self.stepping and not self.hangs:
-            self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._idle,), timeout=self._step_timeout_s)
+        if self._stepping and not self.hangs:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.step_over(), self._step_timeout_s)
         self._watchdog.close()
         self._steps.put(None)
-        if self.stepping:
+        if self._stepping:
             _log.error("a step that does not end is given up")
-            self._step_over()
+            self._end_step()
         elif self._computing.is_alive():
             await asyncio.to_thread(self._computing.join)
 
@@ -106,24 +105,24 @@ class EngineLoop:
 
     def _turn(self) -> None:
         self._scheduled = False
-        if self.stepping or self._closed:
+        if self._stepping or self._closed:
             return
         step = self._members.decide(self._clock())
         if step is not None:
-            self.stepping = True
+            self._stepping = True
             self._computations += 1
             self._steps.put(step)
 
     def _hang(self, computation: int) -> None:
         """Announces a hang found by the watchdog, unless the step has ended since."""
-        if self.stepping and self._computations == computation and not self._closed:
+        if self._stepping and self._computations == computation and not self._closed:
             self.hangs = True
             self.on_hang()
 
     def _done(self, step: EngineStep, outcome: StepOutcome) -> None:
-        if not self.stepping:
+        if not self._stepping:
             return  # this step was given up
-        self.stepping = False
+        self._stepping = False
         if self.hangs:
             self.hangs = False
             _log.warning("the step that did not end has ended: serving again")
@@ -135,17 +134,16 @@ class EngineLoop:
         except Exception:  # a defect in one member's callback must not stop the others' engine
             _log.exception("folding a step failed")
         finally:
-            self._step_over()
+            self._end_step()
         # Not at once: effects of this step's results (a finished prefill enters the batch) belong to the next step.
         self.wake()
 
-    def _step_over(self) -> None:
-        self.stepping = False
-        callbacks, self._after = self._after, []
-        for callback in callbacks:
-            callback()
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+    def _end_step(self) -> None:
+        self._stepping = False
+        waiting, self._waiting = self._waiting, []
+        for over in waiting:
+            if not over.done():
+                over.set_result(None)
 
     # -- in the watchdog's thread
 

@@ -408,7 +408,7 @@ class PrefillJob:
     async def _clean_up(self) -> None:
         parts = self._parts
         if self._member is not None and not self._computed.done():
-            await parts.step_over()
+            await parts.engine_loop.step_over()
         if self._layered is not None:
             await self._layered.stop()
         if self._owned is None and self._reservation is not None:

@@ -7,6 +7,7 @@ environment; the command line wins.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,10 @@ from pinyon.core.near import did_you_mean
 from pinyon.runtime.arguments import Parser, module_as_typed
 from pinyon.runtime.identity import ANY
 
+FILE_BYTES_MAX = 4 << 20
+"""The limit of a JSON file that a setting names."""
+
+T = TypeVar("T")
 Settings = TypeVar("Settings", bound="ServiceSettings")
 
 
@@ -227,3 +232,23 @@ def load_settings(
         if not where:
             refuse(what)
         refuse(f"--{where.replace('_', '-')}: {what}" + ("" if got in what else f", got {got}"))
+
+
+def read_json(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T:
+    """Returns what ``parse`` makes of the file, or ``nothing`` if no path is given.
+
+    Raises :class:`InvalidArgument`, with the setting's name as its ``field``, if the file cannot be used."""
+    if not path:
+        return nothing
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise InvalidArgument(f"there are more than {FILE_BYTES_MAX >> 20} MiB", field=field)
+        return parse(json.loads(data))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is no JSON: {error}", field=field) from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error.message}", field=field) from None
