@@ -83,7 +83,7 @@ SERVICES = (
     *(
         f"worker/{name}.py"
         for name in (
-            *("metrics", "report", "step_observer", "decode/*", "engines/checks", "engines/instant"),
+            *("metrics", "report", "decode/*", "engines/checks", "engines/instant"),
             *("engines/paced", "engines/uniform", "instance/engine_loop", "instance/parts", "instance/step_members"),
             *("kv/cache", "orders/abort", "orders/ledger"),
             *("prefill/job", "prefill/prefills"),

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import BATCHING_POLICIES, StepScheduler
+from pinyon.batching import BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
@@ -56,14 +56,13 @@ from services.worker.kv.fetch import Fetcher
 from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
-from services.worker.metrics import WorkerMetrics, register_gauges
+from services.worker.metrics import StepObserver, WorkerMetrics, register_gauges
 from services.worker.orders.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerLoad, WorkerReport, instance_info
 from services.worker.servicer import WORKER_CALLERS, WorkerServicer
 from services.worker.settings import WorkerSettings
-from services.worker.step_observer import StepObserver
 
 _log = get_logger("worker")
 
@@ -117,7 +116,6 @@ class Worker:
         self._journal: JournalFile | None = None
         self._batching = settings.batching
         """The name of the batching policy in force."""
-        self._steps: StepScheduler | None = None
         self._announcing: asyncio.Task[None] | None = None
 
     # -- life
@@ -131,9 +129,8 @@ class Worker:
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         self._refits = RefitThread(policies=1 if settings.dram_blocks == 0 else 2)
         decisions = self._decisions()
-        self._steps = decisions.steps
         if settings.batching_table:
-            restore_learned(Path(settings.batching_table), self._steps, self._batching, self.served.kernel)
+            restore_learned(Path(settings.batching_table), decisions.steps, self._batching, served.kernel)
         readers = LeaseKeys(self.transfer, region)
         swaps = None
         if settings.dram_blocks:
@@ -270,8 +267,9 @@ class Worker:
         await self.decodes.drained(drain_s)
         await self.prefills.drained(max(0.0, deadline - self._clock()))
         await self.parts.engine_loop.close()  # first: the other parts wait for the end of its step
-        if self.settings.batching_table and self._steps is not None:
-            save_learned(Path(self.settings.batching_table), self._steps.learned(), self._batching, self.served.kernel)
+        if self.settings.batching_table:
+            learned = self.parts.members.scheduler.learned()
+            save_learned(Path(self.settings.batching_table), learned, self._batching, self.served.kernel)
         await self.decodes.close()
         await self.prefills.close()
         if self.report is not None:

@@ -275,8 +275,13 @@ class _PeerSession:
             remote.settled.set_exception(failure)
             remote.settled.exception()
             remote.fail(self._named(failure))
-        if result is not None and not remote.result.done():
-            self._pass_on(remote, result)
+        if result is None or remote.result.done():
+            return
+        if result.HasField("error"):
+            result.error.message = f"prefill instance {self.instance_id}: {result.error.message}"
+            remote.fail(error_from_proto(result.error))
+        else:
+            remote.result.set_result(result)
 
     def _named(self, error: PinyonError) -> PinyonError:
         """Returns an error of the session or of a revocation for the request's owner, with the instance's name.
@@ -291,10 +296,3 @@ class _PeerSession:
             remote = self.streams.get(result.stream_id)
             if remote is not None and not remote.ending:
                 self._end(remote, result)
-
-    def _pass_on(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
-        if result.HasField("error"):
-            result.error.message = f"prefill instance {self.instance_id}: {result.error.message}"
-            remote.fail(error_from_proto(result.error))
-        else:
-            remote.result.set_result(result)
