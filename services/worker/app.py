@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
-from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.core.served import Served
@@ -224,13 +223,7 @@ class Worker:
         )
         self.address = settings.reachable(await self.server.start())
         if settings.conductor:
-            info = instance_info(
-                served,
-                self.transfer.boot_id.hex(),
-                self.address,
-                settings.max_batch,
-                SERVICE_ORDERS.make(settings.service_order).short_first,
-            )
+            info = instance_info(served, self.transfer.boot_id.hex(), self.address, settings)
             connect = security.channels.sessions_to(peer_name(CONDUCTOR))
             self.report = ReportSession(
                 settings.conductor,

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics: counters that are increased where events happen, gauges that read the parts, and steps."""
+"""The worker's Prometheus metrics, counters of events and gauges that read the parts; what a finished step tells."""
 
 from __future__ import annotations
 

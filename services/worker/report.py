@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.batching import LEVEL_BLOCKS
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.block_keys import secret_id
 from pinyon.core.served import Served
 from pinyon.decisions import BatchLoad, BatchRoom
@@ -18,6 +19,7 @@ from services.worker.decode.load_news import ToldLoad
 from services.worker.instance.parts import Parts
 from services.worker.orders.ledger import Ledger, PrefillOutcome
 from services.worker.prefill.prefills import Prefills
+from services.worker.settings import WorkerSettings
 
 
 class WorkerLoad:
@@ -103,7 +105,7 @@ class WorkerReport:
         )
 
 
-def instance_info(served: Served, boot_id: str, address: str, max_batch: int, short_first: bool) -> InstanceInfo:
+def instance_info(served: Served, boot_id: str, address: str, settings: WorkerSettings) -> InstanceInfo:
     """Returns this worker's registration with the conductor."""
     return InstanceInfo(
         instance_id=served.instance_id,
@@ -114,10 +116,10 @@ def instance_info(served: Served, boot_id: str, address: str, max_batch: int, sh
         model_fingerprint=served.fingerprint,
         layout=served.layout,
         capacity_blocks=served.pool_blocks,
-        max_batch=max_batch,
+        max_batch=settings.max_batch,
         max_context_tokens=served.max_context,
         key_secret_id=secret_id(served.secret),
-        short_first=short_first,
+        short_first=SERVICE_ORDERS.make(settings.service_order).short_first,
     )
 
 

@@ -15,11 +15,6 @@ from services.worker.decode.load_news import ToldLoad
 LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
 
-def no_load() -> ToldLoad | None:
-    """Returns None: nobody has asked for the load."""
-    return None
-
-
 class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
     """The messages of one session's stream, with at most one update per request in each.
 
@@ -28,7 +23,7 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
     when the updates are closed and all of them have gone.
     """
 
-    def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = no_load) -> None:
+    def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = lambda: None) -> None:
         super().__init__(pace)
         self._limit = limit
         self._load = load

@@ -26,10 +26,6 @@ _log = get_logger("engine")
 Observer = Callable[[EngineStep, StepOutcome, int], None]
 
 
-def _nothing() -> None:
-    """Does nothing: nobody listens."""
-
-
 class EngineLoop:
     """The loop of one engine: ``start`` it on a running event loop; ``close`` waits for the step in flight.
 
@@ -62,7 +58,7 @@ class EngineLoop:
         self._watchdog = Watchdog(lambda: self._computations if self._stepping else None, step_timeout_s, self._late)
         self.hangs = False
         """True while the present step takes too long: nobody knows whether it ever ends."""
-        self.on_hang: Callable[[], None] = _nothing
+        self.on_hang: Callable[[], None] = lambda: None
         """The callback for changes of ``hangs``."""
 
     def start(self) -> None:

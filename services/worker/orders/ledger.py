@@ -35,10 +35,6 @@ KEPT = 4096
 """The number of entries of each kind kept while nothing is reported; the oldest are dropped first."""
 
 
-def _nobody() -> None:
-    """Does nothing: no session reports."""
-
-
 class Happened:
     """The ids of requests of which a part began or ended, with measured prefills and first tokens."""
 
@@ -61,7 +57,7 @@ class Ledger:
     def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
         self._observe = observe
         self._happened = Happened()
-        self.on_end: Callable[[], None] = _nobody
+        self.on_end: Callable[[], None] = lambda: None
         self.token_times = TokenTimes()
 
     def prefill_begun(self, request_id: str) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.block_keys import KEY_BYTES, SHARED_PREFIXES_MAX, SharedPrefix
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_address, check_id, check_text
 from pinyon.messages.enums import role_from_proto, role_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
