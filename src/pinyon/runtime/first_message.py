@@ -8,6 +8,7 @@ is refused at its head. The wait for a message is limited.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
@@ -139,7 +140,7 @@ class Arrivals:
         self._each_max = each_max
         self._all = asyncio.Semaphore(all_max)
         self._each: dict[str, tuple[asyncio.Semaphore, set[object]]] = {}
-        self._staying: dict[str, int] = {}
+        self._staying: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """Returns the number of senders that hold or wait for a place."""
@@ -162,14 +163,12 @@ class Arrivals:
     @contextmanager
     def stay(self, name: str) -> Iterator[None]:
         """Takes a place for a call that may last long; raises :class:`ResourceExhausted` if there is none now."""
-        count = self._staying.get(name, 0)
-        if count >= self._each_max:
+        if self._staying[name] >= self._each_max:
             raise ResourceExhausted("too many of these calls at once", retry_after_s=1.0)
-        self._staying[name] = count + 1
+        self._staying[name] += 1
         try:
             yield
         finally:
-            if left := self._staying[name] - 1:
-                self._staying[name] = left
-            else:
+            self._staying[name] -= 1
+            if not self._staying[name]:
                 del self._staying[name]
