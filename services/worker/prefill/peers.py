@@ -19,7 +19,7 @@ from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.identity import WORKER, peer_name
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outgoing import FRAME_BYTES, Outgoing, Pace
+from pinyon.runtime.outgoing import FRAME_BYTES, MESSAGE_BYTES, Outgoing, Pace
 from pinyon.transfer import Access, Grant, TransferError
 from services.worker.instance.parts import Parts
 
@@ -179,7 +179,7 @@ class _PeerSession:
         self._outgoing = Outgoing(worker_pb2.PrefillSessionRequest, pace, self._unsent_max)
         self._outgoing.by(self.stream)
         hello = hello_to_proto(peers.parts.served, peers.parts.transfer.descriptor([]))
-        self._outgoing.message(hello.ByteSize() + FRAME_BYTES).hello.CopyFrom(hello)
+        self._outgoing.message(MESSAGE_BYTES).hello.CopyFrom(hello)  # it goes alone
         self._next_id = 1
         self._endings: set[asyncio.Task[None]] = set()
         self.used_s = peers.parts.clock()

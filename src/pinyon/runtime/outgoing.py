@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
+from mypy_extensions import mypyc_attr
 
 from pinyon.core.clock import Clock
 from pinyon.runtime.duplex import Duplex
@@ -57,6 +58,7 @@ class Pace:
         self._last_s = self._clock()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # for services that are not compiled
 class TurnEnd(Generic[Sent]):
     """The messages of a :class:`pinyon.runtime.duplex.Duplex`, which wake no task as long as the peer takes them.
 
