@@ -28,7 +28,7 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
         self._limit = limit
         self._load = load
         self._message = worker_pb2.SessionResponse()
-        """The updates that wait; composed messages wait behind them."""
+        """The updates that wait, behind the messages that are composed."""
         self._by_stream: dict[int, worker_pb2.StreamUpdate] = {}
         self._nudged = False
         self._told = False
