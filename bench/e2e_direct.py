@@ -15,7 +15,6 @@ from pinyon.core.errors import Cancelled, PinyonError
 from pinyon.frontdoor.instances.worker_sessions import METHOD, WRITE_S
 from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.duplex import Dialed
-from pinyon.runtime.outbox import Outbox
 
 ANSWER_S = 30.0
 UNSENT_MAX = 4096
@@ -32,7 +31,7 @@ class DirectClient:
         self._stream = Dialed(address, METHOD, WRITE_S, connect)
         self._waiting: dict[int, tuple[asyncio.Future[None], list[float]]] = {}
         self._ids = itertools.count(1)
-        self._outbox: Outbox[worker_pb2.Submission] = Outbox(UNSENT_MAX)
+        self._unsent: asyncio.Queue[worker_pb2.Submission] = asyncio.Queue(UNSENT_MAX)
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -45,7 +44,10 @@ class DirectClient:
 
     async def _messages(self) -> AsyncGenerator[worker_pb2.SessionRequest, None]:
         while True:
-            yield worker_pb2.SessionRequest(submissions=await self._outbox.take_all())
+            together = [await self._unsent.get()]
+            while not self._unsent.empty():
+                together.append(self._unsent.get_nowait())
+            yield worker_pb2.SessionRequest(submissions=together)
 
     def _take(self, message: worker_pb2.SessionResponse) -> None:
         now_s = time.perf_counter()
@@ -66,7 +68,7 @@ class DirectClient:
         times: list[float] = []
         self._waiting[number] = (future, times)
         began_s = time.perf_counter()
-        self._outbox.put(
+        self._unsent.put_nowait(
             worker_pb2.Submission(
                 stream_id=number,
                 request_id=f"direct-{number}",

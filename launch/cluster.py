@@ -28,11 +28,11 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from pinyon.core.more_models import parse_more_models
 from pinyon.core.policies import Registry
 from pinyon.core.request import Role
+from pinyon.core.served import parse_more_models
 from pinyon.eviction import EVICTION_POLICIES
-from pinyon.messages.role import role_to_proto
+from pinyon.messages.enums import role_to_proto
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.runtime.eviction_choice import whole_choice

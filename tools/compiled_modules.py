@@ -19,11 +19,11 @@ COMPILED = (
     "eviction/*.py",
     "routing/*.py",
     "decisions/*.py",
-    *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "finish_reason", "instance", "logprobs")),
+    *(f"messages/{name}.py" for name in ("checks", "error", "explanation", "enums", "instance", "logprobs")),
     *(f"messages/{name}.py" for name in ("orders", "placement", "prefill_report", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
-    *(f"runtime/{name}.py" for name in ("deadlines", "log_lines", "outbox", "outgoing", "pace", "tally", "turn_end")),
+    *(f"runtime/{name}.py" for name in ("deadlines", "log_lines", "outgoing", "tally")),
     *(f"runtime/http2/{name}.py" for name in ("wire", "stream", "connection")),
     *(f"transfer/{name}.py" for name in ("small", "submissions")),
     *(f"transfer/chains/{name}.py" for name in ("batch", "slicing")),
@@ -82,9 +82,9 @@ SERVICES = (
     *(
         f"worker/{name}.py"
         for name in (
-            *("load", "metrics", "report", "step_observer", "decode/*", "engines/checks", "engines/instant"),
+            *("metrics", "report", "decode/*", "engines/checks", "engines/instant"),
             *("engines/paced", "engines/uniform", "instance/engine_loop", "instance/parts", "instance/step_members"),
-            *("kv/cache", "orders/abort", "orders/ledger", "orders/outcome"),
+            *("kv/cache", "orders/abort", "orders/ledger"),
             *("prefill/job", "prefill/prefills"),
         )
     ),

@@ -140,7 +140,7 @@ async def _is_set(event: asyncio.Event, within_s: float) -> bool:
 
 async def _serve(settings: LbSettings, context: ServiceContext, arguments: Sequence[str]) -> None:
     tls = context.security.tls
-    check_processes(settings, context.instance_id, "" if tls is None else tls.identity.instance_id)
+    check_processes(settings, context.instance_id, "" if tls is None else tls.material.identity.instance_id)
     load_api_keys(settings.api_keys_file, shared=True)
     with closing(HeldPort(settings.http_listen)) as held:
         group = Group(

@@ -12,8 +12,8 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pinyon.messages.checks import check_keys, check_text
+from pinyon.messages.enums import role_from_proto
 from pinyon.messages.explanation import explained_to_proto
-from pinyon.messages.role import role_from_proto
 from pinyon.placement.decision_log import DecisionLog, LoggedDecision
 from pinyon.placement.explanation import Explanation, explain
 from pinyon.placement.fleet import Fleet

@@ -17,10 +17,10 @@ from pinyon.federation.registry import VERSION_MAX, Registry
 from pinyon.routing.geography import ANYWHERE, Geography, parse_geography
 from pinyon.runtime.admin import add_admin
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.json_file import read_json
 from pinyon.runtime.pages import PageServer
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
+from pinyon.runtime.settings import read_json
 from services.controller.control import EPOCH_BYTES, Control
 from services.controller.metrics import ControllerMetrics
 from services.controller.servicer import CONTROLLER_CALLERS, ControllerServicer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from pinyon.runtime.eviction_metrics import show_eviction
+from pinyon.runtime.eviction import show_eviction
 from pinyon.runtime.metrics import Figures
 from services.kvstore.node import StoreNode
 from services.kvstore.publisher import MetadataPublisher

@@ -14,9 +14,9 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass, Role
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
+from pinyon.runtime.eviction import RefitThread
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.refit_thread import RefitThread
 from pinyon.runtime.tasks import ended
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.background import Background

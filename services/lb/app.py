@@ -11,7 +11,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.more_models import parse_more_models
+from pinyon.core.served import parse_more_models
 from pinyon.frontdoor.instances.asked_instances import AskedInstances
 from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.completions import Completions

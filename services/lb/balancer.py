@@ -47,11 +47,11 @@ from pinyon.runtime.channel import PATIENT_KEEPALIVE_OPTIONS, OpenSession
 from pinyon.runtime.distance import delayed, parse_delays
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ANY, CONTROLLER, check_region_name, peer_name, region_name
-from pinyon.runtime.json_file import read_json
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.security import Security
 from pinyon.runtime.service import ServiceContext
+from pinyon.runtime.settings import read_json
 from services.lb.settings import LbSettings
 
 _log = get_logger("lb.regions")
@@ -153,7 +153,7 @@ class LoadBalancer:
             admin_listen=settings.admin_listen,
             message_s=settings.body_timeout_s,
             keepalive=PATIENT_KEEPALIVE_OPTIONS,
-            outermost=(self.access,),
+            outermost=(self.access.around,),
         )
 
     def join(
@@ -282,12 +282,12 @@ def check_region(settings: LbSettings, security: Security) -> None:
     if not settings.region or security.tls is None:
         return
     check_region_name(settings.region, "region")
-    if region_name(settings.region) not in security.tls.names:
+    if region_name(settings.region) not in security.tls.material.names:
         _log.warning(
             "%s does not name the region %s: the controller and load balancers of other regions will refuse this "
             "one; make it with pinyon certs DIR lb/%s@%s",
             security.tls.certificate,
             settings.region,
-            security.tls.identity.instance_id or ANY,
+            security.tls.material.identity.instance_id or ANY,
             settings.region,
         )

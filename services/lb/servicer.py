@@ -24,7 +24,7 @@ from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.sampling import sampling_from_proto
 from pinyon.openai.parse import Call, PromptInput, Rendering
 from pinyon.runtime.callers import ANYBODY, Callers

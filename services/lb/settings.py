@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from pinyon.core.address import is_loopback, parse_address
-from pinyon.core.more_models import parse_more_models
 from pinyon.core.request import check_geography
+from pinyon.core.served import parse_more_models
 from pinyon.federation.position import parse_position
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.regions.peer import parse_peers

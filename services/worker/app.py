@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.batching import BATCHING_POLICIES, StepScheduler
-from pinyon.batching.service_order import SERVICE_ORDERS
+from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
 from pinyon.core.served import Served
@@ -25,13 +24,13 @@ from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.admin import add_admin, changeable_flag, changeable_policy
 from pinyon.runtime.callers import BLOCK_READ_CALLERS
+from pinyon.runtime.eviction import RefitThread
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
-from pinyon.runtime.refit_thread import RefitThread
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
@@ -56,15 +55,13 @@ from services.worker.kv.fetch import Fetcher
 from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
-from services.worker.load import WorkerLoad
-from services.worker.metrics import WorkerMetrics, register_gauges
+from services.worker.metrics import StepObserver, WorkerMetrics, register_gauges
 from services.worker.orders.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.report import WorkerReport, instance_info
+from services.worker.report import WorkerLoad, WorkerReport, instance_info
 from services.worker.servicer import WORKER_CALLERS, WorkerServicer
 from services.worker.settings import WorkerSettings
-from services.worker.step_observer import StepObserver
 
 _log = get_logger("worker")
 
@@ -118,7 +115,6 @@ class Worker:
         self._journal: JournalFile | None = None
         self._batching = settings.batching
         """The name of the batching policy in force."""
-        self._steps: StepScheduler | None = None
         self._announcing: asyncio.Task[None] | None = None
 
     # -- life
@@ -132,9 +128,8 @@ class Worker:
         region = self.transfer.register_local_memory(self.engine.pool.data, access=Access.NONE)
         self._refits = RefitThread(policies=1 if settings.dram_blocks == 0 else 2)
         decisions = self._decisions()
-        self._steps = decisions.steps
         if settings.batching_table:
-            restore_learned(Path(settings.batching_table), self._steps, self._batching, self.served.kernel)
+            restore_learned(Path(settings.batching_table), decisions.steps, self._batching, served.kernel)
         readers = LeaseKeys(self.transfer, region)
         swaps = None
         if settings.dram_blocks:
@@ -228,13 +223,7 @@ class Worker:
         )
         self.address = settings.reachable(await self.server.start())
         if settings.conductor:
-            info = instance_info(
-                served,
-                self.transfer.boot_id.hex(),
-                self.address,
-                settings.max_batch,
-                SERVICE_ORDERS.make(settings.service_order).short_first,
-            )
+            info = instance_info(served, self.transfer.boot_id.hex(), self.address, settings)
             connect = security.channels.sessions_to(peer_name(CONDUCTOR))
             self.report = ReportSession(
                 settings.conductor,
@@ -271,8 +260,9 @@ class Worker:
         await self.decodes.drained(drain_s)
         await self.prefills.drained(max(0.0, deadline - self._clock()))
         await self.parts.engine_loop.close()  # first: the other parts wait for the end of its step
-        if self.settings.batching_table and self._steps is not None:
-            save_learned(Path(self.settings.batching_table), self._steps.learned(), self._batching, self.served.kernel)
+        if self.settings.batching_table:
+            learned = self.parts.members.scheduler.learned()
+            save_learned(Path(self.settings.batching_table), learned, self._batching, self.served.kernel)
         await self.decodes.close()
         await self.prefills.close()
         if self.report is not None:

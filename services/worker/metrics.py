@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics: counters that are increased where events happen, and gauges that read the parts."""
+"""The worker's Prometheus metrics, counters of events and gauges that read the parts; what a finished step tells."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from pinyon.batching import StepSeen
+from pinyon.core.clock import Clock
 from pinyon.core.request import FinishReason
-from pinyon.runtime.eviction_metrics import show_eviction
+from pinyon.runtime.eviction import show_eviction
 from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.instance.parts import Parts
-from services.worker.instance.step_members import EngineStep, StepOutcome
+from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
+from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import Drop
-from services.worker.load import WorkerLoad
-from services.worker.orders.outcome import PrefillOutcome
+from services.worker.orders.ledger import Ledger, PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
+from services.worker.report import WorkerLoad
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -90,7 +93,8 @@ def register_gauges(
     load: WorkerLoad,
 ) -> None:
     """Registers the gauges of a running worker. All but the last eight are zero when it is idle."""
-    below, swaps = parts.cache.pool.below, parts.cache.swaps
+    cache, members, storage = parts.cache, parts.members, parts.storage
+    below, swaps = cache.pool.below, cache.swaps
     gauges: list[Figure] = [
         ("owned_requests", "Requests that hold anything here.", lambda: decodes.owned),
         ("pending_requests", "Requests accepted and not yet in the batch.", lambda: decodes.pending),
@@ -99,54 +103,54 @@ def register_gauges(
             "Requests and prompts that wait for KV blocks or for a place in the batch: load balancers push no others.",
             lambda: load.batch().waiting,
         ),
-        ("running_requests", "Requests in the batch.", lambda: parts.members.running),
+        ("running_requests", "Requests in the batch.", lambda: members.running),
         ("queued_prefills", "Prompts that wait to be computed.", lambda: prefills.queue.queued),
         ("running_prefills", "Prompts being fetched, computed or sent.", lambda: prefills.queue.active),
         ("pending_prefill_tokens", "Prompt tokens accepted and not computed.", lambda: prefills.queue.pending_tokens),
         (
             "room_wait_seconds_expected",
             "How long a request that comes now would wait for KV blocks.",
-            parts.cache.room_wait_s,
+            cache.room_wait_s,
         ),
-        ("room_waiters", "Requests and prompts that wait for KV blocks.", lambda: parts.cache.admission.waiting),
+        ("room_waiters", "Requests and prompts that wait for KV blocks.", lambda: cache.admission.waiting),
         ("pushes", "Prompts being sent to a decode instance.", lambda: prefills.pushing),
         ("remote_prefills", "Prompts computed elsewhere that are not settled.", lambda: peers.in_flight),
-        ("leases", "Leases of readers.", lambda: parts.cache.leases),
+        ("leases", "Leases of readers.", lambda: cache.leases),
         ("outbox_tokens", "Tokens not sent yet.", lambda: sessions.unsent),
         (
             "batches_per_round",
             "Batches in which all running requests get one token each; 0: one, by a policy without rounds.",
-            lambda: parts.members.formed.batches,
+            lambda: members.formed.batches,
         ),
         (
             "batch_shared_blocks",
             "KV blocks that the whole present batch shares; by a policy without rounds all that are admitted for it.",
-            lambda: parts.members.formed.shared_blocks,
+            lambda: members.formed.shared_blocks,
         ),
         (
             "batch_homogeneity",
             "Of the full blocks of these prompts, the share that all of them share.",
-            lambda: parts.members.formed.homogeneity,
+            lambda: members.formed.homogeneity,
         ),
         (
             "batch_reward_tokens_per_second",
             "Decode throughput of the last round that the batching policy learned from.",
-            lambda: parts.members.formed.reward_tokens_s,
+            lambda: members.formed.reward_tokens_s,
         ),
         (
             "batch_exploring",
             "Share of the batching policy's decisions that are for the sake of knowing more.",
-            lambda: parts.members.formed.exploring,
+            lambda: members.formed.exploring,
         ),
         ("engine_hangs", "1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
-        ("store_queue_blocks", "Blocks that wait for the KV store.", lambda: parts.storage.pending),
+        ("store_queue_blocks", "Blocks that wait for the KV store.", lambda: storage.pending),
         ("swapping_blocks", "Blocks copied between the tiers now.", lambda: 0 if swaps is None else swaps.under_way),
-        ("used_blocks", "KV blocks with references.", lambda: parts.cache.pool.used),
-        ("spared_blocks", "KV blocks that requests want that wait here.", lambda: parts.cache.pool.eviction.wanted),
-        ("cached_blocks", "KV blocks kept only for reuse.", lambda: parts.cache.pool.cached),
-        ("free_blocks", "KV blocks without content.", lambda: parts.cache.pool.free),
+        ("used_blocks", "KV blocks with references.", lambda: cache.pool.used),
+        ("spared_blocks", "KV blocks that requests want that wait here.", lambda: cache.pool.eviction.wanted),
+        ("cached_blocks", "KV blocks kept only for reuse.", lambda: cache.pool.cached),
+        ("free_blocks", "KV blocks without content.", lambda: cache.pool.free),
         ("room_requests", "Further requests that would have room at once.", lambda: load.batch().room),
-        ("total_blocks", "KV blocks of the pool.", lambda: parts.cache.pool.total),
+        ("total_blocks", "KV blocks of the pool.", lambda: cache.pool.total),
         ("dram_blocks", "KV blocks kept in the second tier.", lambda: 0 if below is None else len(below)),
         ("dram_free_blocks", "Blocks of the second tier without content.", lambda: 0 if below is None else below.free),
         ("lb_sessions", "Load balancers connected.", lambda: sessions.count),
@@ -156,24 +160,20 @@ def register_gauges(
         (
             "preemptions",
             "Requests that gave up their KV blocks for others and are computed again.",
-            lambda: parts.members.preemptions,
+            lambda: members.preemptions,
         ),
         (
             "cut_steps",
             "Steps in which prompts got less, so that running requests do not wait for their tokens.",
-            lambda: parts.members.scheduler.cut_steps,
+            lambda: members.scheduler.cut_steps,
         ),
-        (
-            "scheduling_seconds",
-            "Time that choosing what steps compute has taken.",
-            lambda: parts.members.scheduling_s,
-        ),
+        ("scheduling_seconds", "Time that choosing what steps compute has taken.", lambda: members.scheduling_s),
         (
             "batching_shifts",
             "How often what the batching policy had learned stopped being true.",
-            lambda: parts.members.formed.shifts,
+            lambda: members.formed.shifts,
         ),
-        ("stored_blocks", "Blocks put into the KV store.", lambda: parts.storage.stored),
+        ("stored_blocks", "Blocks put into the KV store.", lambda: storage.stored),
         ("fetch_failures", "Fetches that did not bring all.", lambda: parts.fetcher.failures),
         ("cut_sessions", "Sessions cut off as too slow.", lambda: sessions.cut),
     ]
@@ -182,7 +182,7 @@ def register_gauges(
             "dropped_blocks",
             "Blocks not put into the KV store.",
             "reason",
-            lambda: {reason.value: parts.storage.drops[reason] for reason in Drop},
+            lambda: {reason.value: storage.drops[reason] for reason in Drop},
         )
     ]
     if below is not None and swaps is not None:
@@ -196,7 +196,7 @@ def register_gauges(
                 "hit_blocks",
                 "Blocks that were found and reused.",
                 "tier",
-                lambda: {"pool": parts.cache.pool.hits - below.swapped_in, "dram": below.swapped_in},
+                lambda: {"pool": cache.pool.hits - below.swapped_in, "dram": below.swapped_in},
             ),
             (
                 "swapped_blocks",
@@ -206,4 +206,41 @@ def register_gauges(
             ),
         ]
     registry.register(Figures("pinyon_worker", gauges, totals, labelled))
-    show_eviction(registry, "worker", "blocks", parts.cache.pool.of_all)
+    show_eviction(registry, "worker", "blocks", cache.pool.of_all)
+
+
+class StepObserver:
+    """The observer of one engine loop."""
+
+    def __init__(
+        self, metrics: WorkerMetrics, cache: KvCache, members: StepMembers, ledger: Ledger, clock: Clock
+    ) -> None:
+        self._metrics = metrics
+        self._cache = cache
+        self._members = members
+        self._ledger = ledger
+        self._clock = clock
+        self._last_decode_s = 0.0
+        """The time of the last step's end, if it decoded anything and a request still waits for its next token."""
+
+    def observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
+        self._metrics.step(step, outcome, sampled)
+        decodes = len(step.decodes)
+        seen = StepSeen(decodes, step.tokens - decodes, outcome.elapsed_s, decode_s=outcome.decode_s)
+        self._cache.admission.observe(seen)
+        self._members.scheduler.observe(seen)
+        if not decodes:
+            self._last_decode_s = 0.0
+            return
+        now_s = self._clock()
+        if self._last_decode_s:
+            running = self._members.running
+            kv_tokens = self._members.kv_tokens
+            if decodes >= running:  # some may have ended with the step
+                kv_tokens = 0
+                for slot in step.slots:
+                    kv_tokens += slot.position
+            times = self._ledger.token_times
+            times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=running)
+        # If all requests have ended, the time until the next one comes is not a time between tokens.
+        self._last_decode_s = now_s if self._members.running else 0.0

@@ -1,4 +1,4 @@
-"""The worker's report to the conductor: itself, its load, measured prefills, ended requests, changes of its cache."""
+"""The worker's load, and its report to the conductor: measured prefills, ended requests, changes of its cache."""
 
 from __future__ import annotations
 
@@ -6,13 +6,67 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.batching import LEVEL_BLOCKS
+from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.block_keys import secret_id
 from pinyon.core.served import Served
+from pinyon.decisions import BatchLoad, BatchRoom
 from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
-from services.worker.orders.ledger import Ledger
-from services.worker.orders.outcome import PrefillOutcome
+from services.worker.decode.decodes import Decodes
+from services.worker.decode.load_news import ToldLoad
+from services.worker.instance.parts import Parts
+from services.worker.orders.ledger import Ledger, PrefillOutcome
+from services.worker.prefill.prefills import Prefills
+from services.worker.settings import WorkerSettings
+
+
+class WorkerLoad:
+    """The load that load balancers, the conductor and the metrics are told."""
+
+    def __init__(self, parts: Parts, prefills: Prefills, decodes: Decodes, room: BatchRoom) -> None:
+        self._parts = parts
+        self._prefills = prefills
+        self._decodes = decodes
+        self._room = room
+
+    def batch(self) -> BatchLoad:
+        """Returns how many requests wait for room, and how many more would fit. O(requests); any thread may ask."""
+        look = self._room.look(self._decodes.owned, self._decodes.elsewhere)
+        return replace(look, room=0) if look.room and self._parts.refusing else look
+
+    def told(self) -> ToldLoad:
+        """Returns the load for a load balancer, without its session's own fields."""
+        batch = self.batch()
+        return ToldLoad(
+            pending=batch.waiting,
+            running=batch.running,
+            room=batch.room,
+            max_batch=self._parts.limits.max_batch,
+            pending_prefill_tokens=self._prefills.queue.pending_tokens,
+            draining=self._parts.refusing,
+        )
+
+    def reported(self) -> InstanceLoad:
+        """Returns the load for the conductor, without the time between tokens."""
+        parts, batch = self._parts, self.batch()
+        pool, members, reads_once = parts.cache.pool, parts.members, parts.members.scheduler.reads_once
+        return InstanceLoad(
+            pending_requests=self._decodes.pending + self._prefills.queue.foreign,
+            running_requests=members.running,
+            kv_tokens=members.kv_tokens,
+            level_blocks=LEVEL_BLOCKS if reads_once else 0,
+            shared=parts.cache.admission.prefixes.shared() if reads_once else (),
+            pending_prefill_tokens=self._prefills.queue.pending_tokens,
+            room_wait_ms=parts.cache.room_wait_s() * 1e3,
+            used_blocks=pool.used,
+            cached_blocks=pool.cached,
+            draining=parts.refusing,
+            failed_sources=frozenset(parts.fetcher.failed_sources()),
+            waiting_for_room=batch.waiting,
+            room=batch.room,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +105,7 @@ class WorkerReport:
         )
 
 
-def instance_info(served: Served, boot_id: str, address: str, max_batch: int, short_first: bool) -> InstanceInfo:
+def instance_info(served: Served, boot_id: str, address: str, settings: WorkerSettings) -> InstanceInfo:
     """Returns this worker's registration with the conductor."""
     return InstanceInfo(
         instance_id=served.instance_id,
@@ -62,10 +116,10 @@ def instance_info(served: Served, boot_id: str, address: str, max_batch: int, sh
         model_fingerprint=served.fingerprint,
         layout=served.layout,
         capacity_blocks=served.pool_blocks,
-        max_batch=max_batch,
+        max_batch=settings.max_batch,
         max_context_tokens=served.max_context,
         key_secret_id=secret_id(served.secret),
-        short_first=short_first,
+        short_first=SERVICE_ORDERS.make(settings.service_order).short_first,
     )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
+from pinyon.messages.enums import role_to_proto
 from pinyon.messages.error import error_from_proto
-from pinyon.messages.role import role_to_proto
 from pinyon.placement.instances import InstanceLoad
 from pinyon.runtime.callers import Callers
 from pinyon.runtime.identity import ADMIN, LB, WORKER
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import Pace
 from services.worker.decode.lb_sessions import LbSessions
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 from services.worker.instance.parts import Parts

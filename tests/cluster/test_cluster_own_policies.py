@@ -11,7 +11,7 @@ import pytest
 from launch.cluster import LocalCluster
 from pinyon.cli.main import main
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.named_class import MODULES
+from pinyon.core.policies import MODULES
 from tests.cluster.observe import Scrape
 from tests.cluster.specs import cluster_spec
 from tests.own_policies import MODULE

@@ -12,7 +12,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.block_keys import namespace, secret_id
 from pinyon.frontdoor.instances.instances import InstanceView
-from pinyon.messages.layout import layout_from_proto
+from pinyon.messages.instance import layout_from_proto
 from pinyon.routing.layer import Layer
 from pinyon.routing.plain import LeastLoaded
 from pinyon.routing.pushing import Blind

@@ -18,8 +18,7 @@ from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.regions import inbound as inbound_module
 from pinyon.frontdoor.regions import links as link_module
 from pinyon.routing.geography import parse_geography
-from pinyon.runtime.outgoing import Outgoing
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import Outgoing, Pace
 from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
 from tests.integration.regions_harness import FULL, ROOMY, Regions, peer_of, running_regions
 

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.runtime import grpc_server
-from pinyon.runtime.arrivals import EACH_MAX
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
+from pinyon.runtime.first_message import EACH_MAX
 from tests.integration.lb_harness import WAIT_S, Connection, live_lb, running_lb, spin
 
 STREAMS = 300

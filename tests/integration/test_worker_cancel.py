@@ -12,7 +12,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
 from pinyon.core.request import SamplingParams
-from pinyon.messages.layout import layout_to_proto
+from pinyon.messages.instance import layout_to_proto
 from pinyon.messages.segment import region_to_proto, segment_to_proto
 from pinyon.store.reader import ReadResult
 from pinyon.transfer import Access

@@ -25,7 +25,7 @@ from pinyon.runtime.process import child_environment
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Answer, Fleet, gauge, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -457,11 +457,31 @@ async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
     await fleet.idle()
 
 
+async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
+    m = await fleet.start("mixed", "m0")
+    client = await fleet.client(m)
+    m.engine.hold()
+    (good,) = await client.submit(submission(PROMPT, SHORT))
+    await m.engine.entered()
+    (session,) = m.sessions._open
+    session.updates.update(1).text = "said"
+    session._take(worker_pb2.SessionRequest(submissions=[submission(PROMPT, SHORT, stream_id=1)]))
+    session.updates.update(1).text += " before"
+    told = [(each.text, each.error.field) for each in session.updates._message.updates]
+    assert told == [("said before", ""), ("", "stream_id")]
+    client.answers[1] = bad = Answer()
+    await bad.wait()
+    client.answers[1] = good
+    m.engine.release()
+    assert (await good.wait()).tokens == reference(PROMPT, SHORT)
+    await fleet.idle()
+
+
 @pytest.mark.parametrize("change", ["layout", "model_fingerprint", "segment", None])
 async def test_a_hello_that_does_not_fit(fleet, change):
     p = await fleet.start("prefill", "p0")
     d = await fleet.start("decode", "d0")
-    from pinyon.messages.layout import layout_to_proto
+    from pinyon.messages.instance import layout_to_proto
     from pinyon.messages.segment import segment_to_proto
 
     hello = worker_pb2.PrefillHello(

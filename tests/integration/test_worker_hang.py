@@ -103,7 +103,7 @@ async def test_a_hanging_prefill_instance_tells_the_decode_instance(fleet):
     (elsewhere,) = await client.submit(submission(PROMPT, SHORT, prefill=other, decode=d))
     assert (await elsewhere.wait()).tokens == reference(PROMPT, SHORT)
     p.engine.release()
-    await p.parts.step_over()
+    await p.parts.engine_loop.step_over()
     (again,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
     assert (await again.wait()).tokens == reference(PROMPT, SHORT)
     await fleet.idle()
@@ -132,7 +132,7 @@ async def test_status_tells_people(fleet):
         status = await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest())
     assert status.draining
     m.engine.release()
-    await m.parts.step_over()
+    await m.parts.engine_loop.step_over()
     assert not m.load().draining
     await fleet.idle()
 

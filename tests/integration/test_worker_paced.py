@@ -40,7 +40,7 @@ async def start():
     for worker in workers:
         assert await worker.decodes.drained(WAIT_S)
         assert await worker.prefills.drained(WAIT_S)
-        await worker.parts.step_over()
+        await worker.parts.engine_loop.step_over()
     for worker in workers:
         assert not {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
         worker.parts.cache.pool.check_integrity()

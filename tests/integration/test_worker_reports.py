@@ -8,10 +8,9 @@ import pytest
 import pytest_asyncio
 
 from pinyon.batching import LEVEL_BLOCKS, Formed
-from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
+from pinyon.core.block_keys import SharedPrefix, chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
-from pinyon.core.shared_prefix import SharedPrefix
 from services.worker.instance import step_members
 from services.worker.kv.push import Push
 from services.worker.report import WorkerReport

@@ -238,7 +238,7 @@ class Fleet:
         for worker in self.workers:
             assert await worker.decodes.drained(WAIT_S)
             assert await worker.prefills.drained(WAIT_S)
-            await worker.parts.step_over()
+            await worker.parts.engine_loop.step_over()
             await worker.parts.cache.settled(range(worker.parts.cache.pool.total))
             storage = worker.parts.storage
             await eventually(lambda storage=storage: not storage.pending, "what waits for the store is put or dropped")

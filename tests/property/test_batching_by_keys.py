@@ -16,8 +16,7 @@ from pinyon.batching import (
     DecodedPrefixes,
     Formed,
 )
-from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
-from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX
+from pinyon.core.block_keys import SHARED_PREFIXES_MAX, chain_block_keys, namespace, tokens_to_bytes
 from pinyon_lab.policies.tip_tree import TipTree
 from tests.long import usually
 

@@ -11,6 +11,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
+from pinyon.messages.enums import role_from_proto
 from pinyon.messages.instance import (
     BATCH_MAX,
     KV_TOKENS_MAX,
@@ -21,7 +22,6 @@ from pinyon.messages.instance import (
 )
 from pinyon.messages.placement import request_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
-from pinyon.messages.role import role_from_proto
 from tests.long import usually
 from tests.unit.placement.conftest import make_fleet, member
 

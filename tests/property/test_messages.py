@@ -11,17 +11,23 @@ from hypothesis import strategies as st
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.fetch_span import FETCH_SPANS_MAX, FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
 from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.orders import FETCH_SPANS_MAX, FetchSpan, KvSource
 from pinyon.core.request import FinishReason, RequestClass, Role, SamplingParams
-from pinyon.messages.finish_reason import finish_reason_from_proto, finish_reason_to_proto
-from pinyon.messages.instance import LOAD_MS_MAX, info_from_proto, info_to_proto, load_from_proto, load_to_proto
-from pinyon.messages.layout import layout_from_proto, layout_to_proto
+from pinyon.messages.enums import finish_reason_from_proto, finish_reason_to_proto, role_from_proto, role_to_proto
+from pinyon.messages.instance import (
+    LOAD_MS_MAX,
+    info_from_proto,
+    info_to_proto,
+    layout_from_proto,
+    layout_to_proto,
+    load_from_proto,
+    load_to_proto,
+)
 from pinyon.messages.logprobs import logprobs_from_proto
 from pinyon.messages.orders import fetch_span_to_proto, fetch_spans_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
-from pinyon.messages.role import role_from_proto, role_to_proto
 from pinyon.messages.sampling import sampling_from_proto, sampling_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from tests.sent_logprobs import logprobs_to_proto

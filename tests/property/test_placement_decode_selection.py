@@ -6,9 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.core.block_keys import unpack_keys
+from pinyon.core.block_keys import SharedPrefix, unpack_keys
 from pinyon.core.request import Role
-from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.placement.decode_selection import (
     NEAR_SHARE,
     decode_blocks,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.placement.costs import EXAMINED_MAX, Costs, CostTerms
 from pinyon.placement.fetch_plan import FetchPlanner

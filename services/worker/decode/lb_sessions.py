@@ -10,9 +10,9 @@ from typing import Any, cast
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted
 from pinyon.core.request import FinishReason
+from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.error import error_to_proto
-from pinyon.messages.finish_reason import finish_reason_to_proto
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import Pace
 from services.worker.decode.decodes import Decodes
 from services.worker.decode.load_news import LoadNews, ToldLoad
 from services.worker.decode.outgoing_updates import LbStream, OutgoingUpdates
@@ -131,7 +131,7 @@ class LbSession:
                 raise InvalidArgument(f"stream {stream_id} is in use", field="stream_id")
             request = self._decodes.submit(submission, self.updates)
         except PinyonError as error:
-            update = self.updates.update(stream_id)
+            update = self.updates.apart(stream_id)  # the stream may be another submission's
             update.finish_reason = finish_reason_to_proto(FinishReason.ERROR)
             update.error.CopyFrom(error_to_proto(error))
             return

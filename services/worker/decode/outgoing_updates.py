@@ -3,57 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
 from pinyon.runtime.duplex import Accepted, Duplex
-from pinyon.runtime.outbox import MESSAGE_BYTES, in_messages
-from pinyon.runtime.pace import Pace
-from pinyon.runtime.turn_end import TurnEnd
+from pinyon.runtime.outgoing import FRAME_BYTES, MESSAGE_BYTES, Pace, TurnEnd
 from services.worker.decode.load_news import ToldLoad
 
 LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
 
-def no_load() -> ToldLoad | None:
-    """Returns None: nobody has asked for the load."""
-    return None
-
-
-class OutgoingUpdates:
+class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
     """The messages of one session's stream, with at most one update per request in each.
 
-    They go at the :class:`TurnEnd`, as those of :class:`pinyon.runtime.outgoing.Outgoing` do, or by the stream's
-    writer; meanwhile waiting updates are merged. Waiting changes (about one per token, and per log-probability) are
-    bounded by ``limit``: a slower reader is cut off. The load that goes with a message comes from ``load``; None: no
-    load. The iterator ends when the updates are closed and all of them have gone.
+    Waiting updates are merged. Waiting changes (about one per token, and per log-probability) are bounded by ``limit``:
+    a slower reader is cut off. The load that goes with a message comes from ``load``; None: no load. The iterator ends
+    when the updates are closed and all of them have gone.
     """
 
-    def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = no_load) -> None:
+    def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = lambda: None) -> None:
+        super().__init__(pace)
         self._limit = limit
-        self._pace = pace
         self._load = load
         self._message = worker_pb2.SessionResponse()
-        """The updates that wait."""
+        """The updates that wait, behind the messages that are composed."""
         self._by_stream: dict[int, worker_pb2.StreamUpdate] = {}
-        self._made: deque[worker_pb2.SessionResponse] = deque()
-        """Messages composed and not sent; more than one, if there was too much for one."""
-        self._end = TurnEnd(pace, self._send)
         self._nudged = False
         self._told = False
         """True if the turn's end knows of what is there now."""
-        self.closed = False
         self.overflow: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with :class:`ResourceExhausted` when the limit is reached; waiting updates are lost then."""
         self.unsent = 0
         """Changes not taken yet."""
-
-    def by(self, stream: LbStream) -> None:
-        """Lets the updates go past the writer, by this stream."""
-        self._end.by(stream)
 
     def update(self, stream_id: int, changes: int = 1) -> worker_pb2.StreamUpdate:
         """Returns the stream's next update, to be filled in before control returns to the event loop."""
@@ -72,7 +55,16 @@ class OutgoingUpdates:
             update = self._by_stream[stream_id] = self._message.updates.add(stream_id=stream_id)
             if not self._told:
                 self._told = True
-                self._end.come()
+                self._come()
+        return update
+
+    def apart(self, stream_id: int) -> worker_pb2.StreamUpdate:
+        """Returns an update that is merged with no other, to be filled in likewise."""
+        merged = self._by_stream.pop(stream_id, None)
+        update = self.update(stream_id)
+        self._by_stream.pop(stream_id, None)
+        if merged is not None and not self.closed:
+            self._by_stream[stream_id] = merged
         return update
 
     def nudge(self) -> None:
@@ -81,19 +73,19 @@ class OutgoingUpdates:
             self._nudged = True
             if not self._told:
                 self._told = True
-                self._end.come()
+                self._come()
 
     def close(self, *, discard: bool = False) -> None:
         """Takes no more updates; the reader gets the rest unless ``discard``."""
         self.closed = True
         if discard:
             self._forget()
-        self._end.to_writer()
+        self._to_writer()
 
     @property
     def _ready(self) -> bool:
         """True if an update or a nudge waits."""
-        return self._nudged or bool(self._by_stream)
+        return self._nudged or bool(self._message.updates)
 
     def _forget(self) -> None:
         self._message = worker_pb2.SessionResponse()
@@ -102,16 +94,12 @@ class OutgoingUpdates:
         self._nudged = self._told = False
 
     def _send(self, stream: Duplex[Any, Any]) -> bool:
-        """Assembles and sends messages, see :class:`TurnEnd`."""
-        made = self._made
         self._make()
-        while made and stream.push(made[0]):
-            made.popleft()
-        return bool(made) or self._ready
+        return super()._send(stream) or self._ready
 
     def _make(self) -> None:
         """Assembles messages of what waits."""
-        message, made = self._message, self._made
+        message, made = self._message, self._messages
         self._forget()
         told = self._load()
         load = None if told is None else worker_pb2.Load(**told._asdict())
@@ -133,8 +121,8 @@ class OutgoingUpdates:
         return self
 
     async def __anext__(self) -> worker_pb2.SessionResponse:
-        while not self._made:
-            self._end.check()
+        while not self._messages:
+            self._check()
             if self._ready:
                 if not self.closed:
                     await self._pace.turn()
@@ -142,10 +130,25 @@ class OutgoingUpdates:
             elif self.closed:
                 raise StopAsyncIteration
             else:
-                await self._end.news()
-        return self._made.popleft()
+                await self._wait()
+        return self._messages.popleft()
 
     async def aclose(self) -> None:
         """Ends the sending. Closing twice is fine."""
-        self._end.by(None)
-        self._end.to_writer()
+        self.by(None)
+        self._to_writer()
+
+
+def in_messages(updates: Iterable[worker_pb2.StreamUpdate]) -> Iterator[list[worker_pb2.StreamUpdate]]:
+    """Yields the updates of each message, in order, as many as its size allows."""
+    together: list[worker_pb2.StreamUpdate] = []
+    filled = 0
+    for update in updates:
+        size = update.ByteSize() + FRAME_BYTES
+        if together and filled + size > MESSAGE_BYTES:
+            yield together
+            together, filled = [], 0
+        together.append(update)
+        filled += size
+    if together:
+        yield together

@@ -16,12 +16,11 @@ from pinyon.batching import BatchRequest, TokenCounts
 from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.logprobs import TokenLogprob
-from pinyon.core.orders import GenerateOrder
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import GenerateOrder, PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.eviction import Traits, Use
+from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.error import error_to_proto
-from pinyon.messages.finish_reason import finish_reason_to_proto
 from pinyon.messages.logprobs import SentLogprobs, append_logprob
 from pinyon.messages.orders import FirstToken, parse_first_token, prefill_to_proto
 from pinyon.messages.prefill_report import report_to_proto
@@ -402,7 +401,7 @@ class DecodeRequest:
             parts.cache.withdraw(self.number, self._waiting)
         if self._member is not None:
             parts.members.remove_decode(self._member)
-            await parts.step_over()
+            await parts.engine_loop.step_over()
         if self._job is not None and not self._job.done.done():
             self._prefills.cancel(self._job, self.abort.error or Cancelled("the request ended"))
             await asyncio.wait((self._job.done,))

@@ -33,10 +33,9 @@ from services.worker.engines.attention import PagedAttention
 from services.worker.engines.blas import TILE, check_lanes_alike, pin_blas_threads
 from services.worker.engines.checks import check_step
 from services.worker.engines.decode_plan import KERNEL_DEFAULT, DecodePlan, check_kernel
-from services.worker.engines.logprobs import logprob_rows, token_logprob
 from services.worker.engines.protocol import StepLogprobs, StepResult
 from services.worker.engines.rope import RopeTable, rotate
-from services.worker.engines.sampling import Sampler
+from services.worker.engines.sampling import Sampler, logprob_rows, token_logprob
 from services.worker.engines.weights import LayerWeights, ModelWeights
 
 _F32 = npt.NDArray[np.float32]
@@ -175,11 +174,6 @@ class NumpyLlamaEngine:
         read = plan.decodes.tokens_read if plan.decodes is not None else 0
         decode_share = parts.decode_share(len(last), len(decodes)) if parts is not None else 0.0
         return StepResult(first, tokens, told if asked else None, read, decode_share)
-
-    def prompt_logits(self, chunk: PrefillChunk) -> _F32:
-        """Returns logits after every token of the chunk, ``(len(tokens), vocab)``, for tests. Writes its KV."""
-        check_step(self.config, self.layout, self.num_blocks, [chunk], [])
-        return self._logits(_to_rows(self._forward(self._plan([chunk], [])))[: len(chunk.tokens)])
 
     def _prompt_logprobs(self, hidden: _F32, plan: _Plan) -> dict[int, LogprobRows]:
         """Returns log-probabilities by place of the chunk, from a panel of logits at a time: all may be too large."""

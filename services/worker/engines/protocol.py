@@ -56,27 +56,14 @@ class Engine(Protocol):
     elsewhere.
     """
 
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def layout(self) -> KvLayout: ...
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def unsupported(self) -> frozenset[str]:
-        """Fields of :class:`pinyon.core.request.SamplingParams` that it ignores; requests that set them are refused."""
-        ...
-
-    @property
-    def kernel(self) -> str:
-        """The decode kernel, of :data:`services.worker.engines.decode_plan.KERNELS`: who shares reads; "": unknown."""
-        ...
-
-    @property
-    def pool(self) -> npt.NDArray[np.float32]: ...
+    config: ModelConfig
+    layout: KvLayout
+    num_blocks: int
+    unsupported: frozenset[str]
+    """Fields of :class:`pinyon.core.request.SamplingParams` that it ignores; requests that set them are refused."""
+    kernel: str
+    """The decode kernel, of :data:`services.worker.engines.decode_plan.KERNELS`: who shares reads; "": unknown."""
+    pool: npt.NDArray[np.float32]
 
     def step(self, prefills: Sequence[PrefillChunk], decodes: Sequence[DecodeSlot]) -> StepResult:
         """Computes a step.

@@ -1,6 +1,7 @@
-"""The choice of the next token from one row of logits.
+"""The choice of the next token from one row of logits, and the model's own log-probabilities of tokens.
 
-It is a pure function of logits, parameters, index of the generated token, and, with penalties, the tokens so far.
+The choice is a pure function of logits, parameters, index of the generated token, and, with penalties, the tokens so
+far.
 
 The order is vLLM's: logit bias, no end before ``min_tokens``, penalties (repetition, frequency, presence), suppressed
 tokens out, temperature, min-p, top-k, top-p. Then follows one draw by inverse distribution function over tokens in
@@ -17,11 +18,13 @@ import numpy.typing as npt
 
 from pinyon.batching import TokenCounts
 from pinyon.core.errors import Internal, InvalidArgument
+from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.request import SamplingParams
 from services.worker.engines.uniform import uniform
 
 _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
+_I64 = npt.NDArray[np.int64]
 
 SCORE_MAX = 1e300
 """A bound on penalised scores: a tiny repetition penalty overflows to infinity, and two infinities compare equal."""
@@ -36,7 +39,7 @@ class Sampler:
         allowed = np.ones(vocab_size, dtype=np.bool_)
         allowed[list(suppress_tokens)] = False
         # Indices of the tokens that may be sampled, rising; None if that is all.
-        self._allowed: npt.NDArray[np.int64] | None = None if allowed.all() else np.flatnonzero(allowed)
+        self._allowed: _I64 | None = None if allowed.all() else np.flatnonzero(allowed)
         self._eos = list(eos_tokens)
 
     def sample(self, logits: _F32, params: SamplingParams, index: int, counts: TokenCounts | None = None) -> int:
@@ -111,7 +114,7 @@ def _draw(scores: _F32 | _F64, params: SamplingParams, u: float) -> int:
     return int(order[min(at, int(np.searchsorted(cumulative, cumulative[-1], side="left")))])
 
 
-def by_falling_score(scores: _F32 | _F64, top_k: int) -> npt.NDArray[np.int64]:
+def by_falling_score(scores: _F32 | _F64, top_k: int) -> _I64:
     """Returns ids by falling score, ties by rising id; only the first ``top_k``, if that is positive."""
     size = scores.shape[0]
     if 0 < top_k < size:
@@ -120,3 +123,35 @@ def by_falling_score(scores: _F32 | _F64, top_k: int) -> npt.NDArray[np.int64]:
         ids = np.flatnonzero(scores >= kth)
         return ids[np.argsort(-scores[ids], kind="stable")][:top_k]
     return np.argsort(-scores, kind="stable")
+
+
+def token_logprob(logits: _F32, token: int, top: int) -> TokenLogprob:
+    """Returns those of ``token`` and of the ``top`` likeliest tokens; ``logits`` is ``(vocab_size,)``, finite."""
+    own, ids, likeliest = _row(logits, token, top)
+    return TokenLogprob(own, tuple(zip(ids.tolist(), likeliest.tolist(), strict=True)))
+
+
+def logprob_rows(logits: _F32, tokens: npt.NDArray[np.uint32], top: int) -> LogprobRows:
+    """Returns those of each token by its row, for ``logits`` ``(n, vocab_size)`` and ``tokens`` ``(n,)``.
+
+    Raises :class:`Internal` if a logit is not finite.
+    """
+    if not np.isfinite(logits).all():
+        raise Internal("the model computed a logit that is not finite")
+    count, top = len(tokens), min(top, logits.shape[1])
+    rows = LogprobRows(
+        np.empty(count, np.float32), np.empty((count, top), np.uint32), np.empty((count, top), np.float32)
+    )
+    for number, token in enumerate(tokens.tolist()):
+        row = _row(logits[number], token, top)
+        rows.logprobs[number], rows.top_tokens[number], rows.top_logprobs[number] = row
+    return rows
+
+
+def _row(logits: _F32, token: int, top: int) -> tuple[float, _I64, _F64]:
+    """Computes a row's log-softmax in float64, by itself: other rows change none of its bits."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    total = np.log(np.exp(scores).sum())
+    ids = by_falling_score(logits, top) if top else np.empty(0, np.int64)
+    return float(scores[token] - total), ids, scores[ids] - total

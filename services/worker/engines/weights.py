@@ -8,8 +8,6 @@ truncated file is an :class:`InvalidArgument` that names the tensor.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,12 +175,14 @@ def _read_header(path: Path) -> dict[str, _TensorInfo]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        with _entry_errors(path, name):
+        try:
             dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
             begin, end = entry["data_offsets"]
             whole = [*shape, begin, end]
             if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in whole):
                 raise ValueError("sizes must be whole numbers")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _bad(f"{path.name} has a malformed entry for tensor {name[:200]}: {error!r}") from error
         if dtype not in _ITEM_BYTES:
             raise _bad(f"tensor {name} is {dtype}: only F32, F16 and BF16 are supported")
         count = 1
@@ -194,14 +194,6 @@ def _read_header(path: Path) -> dict[str, _TensorInfo]:
             raise _bad(f"{path.name} is truncated: tensor {name} ends beyond the file")
         tensors[name] = _TensorInfo(dtype, shape, 8 + length + begin, end - begin)
     return tensors
-
-
-@contextmanager
-def _entry_errors(path: Path, name: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise _bad(f"{path.name} has a malformed entry for tensor {name[:200]}: {error!r}") from error
 
 
 def _assemble(config: ModelConfig, checkpoint: _Checkpoint) -> ModelWeights:

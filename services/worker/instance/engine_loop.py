@@ -26,10 +26,6 @@ _log = get_logger("engine")
 Observer = Callable[[EngineStep, StepOutcome, int], None]
 
 
-def _nothing() -> None:
-    """Does nothing: nobody listens."""
-
-
 class EngineLoop:
     """The loop of one engine: ``start`` it on a running event loop; ``close`` waits for the step in flight.
 
@@ -55,21 +51,15 @@ class EngineLoop:
         self._stepping = False
         self._scheduled = False
         self._closed = False
-        self._idle: asyncio.Future[None] | None = None
-        self._after: list[Callable[[], None]] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        """The futures of those that wait for the present step's end."""
         self._step_timeout_s = step_timeout_s
         self._computations = 0
         self._watchdog = Watchdog(lambda: self._computations if self._stepping else None, step_timeout_s, self._late)
         self.hangs = False
         """True while the present step takes too long: nobody knows whether it ever ends."""
-        self.on_hang: Callable[[], None] = _nothing
+        self.on_hang: Callable[[], None] = lambda: None
         """The callback for changes of ``hangs``."""
-        self.after_fold: Callable[[], None] | None = None
-        """The callback after all results of a step are folded: the time to send them, in one message."""
-
-    @property
-    def stepping(self) -> bool:
-        return self._stepping
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -82,12 +72,12 @@ class EngineLoop:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
-    def after_step(self, callback: Callable[[], None]) -> None:
-        """Calls back when the engine no longer touches what was removed before: now, or after the present step."""
+    async def step_over(self) -> None:
+        """Waits until the engine's thread does not touch anything that was removed from the members before."""
         if self._stepping:
-            self._after.append(callback)
-        else:
-            callback()
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(over)
+            await over
 
     async def close(self) -> None:
         """Ends the steps, and waits for the present one unless it hangs. This is for the end of the process.
@@ -97,13 +87,13 @@ class EngineLoop:
         """
         self._closed = True
         if self._stepping and not self.hangs:
-            self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._idle,), timeout=self._step_timeout_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.step_over(), self._step_timeout_s)
         self._watchdog.close()
         self._steps.put(None)
         if self._stepping:
             _log.error("a step that does not end is given up")
-            self._step_over()
+            self._end_step()
         elif self._computing.is_alive():
             await asyncio.to_thread(self._computing.join)
 
@@ -137,22 +127,19 @@ class EngineLoop:
             sampled = self._members.fold(step, outcome)
             if self._observe is not None:
                 self._observe(step, outcome, sampled)
-            if self.after_fold is not None:
-                self.after_fold()
         except Exception:  # a defect in one member's callback must not stop the others' engine
             _log.exception("folding a step failed")
         finally:
-            self._step_over()
+            self._end_step()
         # Not at once: effects of this step's results (a finished prefill enters the batch) belong to the next step.
         self.wake()
 
-    def _step_over(self) -> None:
+    def _end_step(self) -> None:
         self._stepping = False
-        callbacks, self._after = self._after, []
-        for callback in callbacks:
-            callback()
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        waiting, self._waiting = self._waiting, []
+        for over in waiting:
+            if not over.done():
+                over.set_result(None)
 
     # -- in the watchdog's thread
 

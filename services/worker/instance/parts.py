@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from pinyon.core.clock import Clock
@@ -52,10 +51,3 @@ class Parts:
         if self.refusing:
             why = "is draining" if self.draining else "has an engine that hangs"
             raise Unavailable(f"{self.served.instance_id} {why}", field=field)
-
-    async def step_over(self) -> None:
-        """Waits until the engine's thread does not touch anything that was removed from the members before."""
-        if self.engine_loop.stepping:
-            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.engine_loop.after_step(lambda: None if over.done() else over.set_result(None))
-            await over

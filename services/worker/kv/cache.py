@@ -24,10 +24,6 @@ from pinyon.transfer import RegionDescriptor
 from services.worker.kv.swaps import Swapping, Swaps
 
 
-def _nobody(seconds: float, passed_over_s: float) -> None:
-    """Does nothing: nobody is told."""
-
-
 class KvCache:
     """The KV blocks, owned by the event loop's thread.
 
@@ -64,7 +60,7 @@ class KvCache:
         """Releases blocks held only for later, piece by piece, as long as a request wants room."""
         self.on_published: Callable[[Sequence[int]], None] | None = None
         """The callback for blocks that have new content."""
-        self.on_admitted: Callable[[float, float], None] = _nobody
+        self.on_admitted: Callable[[float, float], None] = lambda seconds, passed_over_s: None
         """The callback for an admitted request: the seconds that it waited for its blocks.
 
         The second argument is how many of these seconds requests that came later were served before it.

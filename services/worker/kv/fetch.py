@@ -17,18 +17,17 @@ from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, PinyonError
-from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
-from pinyon.core.orders import PrefillOrder
+from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.runtime.logging import get_logger
 from pinyon.store.client import StoreClient
 from pinyon.store.reader import BlockReader, ReadTerms
 from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
+from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import Limits
-from services.worker.orders.outcome import SpanFetched
 
 MAX_PAUSE_S = 10.0
 """The longest pause in s after failures. A trial costs little, so a source that came back is soon used again."""

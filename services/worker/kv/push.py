@@ -65,7 +65,8 @@ class Push:
         self._timeout_s = timeout_s
         self._stopped = False
         self._submitting = threading.Lock()
-        self._error: PinyonError | None = None
+        self.error: PinyonError | None = None
+        """The reason why nothing more is sent, if something could not be submitted."""
         self.bytes = 0
 
     def blocks(self, first: int, end: int) -> None:
@@ -77,7 +78,7 @@ class Push:
         self._submit(layer_ranges(self._layout, self._table, self._target, layer, start, end))
 
     def _submit(self, ranges: Iterable[PushRange]) -> None:
-        if self._stopped or self._error is not None:
+        if self._stopped or self.error is not None:
             return
         key, segment, remote = self._region_key, self._target.segment, self._target.region_key
         requests = [
@@ -91,21 +92,16 @@ class Push:
             try:
                 self._group.submit(requests, self._timeout_s)
             except PinyonError as error:
-                self._error = error
+                self.error = error
                 return
         self.bytes += sum(request.length for request in requests)
 
     async def finish(self) -> None:
         """Waits until all has arrived. Raises :attr:`error` if set, or :class:`TransferError` if a part is missing."""
         results = await self._group.wait_async()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         raise_for_failure(results)
-
-    @property
-    def error(self) -> PinyonError | None:
-        """The reason why nothing more is sent, if something could not be submitted."""
-        return self._error
 
     async def stop(self, grace_s: float) -> bool:
         """Stops sending and waits until no WRITE is under way; after ``grace_s`` seconds the rest is aborted.

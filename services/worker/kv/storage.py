@@ -127,7 +127,7 @@ class Storage:
         if self._task is None:
             return
         self._drop_late()
-        wanted = self._not_waiting(keys, first)
+        wanted = {key: place for place, key in enumerate(keys, first) if not self._waits(key)}
         dropped = len(wanted) - self._take(wanted, runs, request_class)
         self.drops[Drop.STORE if self._paused else Drop.QUEUE] += dropped
 
@@ -175,10 +175,6 @@ class Storage:
 
     def _waits(self, key: BlockKey) -> bool:
         return key in self._queue or key in self._writing
-
-    def _not_waiting(self, keys: Sequence[BlockKey], first: int) -> dict[BlockKey, int]:
-        """Returns the keys that do not wait, with their places in the prompt."""
-        return {key: place for place, key in enumerate(keys, first) if not self._waits(key)}
 
     def _take(self, wanted: Mapping[BlockKey, int], runs: Runs, request_class: RequestClass) -> int:
         """Takes as many of the first keys, with their places, as there is room for; returns their number."""

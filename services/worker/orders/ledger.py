@@ -1,21 +1,38 @@
-"""The events on this worker since the conductor's last report."""
+"""The events on this worker since the conductor's last report, and what came of prompts computed here."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pinyon.batching.token_times import TokenTimes
-from pinyon.core.prefill_report import PrefillReport
-from pinyon.placement.decision_log import FirstToken
-from services.worker.orders.outcome import PrefillOutcome
+from pinyon.core.orders import PrefillReport
+from pinyon.messages.orders import FirstToken
+from pinyon.placement.decision_log import FirstToken as FirstTokenSeen
+
+
+@dataclass(frozen=True, slots=True)
+class SpanFetched:
+    """A read of fetched KV that arrived whole."""
+
+    source_id: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOutcome:
+    """The first token of a prompt computed here, and the measurements to learn from."""
+
+    first: FirstToken
+    fetched_bytes: int
+    spans: tuple[SpanFetched, ...]
+    """The fetch's last spans."""
+
 
 KEPT = 4096
 """The number of entries of each kind kept while nothing is reported; the oldest are dropped first."""
-
-
-def _nobody() -> None:
-    """Does nothing: no session reports."""
 
 
 class Happened:
@@ -27,7 +44,7 @@ class Happened:
         self.ended_prefills: deque[str] = deque(maxlen=KEPT)
         self.ended_decodes: deque[str] = deque(maxlen=KEPT)
         self.measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
-        self.first_tokens: deque[tuple[int, FirstToken]] = deque(maxlen=KEPT)
+        self.first_tokens: deque[tuple[int, FirstTokenSeen]] = deque(maxlen=KEPT)
         """First tokens with the numbers of their placements."""
 
 
@@ -40,7 +57,7 @@ class Ledger:
     def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
         self._observe = observe
         self._happened = Happened()
-        self.on_end: Callable[[], None] = _nobody
+        self.on_end: Callable[[], None] = lambda: None
         self.token_times = TokenTimes()
 
     def prefill_begun(self, request_id: str) -> None:
@@ -66,7 +83,7 @@ class Ledger:
     def first_token(self, placement_number: int, seconds: float, report: PrefillReport) -> None:
         """Notes a first token for the next report; number 0 is skipped, as nobody asked for it."""
         if placement_number:
-            self._happened.first_tokens.append((placement_number, FirstToken(seconds, report)))
+            self._happened.first_tokens.append((placement_number, FirstTokenSeen(seconds, report)))
 
     def take(self) -> Happened:
         """Returns all events and forgets them."""

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from pinyon.batching import BatchRequest, LayerHook, Prompt, PromptQueue, TokenCounts
 from pinyon.core.errors import Internal, PinyonError, ResourceExhausted
-from pinyon.core.orders import PrefillOrder
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import PrefillOrder, PrefillReport
 from pinyon.eviction import Traits, Use
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.messages.orders import FirstToken, PushTarget
@@ -27,7 +26,7 @@ from services.worker.kv.fetch import Fetched, SpanRead
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
-from services.worker.orders.outcome import PrefillOutcome
+from services.worker.orders.ledger import PrefillOutcome
 
 STOP_GRACE_S = 2.0
 """Writes under way are short, and cutting them off costs the target's other transfers a reconnect."""
@@ -409,7 +408,7 @@ class PrefillJob:
     async def _clean_up(self) -> None:
         parts = self._parts
         if self._member is not None and not self._computed.done():
-            await parts.step_over()
+            await parts.engine_loop.step_over()
         if self._layered is not None:
             await self._layered.stop()
         if self._owned is None and self._reservation is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.avoidance import Avoidance
@@ -20,7 +19,7 @@ from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.identity import WORKER, peer_name
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import FRAME_BYTES, MESSAGE_BYTES, Outbox, OutboxClosed
+from pinyon.runtime.outgoing import FRAME_BYTES, MESSAGE_BYTES, Outgoing, Pace
 from pinyon.transfer import Access, Grant, TransferError
 from services.worker.instance.parts import Parts
 
@@ -87,7 +86,7 @@ class PrefillPeers:
         :class:`Unavailable` if nobody was there a moment ago.
         """
         session = self._sessions.get(address)
-        if session is not None and session.closing:
+        if session is not None and session.stream.ending:
             self.forget(session)
             session = None
         if session is None:
@@ -139,16 +138,19 @@ class PrefillPeers:
         if not remote.settled.done():
             if not remote.result.done():
                 remote.session.cancel(remote.stream_id)
-            done, _ = await asyncio.wait((remote.settled,), timeout=self.parts.limits.settle_s)
-            if not done:
+            settle_s = self.parts.limits.settle_s
+            await asyncio.wait((remote.settled,), timeout=settle_s)
+            if not remote.settled.done():
                 remote.session.end(f"{remote.session.instance_id} did not answer a cancel")
-                await asyncio.wait((remote.settled,))
+                await asyncio.wait((remote.settled,), timeout=settle_s)
+            if not remote.settled.done():
+                raise TransferError(f"the key of {remote.session.instance_id} was not revoked in {settle_s:g} s")
         remote.settled.result()
 
     def forget(self, session: _PeerSession) -> None:
         if self._sessions.get(session.address) is session:
             del self._sessions[session.address]
-            if session.spoke:
+            if session.stream.spoke:
                 self._pauses.succeeded(session.address)
             else:
                 self._pauses.failed(session.address, self.parts.clock())
@@ -169,20 +171,19 @@ class _PeerSession:
         self.streams: dict[int, RemotePrefill] = {}
         self._peers = peers
         connect = peers.parts.channels.sessions_to(peer_name(WORKER, instance_id))
-        self._stream = Dialed(address, METHOD, WRITE_S, connect)
-        self._outbox: Outbox[worker_pb2.PrefillStart | int] = Outbox(2 * peers.parts.limits.max_requests + 16)
+        self.stream = Dialed(address, METHOD, WRITE_S, connect)
+        self._unsent_max = 2 * peers.parts.limits.max_requests + 16
+        """The limit of unsent requests and cancels together."""
+        pace = Pace(lambda: 0, peers.parts.clock)  # nothing waits for the pace
+        self._outgoing: Outgoing[worker_pb2.PrefillSessionRequest]
+        self._outgoing = Outgoing(worker_pb2.PrefillSessionRequest, pace, self._unsent_max)
+        self._outgoing.by(self.stream)
+        hello = hello_to_proto(peers.parts.served, peers.parts.transfer.descriptor([]))
+        self._outgoing.message(MESSAGE_BYTES).hello.CopyFrom(hello)  # it goes alone
         self._next_id = 1
         self._endings: set[asyncio.Task[None]] = set()
         self.used_s = peers.parts.clock()
         """The time of the session's beginning, or of its last prompt's end."""
-
-    @property
-    def closing(self) -> bool:
-        return self._stream.ending
-
-    @property
-    def spoke(self) -> bool:
-        return self._stream.spoke
 
     # -- for the owner of a request
 
@@ -196,7 +197,7 @@ class _PeerSession:
             grant = parts.transfer.grant(parts.region, ranges, Access.WRITE, lifetime_s=lifetime_s)
             start.target_region.CopyFrom(region_to_proto(grant.descriptor()))
         try:
-            self._outbox.put(start)
+            self._message(start.ByteSize() + FRAME_BYTES).starts.append(start)
         except BaseException:
             if grant is not None:
                 parts.transfer.revoke_now(grant)  # no peer knows of it
@@ -207,31 +208,36 @@ class _PeerSession:
 
     def cancel(self, stream_id: int) -> None:
         try:
-            self._outbox.put(stream_id)
-        except (ResourceExhausted, OutboxClosed):
+            self._message(CANCEL_BYTES).cancel_stream_ids.append(stream_id)
+        except PinyonError:
             self.end("cancels cannot be delivered")
+
+    def _message(self, size_bytes: int) -> worker_pb2.PrefillSessionRequest:
+        if self._outgoing.closed:
+            raise Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
+        if self._outgoing.waiting(lambda each: len(each.starts) + len(each.cancel_stream_ids)) >= self._unsent_max:
+            raise ResourceExhausted(f"outbox is full ({self._unsent_max} items)")
+        return self._outgoing.message(size_bytes)
 
     def end(self, reason: str) -> None:
         """Breaks the session: its prefills fail, their keys are revoked."""
-        self._stream.end(Unavailable(reason))
+        self.stream.end(Unavailable(reason))
 
     # -- life
 
     async def run(self) -> None:
-        parts = self._peers.parts
         error: PinyonError = Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
         try:
-            hello = hello_to_proto(parts.served, parts.transfer.descriptor([]))
-            await self._stream.run(self._take, self._requests(hello))
+            await self.stream.run(self._take, self._outgoing)
         except PinyonError as failure:
             _log.info("session with %s ends: %s", self.address, failure)
             error = self._named(failure)
         except Exception:
             _log.exception("session with %s failed", self.address)
         finally:
-            self._stream.end()
+            self.stream.end()
             self._peers.forget(self)
-            self._outbox.close()
+            self._outgoing.close()
             for remote in list(self.streams.values()):
                 if not remote.ending:
                     remote.fail(error)
@@ -269,8 +275,13 @@ class _PeerSession:
             remote.settled.set_exception(failure)
             remote.settled.exception()
             remote.fail(self._named(failure))
-        if result is not None and not remote.result.done():
-            self._pass_on(remote, result)
+        if result is None or remote.result.done():
+            return
+        if result.HasField("error"):
+            result.error.message = f"prefill instance {self.instance_id}: {result.error.message}"
+            remote.fail(error_from_proto(result.error))
+        else:
+            remote.result.set_result(result)
 
     def _named(self, error: PinyonError) -> PinyonError:
         """Returns an error of the session or of a revocation for the request's owner, with the instance's name.
@@ -280,38 +291,8 @@ class _PeerSession:
         code = error.grpc_code if error.grpc_code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT") else "UNAVAILABLE"
         return error_from_code(code, f"prefill instance {self.instance_id}: {error.message}", field="prefill_instance")
 
-    async def _requests(self, hello: worker_pb2.PrefillHello) -> AsyncGenerator[worker_pb2.PrefillSessionRequest, None]:
-        yield worker_pb2.PrefillSessionRequest(hello=hello)
-        while True:
-            for message in _messages(await self._outbox.take_all()):
-                yield message
-
     def _take(self, message: worker_pb2.PrefillSessionResponse) -> None:
         for result in message.results:
             remote = self.streams.get(result.stream_id)
             if remote is not None and not remote.ending:
                 self._end(remote, result)
-
-    def _pass_on(self, remote: RemotePrefill, result: worker_pb2.PrefillResult) -> None:
-        if result.HasField("error"):
-            result.error.message = f"prefill instance {self.instance_id}: {result.error.message}"
-            remote.fail(error_from_proto(result.error))
-        else:
-            remote.result.set_result(result)
-
-
-def _messages(items: list[worker_pb2.PrefillStart | int]) -> list[worker_pb2.PrefillSessionRequest]:
-    """Returns all items in as few messages as the size limit allows, in order."""
-    message = worker_pb2.PrefillSessionRequest()
-    messages, filled = [message], 0
-    for item in items:
-        size = CANCEL_BYTES if isinstance(item, int) else item.ByteSize() + FRAME_BYTES
-        if filled and filled + size > MESSAGE_BYTES:
-            message, filled = worker_pb2.PrefillSessionRequest(), 0
-            messages.append(message)
-        filled += size
-        if isinstance(item, int):
-            message.cancel_stream_ids.append(item)
-        else:
-            message.starts.append(item)
-    return messages

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
@@ -25,7 +23,7 @@ from pinyon.messages.prefill_report import report_to_proto
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import WORKER, check_claim
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import Outbox, OutboxClosed, in_messages
+from pinyon.runtime.outgoing import FRAME_BYTES, Outgoing, Pace
 from pinyon.transfer import SegmentDescriptor
 from services.worker.instance.parts import Parts
 from services.worker.kv.push import SendingFailed
@@ -48,7 +46,11 @@ class PrefillSession:
         self._parts = parts
         self._prefills = prefills
         self._jobs: dict[int, PrefillJob] = {}
-        self._outbox: Outbox[worker_pb2.PrefillResult] = Outbox(2 * parts.limits.max_prefills + 16)
+        self._unsent_max = 2 * parts.limits.max_prefills + 16
+        """The limit of unsent results."""
+        pace = Pace(lambda: 0, parts.clock)  # nothing waits for the pace
+        self._outgoing: Outgoing[worker_pb2.PrefillSessionResponse]
+        self._outgoing = Outgoing(worker_pb2.PrefillSessionResponse, pace, self._unsent_max)
         self._sending = Avoidance(max_s=MAX_PAUSE_S, max_peers=1)
 
     async def run(self, context: Any) -> None:
@@ -75,29 +77,24 @@ class PrefillSession:
                 if job is not None:
                     self._prefills.cancel(job, Cancelled("cancelled by the decode instance"))
 
+        self._outgoing.by(stream)
         try:
             take(first)
-            await stream.run(take, self._results(), self._drain)
+            await stream.run(take, self._outgoing, self._drain)
         finally:
             self._cancel_all()
-            self._outbox.close()
+            self._outgoing.close()
 
     async def _drain(self) -> None:
         """Cancels all prompts, as the peer sends nothing more, and waits; results still say when they ended."""
         self._cancel_all()
         if self._jobs:
             await asyncio.wait([job.done for job in self._jobs.values()])
-        self._outbox.close()
+        self._outgoing.finish()
 
     def _cancel_all(self) -> None:
         for job in list(self._jobs.values()):
             self._prefills.cancel(job, Cancelled("the decode instance went away"))
-
-    async def _results(self) -> AsyncGenerator[worker_pb2.PrefillSessionResponse, None]:
-        with suppress(OutboxClosed):
-            while True:
-                for results in in_messages(await self._outbox.take_all()):
-                    yield worker_pb2.PrefillSessionResponse(results=results)
 
     def _start(self, start: worker_pb2.PrefillStart, segment: SegmentDescriptor) -> None:
         stream_id = start.stream_id
@@ -141,13 +138,13 @@ class PrefillSession:
         self._put(result)
 
     def _put(self, result: worker_pb2.PrefillResult) -> None:
-        try:
-            self._outbox.put(result)
-        except OutboxClosed:
-            pass
-        except PinyonError:
+        if self._outgoing.closed:
+            return
+        if self._outgoing.waiting(lambda each: len(each.results)) >= self._unsent_max:
             _log.error("a decode instance does not read its results")
-            self._outbox.close()
+            self._outgoing.finish()
+            return
+        self._outgoing.message(result.ByteSize() + FRAME_BYTES).results.append(result)
 
 
 def _nothing_taken() -> Unavailable:

@@ -7,8 +7,7 @@ from typing import Final
 
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.rounds import Formed
-from pinyon.core.block_keys import BlockKey
-from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
+from pinyon.core.block_keys import SHARED_PREFIXES_MAX, BlockKey, SharedPrefix
 
 LEVEL_BLOCKS: Final = 4
 """Full blocks of a prompt that are one level: sharing is known in whole levels."""

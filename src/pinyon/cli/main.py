@@ -22,7 +22,7 @@ from pinyon.cli.top_frame import serving, state_of
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Role, SamplingParams
-from pinyon.messages.role import role_from_proto
+from pinyon.messages.enums import role_from_proto
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB

@@ -20,7 +20,7 @@ import hmac
 from collections.abc import Sequence
 from itertools import chain
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -96,3 +96,18 @@ def unpack_keys(packed: bytes) -> list[BlockKey]:
     keys: list[BlockKey] = list(chain.from_iterable(_MANY.iter_unpack(memoryview(packed)[:whole])))
     keys += [packed[i : i + KEY_BYTES] for i in range(whole, len(packed), KEY_BYTES)]
     return keys
+
+
+SHARED_PREFIXES_MAX: Final = 4
+"""The maximum number of prefixes in a report."""
+
+
+class SharedPrefix(NamedTuple):
+    """A prefix that several of an instance's decoding requests share, as the instance reports it."""
+
+    key: BlockKey
+    """The key of the last block."""
+    blocks: int
+    """The length of the prefix: FEATHER's depth of the tip."""
+    requests: int
+    """The number of requests that are decoded, or have KV memory and will be."""

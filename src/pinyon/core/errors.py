@@ -94,21 +94,7 @@ class Internal(PinyonError):
     http_status = 500
 
 
-_BY_CODE: dict[str, type[PinyonError]] = {
-    cls.grpc_code: cls
-    for cls in (
-        InvalidArgument,
-        Unauthenticated,
-        PermissionDenied,
-        NotFound,
-        ResourceExhausted,
-        FailedPrecondition,
-        Cancelled,
-        DeadlineExceeded,
-        Unavailable,
-        Internal,
-    )
-}
+_BY_CODE: dict[str, type[PinyonError]] = {each.grpc_code: each for each in PinyonError.__subclasses__()}
 
 
 def error_from_code(

@@ -1,16 +1,62 @@
-"""Orders that a worker computes."""
+"""Orders that a worker computes: where reused blocks are read from, and what computing has cost."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pinyon.core.block_keys import BlockKey
-from pinyon.core.fetch_span import FetchSpan
 from pinyon.core.request import RequestClass, SamplingParams
+
+FETCH_SPANS_MAX: Final = 256
+"""The maximum number of spans of a prompt, in the conductor's plans and for workers; further blocks are computed."""
+
+
+class KvSource(StrEnum):
+    """The kind of process from which reused KV comes."""
+
+    PEER = "peer"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpan:
+    """The blocks ``[first, end)`` of a prompt to read from one source, whose gRPC address is ``address``."""
+
+    source_id: str
+    address: str
+    source: KvSource
+    first: int
+    end: int
+
+
+class PrefillReport(NamedTuple):
+    """A report of the instance that computed the prompt, in milliseconds and tokens. Fetching may overlap computing."""
+
+    prefill_instance_id: str = ""
+    queue_ms: float = 0.0
+    """The time before any work began."""
+    fetch_ms: float = 0.0
+    compute_ms: float = 0.0
+    push_ms: float = 0.0
+    """The time from the last computed layer until all layers had arrived at the decode instance."""
+    computed_tokens: int = 0
+    local_tokens: int = 0
+    """Tokens found in that instance's own pool."""
+    peer_tokens: int = 0
+    store_tokens: int = 0
+    decode_local_tokens: int = 0
+    """Tokens held by the decode instance, so that they were not sent."""
+
+    @property
+    def reused_tokens(self) -> int:
+        return self.local_tokens + self.peer_tokens + self.store_tokens
+
 
 Tokens = npt.NDArray[np.uint32]
 

@@ -4,20 +4,21 @@ A choice is written ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``. Each policy 
 frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueError``); its fields are the options. An
 option is a number, a boolean, a word of a ``StrEnum``, or of a class with ``of_text``, which raises ``ValueError``.
 
-``NAME`` can be ``MODULE:CLASS``, a policy of one's own (:mod:`pinyon.core.named_class`): its constructor takes nothing,
+``NAME`` can be ``MODULE:CLASS``, a policy of one's own (:func:`named_class`): its constructor takes nothing,
 or its settings, and is annotated with their class.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
-from pinyon.core.named_class import MODULES, named_class
 from pinyon.core.near import did_you_mean
 
 Policy = TypeVar("Policy")
@@ -219,3 +220,33 @@ def _value(option: str, text: str, kind: type[Any]) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{option} must be {'an integer' if kind is int else 'a number'}, got {text!r}")
     return value
+
+
+MODULES = "PINYON_POLICY_MODULES"
+"""The environment variable: names of modules or packages, with commas. It cannot be changed from outside."""
+
+
+def named_class(name: str) -> type[Any]:
+    """Returns ``module:Class``; imports only modules that the environment names. Raises ``ValueError`` with the
+    reason."""
+    module, _, wanted = name.partition(":")
+    if not _allowed(module):
+        raise ValueError(
+            f"{module} may not be imported here: start the process with {MODULES}={module}, or add it there"
+        )
+    try:
+        content = vars(importlib.import_module(module))
+    except Exception as error:  # importing a module may raise any error
+        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+    found = content.get(wanted)
+    if not isinstance(found, type):
+        classes = [each for each, value in content.items() if isinstance(value, type)]
+        raise ValueError(f"{module} has no class {wanted!r}{did_you_mean(wanted, classes)}")
+    if not _allowed(found.__module__):  # the module only imports the class
+        raise ValueError(f"{wanted} is a class of {found.__module__}, which {MODULES} does not name")
+    return found
+
+
+def _allowed(module: str) -> bool:
+    named = (each.strip() for each in os.environ.get(MODULES, "").split(","))
+    return any(each and (module == each or module.startswith(f"{each}.")) for each in named)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import PurePath
 
 from pinyon.core.block_keys import BlockKey, namespace
+from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 
@@ -43,3 +45,27 @@ class Served:
 
 
 _namespace = lru_cache(maxsize=1024)(namespace)
+
+
+MORE_MODELS_MAX = 31
+NAME_CHARS_MAX = 128
+
+
+def parse_more_models(text: str) -> dict[str, str]:
+    """Returns folders by name from the setting of further models besides the first one: ``[NAME=]FOLDER`` with commas.
+
+    A folder without a name gives its own name; a path cannot contain a comma. Raises :class:`InvalidArgument`.
+    """
+    found: dict[str, str] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, equals, folder = part.partition("=")
+        if not equals:
+            name, folder = PurePath(part).name, part
+        if not name or not folder or len(name) > NAME_CHARS_MAX:
+            raise InvalidArgument(f"{part!r} is not [NAME=]FOLDER", field="more_models")
+        if name in found:
+            raise InvalidArgument(f"two models are called {name!r}", field="more_models")
+        found[name] = folder
+    if len(found) > MORE_MODELS_MAX:
+        raise InvalidArgument(f"{len(found)} further models; {MORE_MODELS_MAX} are allowed", field="more_models")
+    return found

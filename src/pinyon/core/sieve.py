@@ -6,20 +6,11 @@ Algorithm 1; Mooncake §3.2.3 names it for the eviction of endpoints.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-
-
-class _Node(Generic[K]):
-    __slots__ = ("key", "newer", "older", "visited")
-
-    def __init__(self, key: K, older: _Node[K] | None) -> None:
-        self.key = key
-        self.newer: _Node[K] | None = None
-        self.older = older
-        self.visited = False
 
 
 class Sieve(Generic[K]):
@@ -30,30 +21,31 @@ class Sieve(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[K, _Node[K]] = {}
-        self._head: _Node[K] | None = None
-        self._tail: _Node[K] | None = None
-        self._hand: _Node[K] | None = None
-        """The hand's position; ``None`` if the next eviction begins at the tail."""
+        self._visited: dict[K, bool] = {}
+        self._passed: OrderedDict[K, None] = OrderedDict()
+        """The objects between the tail and the hand, the oldest first."""
+        self._ahead: OrderedDict[K, None] = OrderedDict()
+        """The objects from the hand to the head; none if the next eviction begins at the tail."""
 
     def insert(self, key: K) -> None:
         """Inserts a new object at the head, not visited. Raises ``ValueError`` if it is there already. O(1)."""
-        if key in self._nodes:
+        if key in self._visited:
             raise ValueError(f"{key!r} is in the queue already")
-        node = self._nodes[key] = _Node(key, self._head)
-        if self._head is None:
-            self._tail = node
-        else:
-            self._head.newer = node
-        self._head = node
+        self._visited[key] = False
+        newest = self._ahead or self._passed
+        newest[key] = None
 
     def touch(self, key: K) -> None:
         """Marks a hit. Raises ``KeyError`` if the object is not there. O(1)."""
-        self._nodes[key].visited = True
+        if key not in self._visited:
+            raise KeyError(key)
+        self._visited[key] = True
 
     def remove(self, key: K) -> None:
         """Removes an object for a reason other than eviction. Raises ``KeyError`` if it is not there. O(1)."""
-        self._unlink(self._nodes.pop(key))
+        del self._visited[key]
+        part = self._passed if key in self._passed else self._ahead
+        del part[key]
 
     def evict(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         """Removes and returns the object to evict, or returns ``None``, with nothing changed, if none is evictable.
@@ -61,47 +53,37 @@ class Sieve(Generic[K]):
         Objects that are not ``evictable`` (because they are in use) are passed over and keep their bits. It takes at
         most two rounds: the first one clears the bits of all evictable objects.
         """
-        node = self._hand
         any_evictable = False
-        for step in range(2 * len(self._nodes)):
-            if step == len(self._nodes) and not any_evictable:
-                return None
-            node = node or self._tail
-            assert node is not None  # the queue is not empty
-            if not evictable(node.key):
-                pass
-            elif node.visited:
-                node.visited = False
+        for step in range(2 * len(self)):
+            if step == len(self) and not any_evictable:
+                break
+            key = self._at_hand()
+            if evictable(key):
+                if not self._visited[key]:
+                    self.remove(key)
+                    return key
+                self._visited[key] = False
                 any_evictable = True
-            else:
-                self._hand = node
-                del self._nodes[node.key]
-                self._unlink(node)
-                return node.key
-            node = node.newer
+            self._pass()
         return None
 
-    def _unlink(self, node: _Node[K]) -> None:
-        if self._hand is node:
-            self._hand = node.newer
-        if node.newer is None:
-            self._head = node.older
-        else:
-            node.newer.older = node.older
-        if node.older is None:
-            self._tail = node.newer
-        else:
-            node.older.newer = node.newer
+    def _at_hand(self) -> K:
+        """Returns the object at the hand of a queue that is not empty."""
+        if not self._ahead:
+            self._ahead, self._passed = self._passed, self._ahead
+        return next(iter(self._ahead))
+
+    def _pass(self) -> None:
+        """Moves the hand past the object at it."""
+        self._passed[self._ahead.popitem(last=False)[0]] = None
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._visited)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._nodes
+        return key in self._visited
 
     def __iter__(self) -> Iterator[K]:
         """Yields the keys from the head (newest) to the tail (oldest)."""
-        node = self._head
-        while node is not None:
-            yield node.key
-            node = node.older
+        yield from reversed(self._ahead)
+        yield from reversed(self._passed)

@@ -24,12 +24,16 @@ JOURNAL_TYPES = (
 )
 """The types of the values that the decisions are told and that they return."""
 
-_CONFIGS = {"instance": InstanceConfig, "front": FrontConfig}
+_KINDS: dict[str, tuple[Any, Any, Mapping[str, object]]] = {
+    "instance": (InstanceConfig, InstanceDecisions, INSTANCE_INPUTS),
+    "front": (FrontConfig, FrontDecisions, FRONT_INPUTS),
+}
+"""The configurations, the decisions and their inputs."""
 
 
 def journal_header(config: InstanceConfig | FrontConfig, **more: str) -> dict[str, Any]:
     """Returns the header of a journal. ``more`` is for people: which service wrote it."""
-    kind = next(kind for kind, one in _CONFIGS.items() if type(config) is one)
+    kind = next(kind for kind, (one, _, _) in _KINDS.items() if type(config) is one)
     return {**more, "decisions": kind, "config": asdict(config)}
 
 
@@ -40,13 +44,11 @@ def replay_journal(lines: Iterable[str]) -> Replay:
 
 def _build(header: Mapping[str, Any]) -> Mapping[str, object]:
     kind, config = header.get("decisions"), header.get("config")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise InvalidArgument(f"a journal of unknown decisions: {kind!r:.100}")
+    configuration, decisions, inputs = _KINDS[kind]
     try:
-        if kind == "instance":
-            instance = InstanceDecisions(InstanceConfig(**config))  # type: ignore[arg-type]  # that is what is tried
-            return {name: getattr(instance, name) for name in INSTANCE_INPUTS}
-        if kind == "front":
-            front = FrontDecisions(FrontConfig(**config))  # type: ignore[arg-type]
-            return {name: getattr(front, name) for name in FRONT_INPUTS}
+        made = decisions(configuration(**config))  # type: ignore[arg-type]  # that is what is tried
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"no configuration of {kind} decisions: {error}") from error
-    raise InvalidArgument(f"a journal of unknown decisions: {kind!r:.100}")
+    return {name: getattr(made, name) for name in inputs}

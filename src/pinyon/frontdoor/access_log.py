@@ -15,7 +15,7 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.head import Logged, sane_id
-from pinyon.runtime.interceptors import Interceptor, within
+from pinyon.runtime.interceptors import within
 from pinyon.runtime.logging import get_logger, log_line
 
 _log = get_logger("lb.access")
@@ -29,7 +29,7 @@ def grpc_call() -> Logged:
     return _call.get(None) or Logged()
 
 
-class AccessLog(Interceptor):
+class AccessLog:
     """The access log. HTTP requests are reported to ``answered``; gRPC calls pass it as the outermost interceptor."""
 
     def __init__(self, enabled: bool, clock: Clock) -> None:
@@ -53,7 +53,7 @@ class AccessLog(Interceptor):
 
     # -- gRPC
 
-    def remade(self, handler: Any, method: str) -> Any:
+    def around(self, handler: Any, method: str) -> Any:
         return within(handler, lambda context: self._seen(method, context))
 
     @asynccontextmanager

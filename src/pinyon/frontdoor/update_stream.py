@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import PinyonError, ResourceExhausted
 from pinyon.core.request import FinishReason
+from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.error import error_to_proto
-from pinyon.messages.finish_reason import finish_reason_to_proto
 
 
 class WorkerStream:

@@ -6,7 +6,7 @@ from math import isfinite
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.messages.placement import placement_to_proto
+from pinyon.messages.placement import fill_placement
 from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.placement.decision_log import LoggedDecision
 from pinyon.placement.explanation import Candidate, Explanation
@@ -42,7 +42,7 @@ def explained_to_proto(
         message.ttft_limit_ms = limit_s * 1e3 if isfinite(limit_s) else 0.0
         message.shared_blocks = seen.decision.shared_blocks
         message.block_tokens = seen.pool.layout.block_tokens
-        message.placement.CopyFrom(placement_to_proto(seen.decision, request.ttft_slo_s, logged.number))
+        fill_placement(message.placement, seen.decision, request.ttft_slo_s, logged.number)
         if seen.decision.alternate is not None:
             message.alternate_instance_id = seen.decision.alternate.info.instance_id
     if explanation.chosen is not None:

@@ -21,6 +21,7 @@ from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
 from pinyon.federation.view import Cluster, Federation, Member, Region
 from pinyon.federation.watched import DISPLACED_MAX
 from pinyon.messages.checks import check_address, check_id, check_text
+from pinyon.messages.enums import numbered
 
 URL_CHARS_MAX = 512
 CLUSTERS_MAX = 16
@@ -38,10 +39,7 @@ _Check = Callable[[Any, str], Any]
 """A function that returns a field's value in its final form; raises :class:`InvalidArgument` naming the field."""
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
-_STATES: dict[LbState, controller_pb2.LbState] = {
-    each: getattr(controller_pb2, f"LB_STATE_{each.name}") for each in LbState
-}
-_STATES_BACK = {number: state for state, number in _STATES.items()}
+_STATE_NUMBERS, _STATES = numbered(LbState, controller_pb2, "LB_STATE")
 
 _COUNTS = (
     *("queue", "in_flight", "available_instances", "instances"),
@@ -53,9 +51,8 @@ _OF_INSTANCE = ("name", "pending", "running", "outstanding", "available")
 _of_instance: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OF_INSTANCE)
 
 
-def check_region(name: str, field: str) -> str:
-    """Returns a region's name if requests can allow or forbid it."""
-    return check_geography(name, field)
+check_region = check_geography
+"""Returns a region's name if requests can allow or forbid it."""
 
 
 def check_url(url: str, field: str) -> str:
@@ -222,7 +219,7 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
         ],
         load_balancers=[
             controller_pb2.LoadBalancer(
-                info=lb_info_to_proto(each.info), state=_STATES[each.state], **_to_proto(each, _MEMBER)
+                info=lb_info_to_proto(each.info), state=_STATE_NUMBERS[each.state], **_to_proto(each, _MEMBER)
             )
             for each in federation.members
         ],
@@ -262,7 +259,7 @@ def federation_from_json(said: Any) -> Federation:
 
 
 def _member(message: controller_pb2.LoadBalancer, field: str) -> Member:
-    state = _STATES_BACK.get(message.state)
+    state = _STATES.get(message.state)
     if state is None:
         raise InvalidArgument("must be given", field=f"{field}.state")
     info = lb_info_from_proto(message.info, f"{field}.info")

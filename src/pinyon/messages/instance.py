@@ -6,15 +6,14 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.core.block_keys import KEY_BYTES
+from pinyon.core.block_keys import KEY_BYTES, SHARED_PREFIXES_MAX, SharedPrefix
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX, SharedPrefix
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_address, check_id, check_text
-from pinyon.messages.layout import layout_from_proto, layout_to_proto
-from pinyon.messages.role import role_from_proto, role_to_proto
+from pinyon.messages.enums import role_from_proto, role_to_proto
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 
 FAILED_SOURCES_MAX = 64
@@ -160,3 +159,19 @@ def instance_to_proto(state: InstanceState, indexed_blocks: int, report_age_s: f
         report_age_ms=max(0, round(report_age_s * 1e3)),
         schedulable=state.schedulable,
     )
+
+
+_LAYOUT = ("layers", "kv_heads", "head_dim", "block_tokens", "dtype")
+shape_of: Callable[[KvLayout | common_pb2.KvLayout], tuple[Any, ...]] = attrgetter(*_LAYOUT)
+"""Returns the shape of a message or a value."""
+
+
+def layout_to_proto(layout: KvLayout) -> common_pb2.KvLayout:
+    return common_pb2.KvLayout(**dict(zip(_LAYOUT, shape_of(layout), strict=True)))
+
+
+def layout_from_proto(message: common_pb2.KvLayout, field: str = "layout") -> KvLayout:
+    try:
+        return KvLayout(*shape_of(message))
+    except ValueError as error:
+        raise InvalidArgument(str(error), field=field) from None

@@ -13,14 +13,22 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, pack_keys, tokens_to_bytes, unpack_keys
 from pinyon.core.errors import FailedPrecondition, Internal, InvalidArgument, NotFound, PinyonError
-from pinyon.core.fetch_span import FETCH_SPANS_MAX, FetchSpan, KvSource
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX, TokenLogprob
-from pinyon.core.orders import GenerateOrder, PrefillOrder, Tokens, tokens_of
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import (
+    FETCH_SPANS_MAX,
+    FetchSpan,
+    GenerateOrder,
+    KvSource,
+    PrefillOrder,
+    PrefillReport,
+    Tokens,
+    tokens_of,
+)
 from pinyon.core.request import SamplingParams
 from pinyon.core.served import Served
 from pinyon.messages.checks import ADDRESS_CHARS_MAX, check_text
-from pinyon.messages.layout import layout_to_proto, shape_of
+from pinyon.messages.enums import numbered
+from pinyon.messages.instance import layout_to_proto, shape_of
 from pinyon.messages.logprobs import SentLogprobs, check_logprobs, logprobs_from_proto
 from pinyon.messages.prefill_report import report_from_proto
 from pinyon.messages.request_class import class_from_proto, class_to_proto
@@ -30,10 +38,7 @@ from pinyon.transfer import SegmentDescriptor
 
 _NEUTRAL = SamplingParams()
 MS_MAX = (1 << 31) - 1
-_SOURCE_NUMBERS: dict[KvSource, common_pb2.KvSource] = {
-    each: getattr(common_pb2, f"KV_SOURCE_{each.name}") for each in KvSource
-}
-_SOURCES: dict[int, KvSource] = {number: source for source, number in _SOURCE_NUMBERS.items()}
+_SOURCE_NUMBERS, _SOURCES = numbered(KvSource, common_pb2, "KV_SOURCE")
 
 
 @dataclass(frozen=True, slots=True)

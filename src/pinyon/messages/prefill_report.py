@@ -8,7 +8,7 @@ from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import PrefillReport
 from pinyon.placement.decision_log import FirstToken
 
 NAME_CHARS_MAX = 128

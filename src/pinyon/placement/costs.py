@@ -18,7 +18,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.considered import Columns, Considered, Cost
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class

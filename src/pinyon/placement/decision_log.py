@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from pinyon.core.errors import PinyonError
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import PrefillReport
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import PastLoads
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool

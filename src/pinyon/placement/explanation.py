@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.considered import Columns
 from pinyon.placement.decision_log import LoggedDecision, Seen

@@ -8,9 +8,9 @@ from typing import Final
 
 import xxhash
 
+from pinyon.core.block_keys import SharedPrefix
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
-from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.placement.cost_model import DecodeCostModel, PrefillCostModel
 from pinyon.placement.load_table import LoadTable
 from pinyon.placement.transfer_cost import PathKind, SendRate, TransferCostModel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple
 
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.policies import check_bounds
 from pinyon.placement.admission import is_late, transfer_doubt
 from pinyon.placement.considered import Cost

@@ -12,8 +12,7 @@ from bisect import insort
 from collections.abc import Sequence
 from typing import Final
 
-from pinyon.core.block_keys import KEY_BYTES, BlockKey
-from pinyon.core.shared_prefix import SharedPrefix
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, SharedPrefix
 
 DEPTHS_MAX: Final = 64
 """The limit of different depths that a look-up tries; reports at further ones do not count. Placements have as many."""

@@ -117,21 +117,14 @@ def _client(entry: object) -> Client:
 
 def _with_limits(keys: dict[str, Client]) -> dict[str, Client]:
     """Gives every key the limits of its tenant, whichever entry names them."""
-    limits: dict[str, Client] = {}
+    rpm: dict[str, int] = {}
+    tpm: dict[str, int] = {}
     for client in keys.values():
-        known = limits.setdefault(client.tenant, client)
-        for name in ("rpm", "tpm"):
-            here, there = getattr(client, name), getattr(known, name)
-            if here is not None and there is not None and here != there:
+        for name, here, of_tenant in (("rpm", client.rpm, rpm), ("tpm", client.tpm, tpm)):
+            if here is not None and of_tenant.setdefault(client.tenant, here) != here:
                 raise _bad(f"gives the tenant {client.tenant!r} two values of {name}")
-        limits[client.tenant] = replace(
-            known,
-            rpm=client.rpm if known.rpm is None else known.rpm,
-            tpm=client.tpm if known.tpm is None else known.tpm,
-        )
     return {
-        key: replace(client, rpm=limits[client.tenant].rpm, tpm=limits[client.tenant].tpm)
-        for key, client in keys.items()
+        key: replace(client, rpm=rpm.get(client.tenant), tpm=tpm.get(client.tenant)) for key, client in keys.items()
     }
 
 

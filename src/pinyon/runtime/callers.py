@@ -1,4 +1,4 @@
-"""The check of who may call which method: one table per server, one interceptor.
+"""The check of who may call which method: one table per server.
 
 It applies only to connections with client certificates. Without TLS nobody has an identity, and everybody may call.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, Unauthenticated
 from pinyon.runtime.identity import ROLES, WORKER, caller
-from pinyon.runtime.interceptors import Interceptor, behaviour_of, doing
+from pinyon.runtime.interceptors import behaviour_of, doing
 from pinyon.runtime.logging import get_logger
 
 Callers = Mapping[str, frozenset[str]]
@@ -53,14 +53,14 @@ class Refusals:
         self._log.warning(text, *args, extra={"peer": str(context.peer()), "refused_since": more})
 
 
-class CallerInterceptor(Interceptor):
+class CallerCheck:
     """The check. ``table`` maps ``/package.Service/Method`` to roles; nobody may call a method that is not in it."""
 
     def __init__(self, table: Mapping[str, frozenset[str]]) -> None:
         self._table = table
         self._refusals = Refusals(_log, time.monotonic)
 
-    def remade(self, handler: Any, method: str) -> Any:
+    def around(self, handler: Any, method: str) -> Any:
         roles = self._table.get(method, _UNKNOWN)
         if roles is ANYBODY:
             return handler

@@ -13,8 +13,6 @@ from pinyon.runtime.http2.client import Http2Call
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
-OpenChannel = Callable[[str], grpc.aio.Channel]
-"""A function that opens a channel to ``host:port``; the caller closes it."""
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]
 OpenSession = Callable[[str, str, Encode, Decode], Http2Call]
@@ -93,10 +91,6 @@ class Channels:
         if self._tls is None:
             return open_channel(address)
         return grpc.aio.secure_channel(address, self._tls.channel_credentials, options=tls_options(name))
-
-    def to(self, name: str) -> OpenChannel:
-        """Returns :meth:`open` for the peer of that name."""
-        return functools.partial(self.open, name=name)
 
     def sessions_to(self, name: str) -> OpenSession:
         """Returns a function that dials the peer of that name for one stream."""

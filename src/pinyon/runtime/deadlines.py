@@ -11,8 +11,6 @@ from math import inf
 from types import TracebackType
 from typing import Final, Protocol
 
-from pinyon.core.timer_wheel import TimerWheel
-
 TICK_S: Final = 1 / 32
 """The seconds by which a deadline may be noticed late."""
 _NEVER: Final = 1 << 60
@@ -26,19 +24,41 @@ class Wait(Protocol):
         ...
 
 
-class Deadlines(TimerWheel[Wait]):
-    """The deadlines of one event loop, by its clock; see :func:`deadlines_of`."""
+class Deadlines:
+    """The deadlines of one event loop, by its clock; see :func:`deadlines_of`.
+
+    This is a hashed timing wheel (Varghese and Lauck, SOSP '87, scheme 6) whose slots are made when they are needed.
+    Setting and removing a deadline are one dictionary operation each, however many there are. None is early, and none
+    is noticed later than by ``TICK_S``.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(TICK_S)
         self.loop = loop
+        self._slots: dict[int, dict[Wait, None]] = {}
+        """The waits by the number of the tick at which they are over."""
         self._timer: asyncio.TimerHandle | None = None
         self._fires = _NEVER
         """The slot for which the timer is set. It is only brought forward, as most deadlines are removed in time."""
 
-    def opened(self, slot: int) -> None:
-        if slot < self._fires:
-            self._set(slot)
+    def add(self, wait: Wait, due_s: float) -> int:
+        """Adds a wait that is over at ``due_s``; returns its slot for :meth:`remove`. It may be there only once."""
+        slot = int(due_s // TICK_S) + 1
+        waits = self._slots.get(slot)
+        if waits is None:
+            self._slots[slot] = {wait: None}
+            if slot < self._fires:
+                self._set(slot)
+        else:
+            waits[wait] = None
+        return slot
+
+    def remove(self, wait: Wait, slot: int) -> None:
+        """Removes a wait that ended in time; does nothing if it is not there any more."""
+        waits = self._slots.get(slot)
+        if waits is not None:
+            waits.pop(wait, None)
+            if not waits:
+                del self._slots[slot]
 
     def _set(self, slot: int) -> None:
         if self._timer is not None:
@@ -48,12 +68,14 @@ class Deadlines(TimerWheel[Wait]):
 
     def _turn(self) -> None:
         self._timer, self._fires = None, _NEVER
-        for wait in self.turn(self.loop.time()):
+        now = int(self.loop.time() // TICK_S)
+        over = sorted([slot for slot in self._slots if slot <= now])
+        for wait in [wait for slot in over for wait in self._slots.pop(slot)]:
             try:
                 wait.is_over()
             except Exception as error:  # the failure must not affect other waits
                 self.loop.call_exception_handler({"message": f"the end of {wait!r} failed", "exception": error})
-        if self and (first := self.first) < self._fires:
+        if self._slots and (first := min(self._slots)) < self._fires:
             self._set(first)
 
 

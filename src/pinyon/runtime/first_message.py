@@ -8,16 +8,16 @@ is refused at its head. The wait for a message is limited.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from pinyon.core.errors import DeadlineExceeded, InvalidArgument
-from pinyon.runtime.arrivals import Arrivals
-from pinyon.runtime.interceptors import Interceptor, behaviour_of, doing
+from pinyon.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
+from pinyon.runtime.interceptors import behaviour_of, doing
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
@@ -29,7 +29,7 @@ Doors = Mapping[str, Callable[[Any], str]]
 Each takes the call's context and returns in whose name the message is held, or raises if it need not be read."""
 
 
-class FirstMessageInterceptor(Interceptor):
+class FirstMessages:
     """The limits for methods that take one message, and for those that take many and are ``timed`` throughout.
 
     Other methods have a duplex session, which sets its own limits. Where there are ``doors``, anybody may call.
@@ -42,7 +42,7 @@ class FirstMessageInterceptor(Interceptor):
         self._message_s = message_s
         self._arrivals = Arrivals()
 
-    def remade(self, handler: Any, method: str) -> Any:
+    def around(self, handler: Any, method: str) -> Any:
         look = self._doors.get(method)
         # On the wire, a method of one message is a stream with one message.
         if handler.request_streaming:
@@ -116,7 +116,7 @@ class FirstMessageInterceptor(Interceptor):
 
 
 def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Makes a parser whose errors :class:`pinyon.runtime.interceptors.ErrorInterceptor` sees; else they are UNKNOWN."""
+    """Makes a parser whose errors :func:`pinyon.runtime.interceptors.with_statuses` sees; else they are UNKNOWN."""
 
     def parse(raw: bytes) -> Any:
         if deserializer is None:
@@ -127,3 +127,48 @@ def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], A
             raise InvalidArgument("the message cannot be parsed") from None
 
     return parse
+
+
+ALL_MAX = 256
+EACH_MAX = 64
+
+
+class Arrivals:
+    """The places, for one event loop. Senders go by name; a sender that holds no place is forgotten."""
+
+    def __init__(self, all_max: int = ALL_MAX, each_max: int = EACH_MAX) -> None:
+        self._each_max = each_max
+        self._all = asyncio.Semaphore(all_max)
+        self._each: dict[str, tuple[asyncio.Semaphore, set[object]]] = {}
+        self._staying: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """Returns the number of senders that hold or wait for a place."""
+        return len(self._each.keys() | self._staying.keys())
+
+    @asynccontextmanager
+    async def place(self, name: str) -> AsyncIterator[None]:
+        """Waits for a place, in the order of asking; the caller limits how long."""
+        own, here = self._each.setdefault(name, (asyncio.Semaphore(self._each_max), set()))
+        ticket = object()
+        here.add(ticket)
+        try:
+            async with own, self._all:
+                yield
+        finally:
+            here.discard(ticket)
+            if not here:
+                del self._each[name]
+
+    @contextmanager
+    def stay(self, name: str) -> Iterator[None]:
+        """Takes a place for a call that may last long; raises :class:`ResourceExhausted` if there is none now."""
+        if self._staying[name] >= self._each_max:
+            raise ResourceExhausted("too many of these calls at once", retry_after_s=1.0)
+        self._staying[name] += 1
+        try:
+            yield
+        finally:
+            self._staying[name] -= 1
+            if not self._staying[name]:
+                del self._staying[name]

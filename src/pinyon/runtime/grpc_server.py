@@ -2,25 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
-from pinyon.runtime import reflection
-from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerInterceptor, Callers
+from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerCheck, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
-from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessageInterceptor
-from pinyon.runtime.health import Health
+from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages
 from pinyon.runtime.http2.server import Http2Server
-from pinyon.runtime.interceptors import ErrorInterceptor, Interceptor, remade_by
+from pinyon.runtime.interceptors import Interceptor, with_statuses
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
+
+
+_ALPHA, _V1 = "grpc.reflection.v1alpha", "grpc.reflection.v1"
+_METHOD = "ServerReflectionInfo"
+
+
+def _v1_service() -> ServiceDescriptor:
+    """Returns v1's service from the default pool, where v1alpha's file is added under the other name if need be.
+
+    grpcio-reflection serves v1alpha only, but newer clients ask for v1 first, and some for nothing else. Only the
+    package's name differs, so v1 is made from v1alpha, with the same messages on the wire and the same answers.
+    """
+    pool = descriptor_pool.Default()
+    name = f"{_V1}.ServerReflection"
+    try:
+        return pool.FindServiceByName(name)
+    except KeyError:
+        pass
+    file = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    file.name, file.package = "grpc/reflection/v1/reflection.proto", _V1
+    for message in file.message_type:
+        for field in message.field:
+            if field.type_name:
+                field.type_name = field.type_name.replace(f".{_ALPHA}.", f".{_V1}.")
+    for service in file.service:
+        for method in service.method:
+            method.input_type = method.input_type.replace(f".{_ALPHA}.", f".{_V1}.")
+            method.output_type = method.output_type.replace(f".{_ALPHA}.", f".{_V1}.")
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool.FindServiceByName(name)
+
+
+REFLECTION: tuple[ServiceDescriptor, ...] = (
+    _v1_service(),
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+)
+REFLECTION_METHODS = frozenset(
+    f"/{service.full_name}/{method.name}" for service in REFLECTION for method in service.methods
+)
+
+
+def enable_reflection(names: Iterable[str], server: Any) -> None:
+    """Adds both versions of reflection, for the services of these full names and for reflection itself."""
+    own = (service.full_name for service in REFLECTION)
+    servicer: Any = reflection.aio.ReflectionServicer((*names, *own))  # type: ignore[attr-defined]
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_registered_method_handlers(REFLECTION[0].full_name, {_METHOD: handler})
+
+
+Status = health_pb2.HealthCheckResponse
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in the stubs
+    """The health service. With the library's own, a watcher that reads nothing would block whoever sets the status."""
+
+    def __init__(self) -> None:
+        self._status: dict[str, Any] = {"": Status.SERVING}
+        self._news = asyncio.Event()
+
+    def say(self, names: Iterable[str], status: Any) -> None:
+        """Sets the status of these services."""
+        for name in names:
+            self._status[name] = status
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:
+        status = self._status.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return Status(status=status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> AsyncIterator[Any]:
+        """Yields each change; of several that come before a watcher reads, only the last one."""
+        told = None
+        while True:
+            news, status = self._news, self._status.get(request.service, Status.SERVICE_UNKNOWN)
+            if status != told:
+                told = status
+                yield Status(status=status)
+            else:
+                await news.wait()
+
 
 MAX_CONCURRENT_STREAMS = 4096
 MAX_CONNECTIONS = 4096
@@ -30,7 +120,7 @@ HANDSHAKE_S = 10.0
 
 _COMMON = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
-    *reflection.SERVICES,
+    *REFLECTION,
 )
 """The services for all callers that a server admits."""
 
@@ -66,9 +156,9 @@ class GrpcServer:
         self._doors: dict[str, Callable[[Any], str]] = {}
         self._interceptors = (
             *outermost,
-            ErrorInterceptor(),
-            *(() if tls is None else (CallerInterceptor(self._callers),)),
-            FirstMessageInterceptor(self._doors, reflection.METHODS, message_s),
+            with_statuses,
+            *(() if tls is None else (CallerCheck(self._callers).around,)),
+            FirstMessages(self._doors, REFLECTION_METHODS, message_s).around,
         )
         self._server: grpc.aio.Server | Http2Server
         if sessions:
@@ -130,7 +220,9 @@ class GrpcServer:
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Adds a service's handlers, wrapped by the interceptors."""
-        made = {name: remade_by(self._interceptors, each, f"/{service}/{name}") for name, each in handlers.items()}
+        made = dict(handlers)
+        for around in reversed(self._interceptors):
+            made = {name: around(each, f"/{service}/{name}") for name, each in made.items()}
         if isinstance(self._server, Http2Server):
             self._server.add(service, made)
         else:
@@ -144,7 +236,7 @@ class GrpcServer:
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self)
-        reflection.enable_reflection((*self._names, health.SERVICE_NAME), self)
+        enable_reflection((*self._names, health.SERVICE_NAME), self)
         address = self._bind(self._listen, ask_clients=not self._admin_listen)
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)
@@ -170,13 +262,12 @@ class GrpcServer:
         """Reports NOT_SERVING, while calls are still served."""
         if not self._draining:
             self._draining = True
-            self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            self._set_health(Status.NOT_SERVING)
 
     async def set_serving(self, serving: bool) -> None:
         """Sets the answer to health checks, until the server drains."""
         if not self._draining:
-            status = health_pb2.HealthCheckResponse
-            self._set_health(status.SERVING if serving else status.NOT_SERVING)
+            self._set_health(Status.SERVING if serving else Status.NOT_SERVING)
 
     async def drain(self, seconds: float) -> None:
         """Reports NOT_SERVING, lets calls finish for ``seconds``, then ends them."""

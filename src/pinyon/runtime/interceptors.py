@@ -6,7 +6,7 @@ Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NoReturn, cast
 
@@ -44,23 +44,12 @@ def _known(method: str, error: BaseException) -> PinyonError:
     return Internal("internal error")
 
 
-class Interceptor:
-    """A wrapper around each handler of a server.
+Interceptor = Callable[[Any, str], Any]
+"""A function that returns a handler in place of this one, which it wraps; it takes the method's full name as well.
 
-    :class:`pinyon.runtime.first_message.FirstMessageInterceptor` is the innermost. All others get handlers that read
-    their messages themselves, so there are only two kinds: with one answer, and with a stream.
-    """
-
-    def remade(self, handler: Any, method: str) -> Any:
-        """Returns a handler in place of this one; ``method`` is its full name."""
-        raise NotImplementedError
-
-
-def remade_by(interceptors: Sequence[Interceptor], handler: Any, method: str) -> Any:
-    """Returns the handler wrapped by all interceptors, the first one outermost."""
-    for each in reversed(interceptors):
-        handler = each.remade(handler, method)
-    return handler
+:class:`pinyon.runtime.first_message.FirstMessages` is the innermost. All others get handlers that read their messages
+themselves, so there are only two kinds: with one answer, and with a stream.
+"""
 
 
 def behaviour_of(handler: Any) -> Any:
@@ -106,11 +95,9 @@ def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None
     return doing(handler, many if handler.response_streaming else one)
 
 
-class ErrorInterceptor(Interceptor):
-    """The interceptor that makes statuses of a method's errors."""
-
-    def remade(self, handler: Any, method: str) -> Any:
-        return within(handler, lambda context: _told(method, context))
+def with_statuses(handler: Any, method: str) -> Any:
+    """Returns a handler whose errors become statuses."""
+    return within(handler, lambda context: _told(method, context))
 
 
 @asynccontextmanager

@@ -10,15 +10,7 @@ from typing import Any
 _encode = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False).encode
 
 
-class Lines:
-    """A form of log lines."""
-
-    def line(self, unix_s: float, level: str, logger: str, message: str, facts: Mapping[str, Any], error: str) -> str:
-        """Returns a line without its end; ``level`` is in small letters, ``error`` a traceback or empty."""
-        raise NotImplementedError
-
-
-class TextLines(Lines):
+class TextLines:
     """Lines of time, level, process, message, and facts as ``key=value``."""
 
     def __init__(self, instance_id: str) -> None:
@@ -27,6 +19,7 @@ class TextLines(Lines):
         self._clock = ""
 
     def line(self, unix_s: float, level: str, logger: str, message: str, facts: Mapping[str, Any], error: str) -> str:
+        """Returns a line without its end; ``level`` is in small letters, ``error`` a traceback or empty."""
         second = int(unix_s)
         if second != self._second:
             self._second, self._clock = second, time.strftime("%H:%M:%S", time.localtime(second))
@@ -37,7 +30,7 @@ class TextLines(Lines):
         return f"{line}\n{error}" if error else line
 
 
-class JsonLines(Lines):
+class JsonLines:
     """Lines that are JSON objects."""
 
     def __init__(self, service: str, instance_id: str) -> None:

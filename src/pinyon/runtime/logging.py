@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pinyon.runtime.log_lines import JsonLines, Lines, TextLines
+from pinyon.runtime.log_lines import JsonLines, TextLines
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
     "message",
@@ -28,7 +28,7 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: TextLines | JsonLines) -> None:
         super().__init__()
         self.lines = lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio.connection import ConnectionPool, SSLConnection
@@ -11,22 +11,11 @@ if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
 
-class _NewestContext:
-    """The TLS context in place of redis-py's own.
-
-    That reads the files once per connection object, and also trusts the system's authorities."""
-
-    def __init__(self, tls: Tls) -> None:
-        self._tls = tls
-
-    def get(self) -> ssl.SSLContext:
-        return self._tls.client_context
-
-
 class _Connection(SSLConnection):
     def __init__(self, tls: Tls, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.ssl_context = _NewestContext(tls)  # type: ignore[assignment]
+        # redis-py's own reads the files once per connection object, and also trusts the system's authorities.
+        self.ssl_context = SimpleNamespace(get=lambda: tls.client_context)  # type: ignore[assignment]
 
 
 def use_tls(pool: ConnectionPool, tls: Tls | None) -> None:

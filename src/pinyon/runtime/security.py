@@ -5,7 +5,6 @@ gRPC, HTTPS, Redis and the transfer engine take their files from here, and get t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +30,6 @@ class Security:
     secret: bytes = field(default=b"", repr=False)
     channels: Channels = PLAIN_CHANNELS
     _renewals: list[Callable[[], None]] = field(default_factory=list, repr=False)
-
-    @property
-    def not_after_s(self) -> float:
-        """The Unix time at which the certificate ends; infinite without one."""
-        return math.inf if self.tls is None else self.tls.not_after_s
 
     def on_renewal(self, renew: Callable[[], None]) -> None:
         """Registers ``renew``, which is called in a thread after the files have changed and are good; it may raise."""
@@ -74,7 +68,7 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
     from pinyon.runtime.tls import Tls  # imports cryptography, which takes 0.1 s and 10 MB
 
     tls = Tls(*settings.tls_paths)
-    own = tls.identity
+    own = tls.material.identity
     if role and not own.covers(role, settings.instance_id or own.instance_id):
         raise InvalidArgument(
             f"{settings.tls_cert} is that of {own}, and this is {role} {settings.instance_id}".rstrip(),

@@ -87,15 +87,15 @@ async def _run(
     if settings.has_tls:  # added before the files are read, so that no change is missed
         files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
     security = load_security(settings, service)
-    certified = "" if security.tls is None else security.tls.identity.instance_id
+    certified = "" if security.tls is None else security.tls.material.identity.instance_id
     instance_id = settings.instance_id or certified or f"{service}-{secrets.token_hex(3)}"
     configure_logging(service, instance_id, settings.log_level, settings.log_format)
     for exposed in settings.exposed():
         _log.warning("%s; --allow-insecure was given", exposed)
     registry = make_registry()
     telemetry = Telemetry(service, instance_id, settings.otlp_endpoint)
-    if security.tls is not None:
-        show_certificate(registry, lambda: security.not_after_s)
+    if (tls := security.tls) is not None:
+        show_certificate(registry, lambda: tls.material.not_after_s)
     context = ServiceContext(
         service, instance_id, telemetry, registry, asyncio.Event(), security, files, settings.ready_fd
     )

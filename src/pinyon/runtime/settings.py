@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -15,6 +16,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.runtime.identity import ANY
+
+FILE_BYTES_MAX = 4 << 20
+"""The limit of a JSON file that a setting names."""
+
+T = TypeVar("T")
 
 
 def service_config(service: str) -> ConfigDict:
@@ -202,3 +208,23 @@ def plain_redis(settings: ServiceSettings, url: str) -> list[str]:
     if not settings.has_tls or parts.scheme != "redis" or is_loopback(parts.hostname or "localhost"):
         return []
     return [f"--redis-url {parts.scheme}://{parts.hostname} is without TLS: rediss:// has it"]
+
+
+def read_json(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T:
+    """Returns what ``parse`` makes of the file, or ``nothing`` if no path is given.
+
+    Raises :class:`InvalidArgument`, with the setting's name as its ``field``, if the file cannot be used."""
+    if not path:
+        return nothing
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise InvalidArgument(f"there are more than {FILE_BYTES_MAX >> 20} MiB", field=field)
+        return parse(json.loads(data))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is no JSON: {error}", field=field) from None
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error.message}", field=field) from None

@@ -87,32 +87,19 @@ class Tls:
         """The context of servers of sessions (:mod:`pinyon.runtime.http2`); clients have the cluster's certificates."""
         self.session_client_context = session_client
         """The context of the clients of sessions, who name the peer they mean."""
-        self._material = material
+        self.material = material
+        """The contents of the files that are in use."""
 
     @property
     def paths(self) -> tuple[Path, Path, Path]:
         return self.certificate, self.key, self.ca
-
-    @property
-    def identity(self) -> Identity:
-        return self._material.identity
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The DNS names of the certificate."""
-        return self._material.names
-
-    @property
-    def not_after_s(self) -> float:
-        """The Unix time at which the certificate ends."""
-        return self._material.not_after_s
 
     def server_credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
         """Returns credentials of a gRPC server; connections made after a renewal show the new certificate.
 
         With ``ask_clients``, the server demands a certificate of the cluster; otherwise it asks for none.
         """
-        given = self._material
+        given = self.material
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             """Returns a new configuration after a renewal, else None; gRPC core's threads call this at each handshake.
@@ -122,7 +109,7 @@ class Tls:
             renewal, once in weeks, that moment still exists: within some 100 ns of another handshake's start.
             """
             nonlocal given
-            newest = self._material
+            newest = self.material
             if given is newest:
                 return None
             made = _configuration(newest)
@@ -142,9 +129,9 @@ class Tls:
     def renew(self) -> None:
         """Reads the files again. Raises :class:`InvalidArgument` if they cannot be used; then nothing changes."""
         material = read_material(*self.paths, self._clock())
-        if material.identity != self.identity:
+        if material.identity != self.material.identity:
             raise InvalidArgument(
-                f"{self.certificate} is that of {material.identity}; this is {self.identity}", field="tls_cert"
+                f"{self.certificate} is that of {material.identity}; this is {self.material.identity}", field="tls_cert"
             )
         self._use(material)
         self.generation += 1

@@ -14,7 +14,7 @@ from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.directory import BlockDirectory

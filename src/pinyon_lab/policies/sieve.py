@@ -14,28 +14,22 @@ class _Queue(Sieve[Key]):
 
     def insert_at_hand(self, key: Key) -> None:
         """Inserts a key just behind the hand, visited. Raises ``ValueError`` if it is there already. O(1)."""
-        newer = self._hand or self._tail
         self.insert(key)
-        node = self._nodes[key]
-        node.visited = True
-        if newer is None:
-            return
-        self._unlink(node)
-        node.newer, node.older = newer, newer.older
-        if newer.older is None:
-            self._tail = node
-        else:
-            newer.older.newer = node
-        newer.older = node
+        self.touch(key)
+        newest = self._ahead or self._passed
+        del newest[key]
+        self._passed[key] = None
+        if not self._ahead:  # the hand is at the tail
+            self._passed.move_to_end(key, last=False)
 
     def find(self) -> Key | None:
         """Returns the next victim, which stays, with the hand at it; None: the queue is empty. At most one round."""
-        node = self._hand or self._tail
-        while node is not None and node.visited:
-            node.visited = False
-            node = node.newer or self._tail
-        self._hand = node
-        return None if node is None else node.key
+        if not len(self):
+            return None
+        while self._visited[key := self._at_hand()]:
+            self._visited[key] = False
+            self._pass()
+        return key
 
 
 class SievePolicy(Generic[Key]):

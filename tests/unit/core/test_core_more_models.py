@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.more_models import MORE_MODELS_MAX, parse_more_models
+from pinyon.core.served import MORE_MODELS_MAX, parse_more_models
 
 
 @pytest.mark.parametrize(

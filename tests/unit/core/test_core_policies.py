@@ -11,8 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from pinyon.core.named_class import MODULES
-from pinyon.core.policies import CHOICE_CHARS_MAX, NoSettings, Registry
+from pinyon.core.policies import CHOICE_CHARS_MAX, MODULES, NoSettings, Registry
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from pinyon.batching import BATCHING_POLICIES, BatchRequest
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Journal
-from pinyon.core.named_class import MODULES
-from pinyon.core.policies import Registry
+from pinyon.core.policies import MODULES, Registry
 from pinyon.core.request import Role
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header, replay_journal
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS

@@ -14,6 +14,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.model.card import load_card
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import load_weights
+from tests.unit.engine.prompt_logits import prompt_logits
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 VARIANTS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -39,7 +40,7 @@ def test_all_architectures_and_types_are_there() -> None:
 def test_logits_agree_with_transformers(case: tuple[NumpyLlamaEngine, Any], prompt: int) -> None:
     engine, golden = case
     tokens = golden[f"prompt_{prompt}"]
-    logits = engine.prompt_logits(PrefillChunk(tokens, 0, range(20)))
+    logits = prompt_logits(engine, PrefillChunk(tokens, 0, range(20)))
     expected = golden[f"logits_{prompt}"]
     assert np.abs(expected).max() > 1.0  # otherwise 1e-4 would prove little
     np.testing.assert_allclose(logits[golden[f"rows_{prompt}"]], expected, atol=1e-4, rtol=0)

@@ -22,6 +22,7 @@ from pinyon.model.tokenizer import HfTokenizer
 from pinyon.openai.parse import Rendering
 from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.weights import load_weights
+from tests.unit.engine.prompt_logits import prompt_logits
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_text"
 VARIANTS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -112,7 +113,7 @@ def test_a_repetition_penalty(variant: str) -> None:
 def test_log_probabilities_of_prompts(variant: str) -> None:
     for case in golden(variant)["scored"]:
         tokens = np.array(case["tokens"], "<u4")
-        logits = engine_of(variant).prompt_logits(PrefillChunk(tokens, 0, range(BLOCKS))).astype(np.float64)
+        logits = prompt_logits(engine_of(variant), PrefillChunk(tokens, 0, range(BLOCKS))).astype(np.float64)
         rows = logits[:-1] - np.log(np.exp(logits[:-1]).sum(axis=1, keepdims=True))
         found = rows[np.arange(len(tokens) - 1), tokens[1:]]
         np.testing.assert_allclose(found, case["logprobs"], atol=1e-4, rtol=0)

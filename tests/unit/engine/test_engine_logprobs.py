@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import Internal
-from services.worker.engines.logprobs import logprob_rows, token_logprob
+from services.worker.engines.sampling import logprob_rows, token_logprob
 
 
 def reference(logits: list[float]) -> list[float]:

@@ -11,8 +11,7 @@ import pytest
 
 from pinyon.batching import TokenCounts
 from pinyon.core.request import SamplingParams
-from services.worker.engines.logprobs import token_logprob
-from services.worker.engines.sampling import Sampler
+from services.worker.engines.sampling import Sampler, token_logprob
 from services.worker.engines.uniform import uniform
 
 GOLDEN = np.load(Path(__file__).parents[2] / "data" / "sampling.npz")

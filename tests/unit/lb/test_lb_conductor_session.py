@@ -11,7 +11,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.frontdoor.instances import conductor_session
 from pinyon.frontdoor.instances.conductor_session import ConductorAway, ConductorSession
-from pinyon.runtime.outbox import MESSAGE_BYTES
+from pinyon.runtime.outgoing import MESSAGE_BYTES
 
 REQUEST = conductor_pb2.ScheduleRequest(request_id="r")
 PLACED = conductor_pb2.ScheduleSessionResponse(

@@ -14,7 +14,7 @@ from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_sessions
 from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
-from pinyon.runtime.outbox import MESSAGE_BYTES
+from pinyon.runtime.outgoing import MESSAGE_BYTES
 
 
 class Stream:

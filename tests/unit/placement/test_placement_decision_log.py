@@ -8,7 +8,7 @@ import pytest
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import PinyonError
-from pinyon.core.prefill_report import PrefillReport
+from pinyon.core.orders import PrefillReport
 from pinyon.messages.explanation import explained_to_proto
 from pinyon.messages.prefill_report import first_token_from_proto
 from pinyon.placement.decision_log import (

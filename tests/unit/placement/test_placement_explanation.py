@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pinyon.core.block_keys import SharedPrefix
 from pinyon.core.errors import PinyonError
-from pinyon.core.shared_prefix import SharedPrefix
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.explanation import CANDIDATES_MAX, Explanation, explain
 from pinyon.placement.instances import InstanceLoad

@@ -2,10 +2,11 @@
 
 import pytest
 
-from pinyon.core.fetch_span import FETCH_SPANS_MAX
+from pinyon.api.common.v1 import common_pb2
+from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.messages.orders import fetch_spans_from_proto
-from pinyon.messages.placement import placement_to_proto
+from pinyon.messages.placement import fill_placement
 from pinyon.placement.fetch_plan import MANY_READERS, FetchPlanner
 from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceLoad
@@ -30,7 +31,9 @@ def place(blocks: int, **held):
 def test_a_prompt_whose_holders_alternate_is_taken_by_the_worker(spans):
     _, decision = place(spans, s0=range(0, spans, 2), s1=range(1, spans, 2))
     assert len(decision.fetches) == min(spans, FETCH_SPANS_MAX)
-    taken = fetch_spans_from_proto(placement_to_proto(decision).fetches, spans)
+    message = common_pb2.Placement()
+    fill_placement(message, decision)
+    taken = fetch_spans_from_proto(message.fetches, spans)
     assert [span.source_id for span in taken[:3]] == ["s0", "s1", "s0"]
 
 

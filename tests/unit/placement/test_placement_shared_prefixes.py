@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pinyon.core.block_keys import KEY_BYTES
-from pinyon.core.shared_prefix import SharedPrefix
+from pinyon.core.block_keys import KEY_BYTES, SharedPrefix
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.runtime.arrivals import Arrivals
+from pinyon.runtime.first_message import Arrivals
 
 
 class Sender:

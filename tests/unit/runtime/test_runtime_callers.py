@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.runtime.callers import ANYBODY, BLOCK_READ_CALLERS, CallerInterceptor, Callers
+from pinyon.runtime.callers import ANYBODY, BLOCK_READ_CALLERS, CallerCheck, Callers
 from pinyon.runtime.channel import Channels, open_channel, tls_options
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ROLES, caller, peer_name
@@ -263,7 +263,7 @@ async def test_a_method_that_is_in_no_table_is_for_nobody() -> None:
             return "somewhere"
 
     there = grpc.stream_unary_rpc_method_handler(lambda requests, context: requests)
-    handler = CallerInterceptor({}).remade(there, "/a.B/C")
+    handler = CallerCheck({}).around(there, "/a.B/C")
     with pytest.raises(Exception, match="role admin may not call"):
         handler.stream_unary(b"", Context())
     await asyncio.sleep(0)

@@ -27,8 +27,8 @@ def test_each_process_gets_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     root = tmp_path / "certs"
     processes = ["worker/prefill-0", "worker/_any", "lb/lb-0", "admin/anna"]
     assert main(["certs", str(root), *processes, "--host", "lb.example.org", "192.0.2.7"]) == 0
-    assert tls_of(root / "worker" / "prefill-0").identity == Identity("worker", "prefill-0")
-    assert tls_of(root / "worker" / "_any").identity == Identity("worker", "")
+    assert tls_of(root / "worker" / "prefill-0").material.identity == Identity("worker", "prefill-0")
+    assert tls_of(root / "worker" / "_any").material.identity == Identity("worker", "")
     assert names(root / "lb" / "lb-0") == [
         *("lb-0.lb.pinyon", "lb.pinyon", "lb.example.org", "localhost"),
         *("192.0.2.7", "127.0.0.1", "::1"),

@@ -108,7 +108,7 @@ async def test_the_timer_runs_while_there_is_a_limit_only() -> None:
         assert deadlines._timer is not far  # the new deadline is sooner
         await asyncio.sleep(FOREVER_S)
     assert deadlines._timer is None
-    assert not deadlines
+    assert not deadlines._slots
 
 
 class Told:
@@ -144,7 +144,7 @@ async def test_a_deadline_is_put_off_and_brought_forward() -> None:
     await passed(2 * TICK_S)
     told.deadline.set(loop.time() + FOREVER_S)
     told.deadline.close()
-    assert not deadlines_of(loop)
+    assert not deadlines_of(loop)._slots
     assert told.times == 1
 
 

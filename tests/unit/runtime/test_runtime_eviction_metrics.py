@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.eviction import NO_TRAITS, Lru
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import Belief
-from pinyon.runtime.eviction_metrics import CATEGORIES_MAX, OTHER, show_eviction, shown
+from pinyon.runtime.eviction import CATEGORIES_MAX, OTHER, show_eviction, shown
 
 
 class Believing(Lru[bytes]):

@@ -8,8 +8,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import ResourceExhausted, Unauthenticated
-from pinyon.runtime.arrivals import EACH_MAX
 from pinyon.runtime.channel import open_channel
+from pinyon.runtime.first_message import EACH_MAX
 from pinyon.runtime.grpc_server import GrpcServer
 
 WAIT_S = 30.0

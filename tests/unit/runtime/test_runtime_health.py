@@ -9,8 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hpack import Encoder
 
-from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.health import Health
+from pinyon.runtime.grpc_server import GrpcServer, Health
 from pinyon.runtime.http2.wire import DATA, HEADERS, INITIAL_WINDOW_SIZE, PREFACE, SETTINGS, frame, settings
 
 WAIT_S = 30.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.runtime.json_file import FILE_BYTES_MAX, read_json
+from pinyon.runtime.settings import FILE_BYTES_MAX, read_json
 
 
 def parse(document: Any) -> int:

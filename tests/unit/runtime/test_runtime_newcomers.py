@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from pinyon.core.address import is_loopback, network_of
-from pinyon.runtime.http2.newcomers import Newcomers
+from pinyon.runtime.http2.listener import Newcomers
 
 
 class Door:

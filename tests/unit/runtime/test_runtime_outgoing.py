@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
-from pinyon.runtime.outbox import MESSAGE_BYTES
-from pinyon.runtime.outgoing import Outgoing
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import MESSAGE_BYTES, Outgoing, Pace
 
 Ask = worker_pb2.SessionRequest
 WAIT_S = 60.0
@@ -169,3 +167,25 @@ async def test_who_waits_for_room_has_it_or_hears_of_the_end() -> None:
     await asyncio.wait_for(waiting, WAIT_S)
     await out.room()
     assert len(out) == 0
+
+
+async def test_what_waits_goes_and_then_the_writer_ends() -> None:
+    stream = Stream()
+    out = outgoing(stream, parts=1)
+    for number in range(3):
+        out.message(16).cancel_stream_ids.append(number)
+    assert out.waiting(lambda each: len(each.cancel_stream_ids)) == 3
+    out.finish()
+    stream.give(3)
+    await asyncio.wait_for(stream.write_all(out), WAIT_S)
+    assert (stream.sent, len(out), out.closed) == ([0, 1, 2], 0, True)
+
+
+async def test_the_end_wakes_a_writer_that_waits() -> None:
+    stream = Stream()
+    out = outgoing(stream)
+    writer = asyncio.ensure_future(stream.write_all(out))
+    await asyncio.sleep(0)
+    assert not writer.done()
+    out.finish()
+    await asyncio.wait_for(writer, WAIT_S)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from pinyon.runtime import pace as module
-from pinyon.runtime.pace import Pace
+from pinyon.runtime import outgoing as module
+from pinyon.runtime.outgoing import Pace
 
 
 class Time:

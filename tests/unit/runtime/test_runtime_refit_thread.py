@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pinyon.runtime.refit_thread import RefitThread
+from pinyon.runtime.eviction import RefitThread
 
 WAIT_S = 60.0
 

@@ -39,9 +39,9 @@ def test_the_key_is_in_no_repr(authority: TestAuthority) -> None:
 
 def test_a_folder_says_who_it_is_for(authority: TestAuthority) -> None:
     tls = authority.tls("worker", "prefill-0")
-    assert tls.identity == Identity("worker", "prefill-0")
-    assert authority.tls("lb").identity == Identity("lb", "")
-    days = (tls.not_after_s - authority.now.timestamp()) / 86400
+    assert tls.material.identity == Identity("worker", "prefill-0")
+    assert authority.tls("lb").material.identity == Identity("lb", "")
+    days = (tls.material.not_after_s - authority.now.timestamp()) / 86400
     assert days == pytest.approx(30, abs=0.01)
 
 
@@ -122,11 +122,11 @@ def test_a_process_says_which_option_and_what_makes_the_files(authority: TestAut
 @pytest.mark.parametrize("case", CASES)
 def test_a_renewal_that_does_not_fit_changes_nothing(case: str, authority: TestAuthority, tmp_path: Path) -> None:
     tls = authority.tls("worker", "a")
-    before = tls.channel_credentials, tls.client_context, tls.not_after_s, tls.generation
+    before = tls.channel_credentials, tls.client_context, tls.material.not_after_s, tls.generation
     broken(case, authority, tmp_path)
     with pytest.raises(InvalidArgument):
         tls.renew()
-    assert (tls.channel_credentials, tls.client_context, tls.not_after_s, tls.generation) == before
+    assert (tls.channel_credentials, tls.client_context, tls.material.not_after_s, tls.generation) == before
 
 
 def test_a_renewal_is_of_the_same_process(authority: TestAuthority) -> None:

@@ -4,28 +4,37 @@ import asyncio
 
 import pytest
 
-from pinyon.runtime.pace import Pace
-from pinyon.runtime.turn_end import TurnEnd
+from pinyon.runtime.outgoing import Pace, TurnEnd
 
 WAIT_S = 60.0
 
 
-class Owner:
-    def __init__(self, in_flight=0):
-        self.waiting, self.sent, self.has_room, self.failure = 0, 0, True, None
-        self.end = TurnEnd(Pace(lambda: in_flight, lambda: 0.0), self.send)
-        self.end.by(self)
+class Stream:
+    """A peer that takes messages while it has room, and may break."""
 
-    def send(self, stream):
-        assert stream is self
+    def __init__(self):
+        self.sent, self.has_room, self.failure = [], True, None
+
+    def push(self, message):
         if self.failure is not None:
             raise self.failure
-        self.sent, self.waiting = self.sent + self.waiting, 0
-        return False
+        self.sent.append(message)
+        return True
+
+
+class Owner:
+    def __init__(self):
+        self.stream = Stream()
+        self.end = TurnEnd(Pace(lambda: 0, lambda: 0.0))
+        self.end.by(self.stream)
+
+    @property
+    def state(self):
+        return len(self.end._messages), len(self.stream.sent)
 
     def come(self):
-        self.waiting += 1
-        self.end.come()
+        self.end._messages.append("news")
+        self.end._come()
 
 
 async def turns(count=3):
@@ -34,7 +43,7 @@ async def turns(count=3):
 
 
 async def waiting_writer(owner):
-    writer = asyncio.ensure_future(owner.end.news())
+    writer = asyncio.ensure_future(owner.end._wait())
     await turns()
     return writer
 
@@ -43,7 +52,7 @@ async def test_before_the_writer_waits_everything_is_its():
     owner = Owner()
     owner.come()
     await turns()
-    assert (owner.waiting, owner.sent) == (1, 0)
+    assert owner.state == (1, 0)
 
 
 async def test_while_the_writer_waits_news_goes_at_the_end_of_the_turn():
@@ -51,9 +60,9 @@ async def test_while_the_writer_waits_news_goes_at_the_end_of_the_turn():
     writer = await waiting_writer(owner)
     owner.come()
     owner.come()
-    assert owner.sent == 0
+    assert owner.state == (2, 0)
     await turns()
-    assert owner.sent == 2
+    assert owner.state == (0, 2)
     assert not writer.done()
     writer.cancel()
 
@@ -62,10 +71,10 @@ async def test_what_was_handed_to_the_writer_does_not_go_past_it():
     owner = Owner()
     writer = await waiting_writer(owner)
     owner.come()
-    owner.end.to_writer()
+    owner.end._to_writer()
     await asyncio.wait_for(writer, WAIT_S)
     await turns()
-    assert (owner.waiting, owner.sent) == (1, 0)
+    assert owner.state == (1, 0)
 
 
 @pytest.mark.parametrize("how", ["no room", "no stream", "an error"])
@@ -73,16 +82,16 @@ async def test_the_writer_has_what_cannot_go(how):
     owner = Owner()
     writer = await waiting_writer(owner)
     if how == "no room":
-        owner.has_room = False
+        owner.stream.has_room = False
     elif how == "no stream":
         owner.end.by(None)
     else:
-        owner.failure = ValueError("broken")
+        owner.stream.failure = ValueError("broken")
     owner.come()
     await asyncio.wait_for(writer, WAIT_S)
-    assert (owner.waiting, owner.sent) == (1, 0)
-    if owner.failure is not None:
+    assert owner.state == (1, 0)
+    if owner.stream.failure is not None:
         with pytest.raises(ValueError, match="broken"):
-            owner.end.check()
+            owner.end._check()
     else:
-        owner.end.check()
+        owner.end._check()

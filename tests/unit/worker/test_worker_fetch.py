@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 
 from pinyon.core.errors import Cancelled, DeadlineExceeded, PinyonError, ResourceExhausted, Unavailable
-from pinyon.core.fetch_span import FetchSpan, KvSource
 from pinyon.core.layout import KvLayout
-from pinyon.core.orders import PrefillOrder
+from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
 from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead
 from services.worker.orders.abort import Abort
+from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import Limits
-from services.worker.orders.outcome import SpanFetched
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
 KEYS = [bytes([number]) * 16 for number in range(4)]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import Pace
 from services.worker.decode.load_news import HEARTBEAT_S, LoadNews, ToldLoad
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.runtime.outbox import MESSAGE_BYTES
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import MESSAGE_BYTES, Pace
 from services.worker.decode.load_news import ToldLoad
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 

@@ -12,10 +12,10 @@ import pytest
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted, Unavailable
 from pinyon.runtime.channel import PLAIN_CHANNELS
-from pinyon.runtime.outbox import MESSAGE_BYTES
+from pinyon.runtime.outgoing import MESSAGE_BYTES
 from pinyon.transfer import Access, TransferError, TransferLimitReached
 from services.worker.prefill import peers
-from services.worker.prefill.peers import PrefillPeers, RemotePrefill, _messages
+from services.worker.prefill.peers import PrefillPeers, RemotePrefill
 from tests.unit.worker.caches import FakeDoors
 
 GRPC_BYTES = 4 << 20
@@ -25,25 +25,6 @@ def start(stop_bytes: int, tokens: int = 8) -> worker_pb2.PrefillStart:
     message = worker_pb2.PrefillStart(prompt_tokens_le32=bytes(4 * tokens))
     message.sampling.stop.append("x" * stop_bytes)
     return message
-
-
-def test_many_small_starts_and_cancels_fit_messages_in_order() -> None:
-    items: list[worker_pb2.PrefillStart | int] = []
-    for number in range(2000):
-        each = start(4096)
-        each.stream_id = number
-        items += [each, 2**63 + number]
-    messages = _messages(items)
-    assert all(message.ByteSize() <= MESSAGE_BYTES for message in messages)
-    assert [each.stream_id for message in messages for each in message.starts] == list(range(2000))
-    assert sum(len(message.cancel_stream_ids) for message in messages) == 2000
-
-
-def test_a_large_start_goes_alone() -> None:
-    large = start(1, tokens=768 * 1024)
-    messages = _messages([start(1), large, start(1)])
-    assert [len(message.starts) for message in messages] == [1, 1, 1]
-    assert all(message.ByteSize() < GRPC_BYTES for message in messages)
 
 
 class Stream:
@@ -96,6 +77,32 @@ async def sessions(now: list[float], doors: FakeDoors, monkeypatch: pytest.Monke
     yield sessions
     await sessions.close()
     assert not doors.open
+
+
+async def test_many_small_starts_and_cancels_fit_messages_in_order(sessions: PrefillPeers) -> None:
+    sessions.parts.limits.max_requests = 4096
+    remotes = []
+    for _ in range(2000):
+        remotes.append(sessions.start("p", "p:1", start(4096)))
+        remotes[-1].session.cancel(remotes[-1].stream_id)
+    hello, *messages = waiting(remotes[0])
+    assert hello.HasField("hello")
+    assert not hello.starts
+    assert all(message.ByteSize() <= MESSAGE_BYTES for message in messages)
+    assert [each.stream_id for message in messages for each in message.starts] == list(range(1, 2001))
+    assert [each for message in messages for each in message.cancel_stream_ids] == list(range(1, 2001))
+
+
+async def test_a_large_start_goes_alone(sessions: PrefillPeers) -> None:
+    large = start(1, tokens=768 * 1024)
+    remotes = [sessions.start("p", "p:1", each) for each in (start(1), large, start(1))]
+    _, *messages = waiting(remotes[0])
+    assert [len(message.starts) for message in messages] == [1, 1, 1]
+    assert all(message.ByteSize() < GRPC_BYTES for message in messages)
+
+
+def waiting(remote: RemotePrefill) -> list[worker_pb2.PrefillSessionRequest]:
+    return list(remote.session._outgoing._messages)
 
 
 async def gone(sessions: PrefillPeers) -> None:
@@ -267,3 +274,21 @@ async def test_writes_that_cannot_be_stopped_fail_the_prefill(
         await asyncio.wait_for(remote.result, 60)
     with pytest.raises(TransferError):
         await sessions.settle(remote)
+
+
+async def test_settling_ends_also_when_a_key_is_never_taken_back(
+    sessions: PrefillPeers, doors: FakeDoors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions.parts.limits.settle_s = 0.01
+    over = asyncio.Event()
+
+    async def waits(_: object) -> None:
+        await over.wait()
+
+    remote = sessions.start("p", "p:1", into(0))
+    doors.idle.clear()
+    monkeypatch.setattr(doors, "revoke_async", waits)
+    with pytest.raises(TransferError, match=r"not revoked"):
+        await asyncio.wait_for(sessions.settle(remote), 60)
+    over.set()
+    await sessions.settle(remote)

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from pinyon.core.compiled import compiled
-from services.worker.step_observer import StepObserver
+from services.worker.metrics import StepObserver
 
 pytestmark = pytest.mark.skipif(compiled(), reason="fakes stand where compiled code has its own classes")
 

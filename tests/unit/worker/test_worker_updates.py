@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import Pace
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 
 
@@ -70,3 +70,17 @@ async def test_what_a_token_brings_along_counts():
     buffer.update(1, 4)
     with pytest.raises(ResourceExhausted):
         buffer.overflow.result()
+
+
+async def test_an_update_apart_is_merged_with_no_other():
+    buffer = waiting(10)
+    buffer.update(1).text = "a"
+    buffer.apart(1).text = "refused"
+    buffer.update(1).text += "b"
+    buffer.apart(2).text = "refused, too"
+    buffer.update(2).text = "c"
+    message = await anext(buffer)
+    said = [(update.stream_id, update.text) for update in message.updates]
+    assert said == [(1, "ab"), (1, "refused"), (2, "refused, too"), (2, "c")]
+    buffer.apart(3).text = "alone"
+    assert [update.text for update in (await anext(buffer)).updates] == ["alone"]

@@ -76,8 +76,8 @@ class AskedInstances:
         places = asyncio.Semaphore(ASKED_AT_ONCE)
 
         async def serves(candidate: Candidate) -> bool:
-            connect = self.channels.to(peer_name(WORKER, candidate.instance_id))
-            async with places, connect(candidate.address) as channel:
+            name = peer_name(WORKER, candidate.instance_id)
+            async with places, self.channels.open(candidate.address, name) as channel:
                 stub: Any = health_pb2_grpc.HealthStub(channel)
                 try:
                     reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_S)

@@ -18,9 +18,7 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.deadlines import deadlines_of
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import FRAME_BYTES
-from pinyon.runtime.outgoing import Outgoing
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import FRAME_BYTES, Outgoing, Pace
 
 WRITE_S = 5.0
 MESSAGES_MAX = 1024

@@ -21,8 +21,8 @@ from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.instances.clusters import Cluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
+from pinyon.messages.enums import finish_reason_from_proto
 from pinyon.messages.error import error_from_proto
-from pinyon.messages.finish_reason import finish_reason_from_proto
 from pinyon.messages.logprobs import check_logprobs, logprobs_after
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.sampling import put_sampling

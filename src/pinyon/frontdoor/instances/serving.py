@@ -23,7 +23,7 @@ from pinyon.frontdoor.regions.inbound import Inbound, Serving
 from pinyon.frontdoor.regions.peer import Peer
 from pinyon.frontdoor.update_stream import failed_update
 from pinyon.http.budget import Share
-from pinyon.messages.finish_reason import finish_reason_to_proto
+from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.sampling import sampling_from_proto
 

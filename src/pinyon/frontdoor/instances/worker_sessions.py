@@ -17,8 +17,7 @@ from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.duplex import FIRST_PAUSE_S, MAX_PAUSE_S, Dialed, Method
 from pinyon.runtime.identity import WORKER, peer_name
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outgoing import Outgoing
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import Outgoing, Pace
 
 SESSIONS_MAX = 4096
 DIALS = 16

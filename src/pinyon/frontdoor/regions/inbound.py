@@ -40,9 +40,7 @@ from pinyon.runtime.callers import Callers
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.identity import LB, check_claim, check_region_claim
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import FRAME_BYTES
-from pinyon.runtime.outgoing import Outgoing
-from pinyon.runtime.pace import Pace
+from pinyon.runtime.outgoing import FRAME_BYTES, Outgoing, Pace
 from pinyon.runtime.tasks import ended
 
 STATE_S = 0.1

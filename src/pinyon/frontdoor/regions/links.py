@@ -17,7 +17,7 @@ from pinyon.routing.target import UNKNOWN, Report
 from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.outbox import in_messages
+from pinyon.runtime.outgoing import in_messages
 
 PEERS_MAX = 256
 PEER_VERSION = 2

@@ -17,44 +17,9 @@ from typing import Final
 
 from hpack import Decoder, Encoder, HPACKError  # type: ignore[import-untyped,unused-ignore]
 
+from pinyon.runtime.http2 import wire
 from pinyon.runtime.http2.stream import Field, Link, Receiver, Stream, StreamFailed
-from pinyon.runtime.http2.wire import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    DEFAULT_FRAME,
-    DEFAULT_WINDOW,
-    ENABLE_PUSH,
-    END_HEADERS,
-    END_STREAM,
-    FRAME_HEAD,
-    GOAWAY,
-    HEAD_BYTES,
-    HEADER_TABLE_SIZE,
-    HEADERS,
-    INITIAL_WINDOW_SIZE,
-    MAX_CONCURRENT_STREAMS,
-    MAX_FRAME_SIZE,
-    MAX_HEADER_LIST_SIZE,
-    MAX_WINDOW,
-    PADDED,
-    PING,
-    PREFACE,
-    PRIORITY,
-    PUSH_PROMISE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    WITH_PRIORITY,
-    Code,
-    ConnectionFailed,
-    frame,
-    goaway,
-    ping,
-    reset,
-    settings,
-    window_update,
-)
+from pinyon.runtime.http2.wire import DATA, END_STREAM, FRAME_HEAD, HEAD_BYTES, MAX_WINDOW, Code, ConnectionFailed
 
 MESSAGE_BYTES: Final = 4 << 20
 STREAM_WINDOW: Final = 1 << 20
@@ -113,7 +78,7 @@ class Connection(Link):
         """True once either side has said that no more streams are opened here."""
         self.farewell = ""
         """The peer's reason to leave, in its words."""
-        self._peer_window = DEFAULT_WINDOW
+        self._peer_window = wire.DEFAULT_WINDOW
         self._window = CONNECTION_WINDOW
         self._streams: dict[int, Stream] = {}
         self._last_id = 0
@@ -122,7 +87,7 @@ class Connection(Link):
         self._rest_bytes = 0
         self._wanted = HEAD_BYTES
         """The number of bytes that must be here before parsing goes on."""
-        self._preface = len(PREFACE) if self._server else 0
+        self._preface = len(wire.PREFACE) if self._server else 0
         self._block: bytearray | None = None
         """The header block that is arriving, or None."""
         self._block_id = 0
@@ -132,15 +97,15 @@ class Connection(Link):
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES)
         self._settled = False
-        own = {MAX_CONCURRENT_STREAMS: STREAMS_MAX} if self._server else {ENABLE_PUSH: 0}
+        own = {wire.MAX_CONCURRENT_STREAMS: STREAMS_MAX} if self._server else {wire.ENABLE_PUSH: 0}
         own |= {
-            INITIAL_WINDOW_SIZE: stream_window,
-            MAX_FRAME_SIZE: FRAME_BYTES,
-            MAX_HEADER_LIST_SIZE: HEADER_BLOCK_BYTES,
+            wire.INITIAL_WINDOW_SIZE: stream_window,
+            wire.MAX_FRAME_SIZE: FRAME_BYTES,
+            wire.MAX_HEADER_LIST_SIZE: HEADER_BLOCK_BYTES,
         }
-        self.opening = settings(own) + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)
+        self.opening = wire.settings(own) + wire.window_update(0, CONNECTION_WINDOW - wire.DEFAULT_WINDOW)
         if not self._server:
-            self.opening = PREFACE + self.opening
+            self.opening = wire.PREFACE + self.opening
 
     @property
     def streams(self) -> list[Stream]:
@@ -167,15 +132,15 @@ class Connection(Link):
         size = self.send_frame
         flags = END_STREAM if end else 0
         if len(block) <= size:
-            return frame(HEADERS, flags | END_HEADERS, stream_id, block)
-        parts = [frame(HEADERS, flags, stream_id, block[:size])]
+            return wire.frame(wire.HEADERS, flags | wire.END_HEADERS, stream_id, block)
+        parts = [wire.frame(wire.HEADERS, flags, stream_id, block[:size])]
         for at in range(size, len(block), size):
-            last = END_HEADERS if at + size >= len(block) else 0
-            parts.append(frame(CONTINUATION, last, stream_id, block[at : at + size]))
+            last = wire.END_HEADERS if at + size >= len(block) else 0
+            parts.append(wire.frame(wire.CONTINUATION, last, stream_id, block[at : at + size]))
         return b"".join(parts)
 
     def ping(self) -> None:
-        self.write(ping(b"\0" * 8, ack=False))
+        self.write(wire.ping(b"\0" * 8, ack=False))
 
     def tick(self) -> None:
         """Renews the units, every few tenths of a second; a late tick gives no more than any other."""
@@ -188,7 +153,7 @@ class Connection(Link):
     def leave(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
         """Accepts no more streams. Open ones go on, or, with an error ``code``, end with the connection."""
         self.leaving = True
-        self.write(goaway(self._last_id if self._server else 0, code, reason))
+        self.write(wire.goaway(self._last_id if self._server else 0, code, reason))
 
     def forget(self, stream: Stream) -> None:
         self._streams.pop(stream.stream_id, None)
@@ -216,8 +181,8 @@ class Connection(Link):
         at, end = 0, len(data)
         if self._preface:
             at = min(self._preface, end)
-            have = len(PREFACE) - self._preface
-            if data[:at] != PREFACE[have : have + at]:
+            have = len(wire.PREFACE) - self._preface
+            if data[:at] != wire.PREFACE[have : have + at]:
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "this is not HTTP/2")
             self._preface -= at
         while True:
@@ -249,9 +214,9 @@ class Connection(Link):
         if self._window < 0:
             raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "more data than there was room for")
         if self._window * 2 < CONNECTION_WINDOW:
-            self.write(window_update(0, CONNECTION_WINDOW - self._window))
+            self.write(wire.window_update(0, CONNECTION_WINDOW - self._window))
             self._window = CONNECTION_WINDOW
-        if flags & PADDED:
+        if flags & wire.PADDED:
             at, end = _unpadded(data, at, end)
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -268,33 +233,34 @@ class Connection(Link):
 
     def _other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._settled:
-            if kind != SETTINGS or flags & ACK:
+            if kind != wire.SETTINGS or flags & wire.ACK:
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "no settings came first")
             self._settled = True
         begun = self._block is not None
-        if begun != (kind == CONTINUATION) or (begun and stream_id != self._block_id):
+        if begun != (kind == wire.CONTINUATION) or (begun and stream_id != self._block_id):
             what = "a header block was interrupted" if begun else "a header block goes on that nobody began"
             raise ConnectionFailed(Code.PROTOCOL_ERROR, what)
-        self._spend((ANSWERED_UNITS if kind in (PING, SETTINGS) else FRAME_UNITS) + len(payload) // PAYLOAD_BYTES)
-        if kind == HEADERS:
+        units = ANSWERED_UNITS if kind in (wire.PING, wire.SETTINGS) else FRAME_UNITS
+        self._spend(units + len(payload) // PAYLOAD_BYTES)
+        if kind == wire.HEADERS:
             self._headers(flags, stream_id, payload)
-        elif kind == CONTINUATION:
-            self._continue(payload, bool(flags & END_HEADERS))
-        elif kind == WINDOW_UPDATE:
+        elif kind == wire.CONTINUATION:
+            self._continue(payload, bool(flags & wire.END_HEADERS))
+        elif kind == wire.WINDOW_UPDATE:
             self._window_update(stream_id, payload)
-        elif kind == PING:
+        elif kind == wire.PING:
             self._ping(flags, stream_id, payload)
-        elif kind == SETTINGS:
+        elif kind == wire.SETTINGS:
             self._settings(flags, stream_id, payload)
-        elif kind == RST_STREAM:
+        elif kind == wire.RST_STREAM:
             self._reset(stream_id, payload)
-        elif kind == GOAWAY:
+        elif kind == wire.GOAWAY:
             self._goaway(stream_id, payload)
         elif kind == DATA:
             raise AssertionError("unreachable: data comes after settings and outside of header blocks")
-        elif kind == PUSH_PROMISE:
+        elif kind == wire.PUSH_PROMISE:
             raise ConnectionFailed(Code.PROTOCOL_ERROR, "push is off")
-        elif kind == PRIORITY:
+        elif kind == wire.PRIORITY:
             if not stream_id:
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "a priority of no stream")
             if len(payload) != 5:
@@ -311,9 +277,9 @@ class Connection(Link):
 
     def _headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         at, end = 0, len(payload)
-        if flags & PADDED:
+        if flags & wire.PADDED:
             at, end = _unpadded(payload, at, end)
-        if flags & WITH_PRIORITY:
+        if flags & wire.WITH_PRIORITY:
             at += 5
             if at > end:
                 raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "no room for the priority")
@@ -327,7 +293,7 @@ class Connection(Link):
         self._block = bytearray()
         self._block_id = stream_id
         self._block_end = bool(flags & END_STREAM)
-        self._continue(payload[at:end], bool(flags & END_HEADERS))
+        self._continue(payload[at:end], bool(flags & wire.END_HEADERS))
 
     def _continue(self, payload: bytes, last: bool) -> None:
         block = self._block
@@ -368,7 +334,7 @@ class Connection(Link):
         self._last_id = stream_id = self._block_id
         self._spend(CALL_UNITS)
         if len(self._streams) >= STREAMS_MAX or self.leaving:
-            self.write(reset(stream_id, Code.REFUSED_STREAM))
+            self.write(wire.reset(stream_id, Code.REFUSED_STREAM))
             return
         stream = Stream(self, stream_id, self._peer_window, self.stream_window)
         self._streams[stream_id] = stream
@@ -388,7 +354,7 @@ class Connection(Link):
         if error.status and not stream.closed:
             stream.receiver.refused(error)
         if not stream.closed:
-            self.write(reset(stream.stream_id, error.code))
+            self.write(wire.reset(stream.stream_id, error.code))
             stream.fail(error)
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
@@ -426,18 +392,18 @@ class Connection(Link):
         if stream_id or len(payload) != 8:
             code = Code.PROTOCOL_ERROR if stream_id else Code.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a ping that cannot be")
-        if not flags & ACK:
-            self.write(ping(payload, ack=True))
+        if not flags & wire.ACK:
+            self.write(wire.ping(payload, ack=True))
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFailed(Code.PROTOCOL_ERROR, "settings of a stream")
-        if len(payload) % 6 or (flags & ACK and payload):
+        if len(payload) % 6 or (flags & wire.ACK and payload):
             raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "settings that cannot be")
-        if flags & ACK:
+        if flags & wire.ACK:
             return
         for name, value in dict(struct.iter_unpack(">HI", payload)).items():  # the last value of each setting counts
-            if name == INITIAL_WINDOW_SIZE:
+            if name == wire.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
                 change, self._peer_window = value - self._peer_window, value
@@ -445,21 +411,21 @@ class Connection(Link):
                     stream.send_window += change
                     if stream.send_window > MAX_WINDOW:
                         raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
-            elif name == MAX_FRAME_SIZE:
-                if not DEFAULT_FRAME <= value < 1 << 24:
+            elif name == wire.MAX_FRAME_SIZE:
+                if not wire.DEFAULT_FRAME <= value < 1 << 24:
                     raise ConnectionFailed(Code.PROTOCOL_ERROR, "a size of frames that cannot be")
                 self.send_frame = min(value, FRAME_BYTES)
-            elif name == HEADER_TABLE_SIZE:
+            elif name == wire.HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, HEADER_TABLE_BYTES)
                 changes = self._encoder.table_size_changes
                 if len(changes) > 2:  # hpack sends all in the next block; the least and the last suffice
                     changes[:] = [min(changes), changes[-1]]
-            elif name == MAX_CONCURRENT_STREAMS:
+            elif name == wire.MAX_CONCURRENT_STREAMS:
                 self.peer_streams_max = value
-            elif name == ENABLE_PUSH and (value > 1 or (value and not self._server)):
+            elif name == wire.ENABLE_PUSH and (value > 1 or (value and not self._server)):
                 raise ConnectionFailed(Code.PROTOCOL_ERROR, "a setting of push that cannot be")
         self.ready = True
-        self.write(frame(SETTINGS, ACK, 0, b""))
+        self.write(wire.frame(wire.SETTINGS, wire.ACK, 0, b""))
         self._pump()  # after the ACK, as the peer has the old room until it reads that
 
     def _reset(self, stream_id: int, payload: bytes) -> None:

@@ -56,7 +56,7 @@ class Trailers:
     metadata: Metadata
 
 
-def request_head(path: str, authority: str, scheme: str, metadata: Metadata = ()) -> list[Field]:
+def request_head(path: str, authority: str, scheme: str) -> list[Field]:
     """Returns a request's headers; ``path`` is ``/package.Service/Method``."""
     return [
         (b":method", b"POST"),
@@ -66,7 +66,6 @@ def request_head(path: str, authority: str, scheme: str, metadata: Metadata = ()
         (b"te", b"trailers"),
         (b"content-type", b"application/grpc"),
         (b"user-agent", b"pinyon"),
-        *_fields(metadata),
     ]
 
 

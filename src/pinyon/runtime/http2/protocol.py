@@ -115,7 +115,7 @@ class Http2Protocol(asyncio.Protocol):
 
     def heard_by_nobody(self) -> None:
         """Stops calling ``changed`` and ``lost``."""
-        self._changed = self._lost = _nothing
+        self._changed = self._lost = lambda: None
 
     def abort(self, reason: str) -> None:
         self._over(reason)
@@ -154,10 +154,6 @@ class Http2Protocol(asyncio.Protocol):
         elif self._silent > PING_TICKS and not self._asked and not self._gone:
             self._asked = True
             self.connection.ping()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _nowhere(_: bytes) -> None:

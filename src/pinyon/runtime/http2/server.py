@@ -123,20 +123,10 @@ class SessionContext(MessageStream):
             self.task.cancel()
 
 
-class _Requests:
-    """A call's messages, for a handler that iterates over them."""
-
-    def __init__(self, context: SessionContext) -> None:
-        self._context = context
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:
-        message = await self._context.read()
-        if message is EOF:
-            raise StopAsyncIteration
-        return message
+async def _requests(context: SessionContext) -> AsyncIterator[Any]:
+    """Yields a call's messages, for a handler that iterates over them."""
+    while (message := await context.read()) is not EOF:
+        yield message
 
 
 class ServerProtocol(Http2Protocol):
@@ -295,14 +285,14 @@ class Http2Server:
                     return
                 context.codecs(handler.request_deserializer, handler.response_serializer)
                 if handler.response_streaming:
-                    result = handler.stream_stream(_Requests(context), context)
+                    result = handler.stream_stream(_requests(context), context)
                     if hasattr(result, "__aiter__"):
                         async for message in result:
                             await context.write(message)
                     else:
                         await result
                 else:
-                    await context.write(await handler.stream_unary(_Requests(context), context))
+                    await context.write(await handler.stream_unary(_requests(context), context))
             context.served = True
             context.finish()
         except grpc.aio.AbortError:

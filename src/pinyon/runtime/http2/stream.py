@@ -7,17 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from pinyon.runtime.http2.wire import (
-    DATA,
-    DEFAULT_FRAME,
-    DEFAULT_WINDOW,
-    END_STREAM,
-    FRAME_HEAD,
-    Code,
-    frame,
-    reset,
-    window_update,
-)
+from pinyon.runtime.http2 import wire
+from pinyon.runtime.http2.wire import DATA, DEFAULT_FRAME, DEFAULT_WINDOW, END_STREAM, FRAME_HEAD, Code
 
 Field = tuple[bytes, bytes]
 """The name and value of a header."""
@@ -218,18 +209,18 @@ class Stream:
         connection = self._connection
         self.local_closed = True
         if self._trailers is None:
-            connection.write(frame(DATA, END_STREAM, self.stream_id, b""))
+            connection.write(wire.frame(DATA, END_STREAM, self.stream_id, b""))
         else:
             connection.write(self._trailers())
             if not self.remote_closed:  # section 8.1: tells that the rest of the request is not needed
-                connection.write(reset(self.stream_id, Code.NO_ERROR))
+                connection.write(wire.reset(self.stream_id, Code.NO_ERROR))
                 self.remote_closed = True
         self._close_if_done()
 
     def reset(self, code: Code) -> None:
         """Ends the stream now, for both sides, without telling the receiver."""
         if not self.closed:
-            self._connection.write(reset(self.stream_id, code))
+            self._connection.write(wire.reset(self.stream_id, code))
             self._close()
 
     # -- receiving
@@ -321,7 +312,7 @@ class Stream:
         free = connection.stream_window - self._window - self._held
         if free * 2 >= connection.stream_window and not self.remote_closed and not self.closed:
             self._window += free
-            connection.write(window_update(self.stream_id, free))
+            connection.write(wire.window_update(self.stream_id, free))
 
     # -- its end
 

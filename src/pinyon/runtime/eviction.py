@@ -1,8 +1,10 @@
-"""The metrics of eviction: how much went, how much of it was missed, and the beliefs of a policy that learns."""
+"""Eviction in a service: its metrics, and the thread in which its policies learn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.policy import Belief
+from pinyon.runtime.logging import get_logger
 
 CATEGORIES_MAX = 32
 """The number of series by category, which is limited since clients name kinds and turns."""
@@ -62,3 +65,43 @@ def shown(beliefs: Mapping[str, Belief]) -> dict[str, Belief]:
     kept, rest = order[: CATEGORIES_MAX - 1], [belief for _, belief in order[CATEGORIES_MAX - 1 :]]
     share, mean_s = (sum(values) / len(rest) for values in zip(*rest, strict=True))
     return {**dict(kept), OTHER: Belief(share, mean_s)}
+
+
+CLOSE_S = 5.0
+
+_log = get_logger("refit")
+
+
+class RefitThread:
+    """A :data:`pinyon.eviction.policy.Refit` of an event loop, which adopts the results.
+
+    Work that comes while the work of all ``policies`` is under way is dropped, as newer work comes soon.
+    """
+
+    def __init__(self, policies: int = 1) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="refit")
+        self._policies = policies
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __call__(self, work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
+        if len(self._tasks) < self._policies and not self._closed:
+            task = asyncio.get_running_loop().create_task(self._run(work, adopt), name="refit")
+            self._tasks.add(task)
+
+    async def _run(self, work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
+        try:
+            fit = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            if not self._closed:
+                adopt(fit)
+        except Exception:  # a bug; the policy goes on with what it knew
+            _log.exception("a refit failed")
+        finally:
+            self._tasks.difference_update((asyncio.current_task(),))
+
+    async def close(self) -> None:
+        """Ends the adoption of results, and waits for running work, up to a limit."""
+        self._closed = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        self._executor.shutdown(wait=False, cancel_futures=True)
