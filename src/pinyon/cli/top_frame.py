@@ -18,8 +18,8 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.request import Role
 from pinyon.federation.members import LbState
 from pinyon.federation.view import Federation
-from pinyon.messages.federation import federation_from_proto
 from pinyon.messages.enums import role_from_proto
+from pinyon.messages.federation import federation_from_proto
 
 LEAST_WIDTH = 20
 LEAST_HEIGHT = 4
