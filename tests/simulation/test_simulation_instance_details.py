@@ -18,6 +18,7 @@ from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.report import Outcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival, ids_of
+from tests.simulation.leftovers import check_cluster
 
 BLOCK = 16
 ENGINE = EngineProfile("s", "", "", 0.0, 1e-3, 0.0, 5e-3, 1e-4, 2e-8)
@@ -181,7 +182,7 @@ def test_no_more_is_reused_than_there_is_where_requests_give_way(seed: int) -> N
     of = cluster(Role.MIXED, Role.MIXED, policy="kvcache_centric", hbm_tokens=14 * BLOCK, pool_tokens=1 << 14)
     blocks = [range(100 * (number % 5), 100 * (number % 5) + 5) for number in range(24)]
     outcomes = of.run([ask(0.02 * number, each, 30 + 90 * ((number + seed) % 2)) for number, each in enumerate(blocks)])
-    of.check_over()
+    check_cluster(of)
     assert all(each.hit_tokens + each.fetched_tokens <= each.tokens for each in outcomes if each.attempts == 1)
 
 
@@ -192,7 +193,7 @@ def test_who_goes_waits_for_what_was_placed_there() -> None:
     )
     requests = [ask(0.1 * number, range(100 * number, 100 * number + 5), 100) for number in range(12)]
     outcomes = of.run(requests)
-    of.check_over()
+    check_cluster(of)
     assert of.elasticity is not None
     assert len(of.elasticity.sizes) > 1
     assert {(each.attempts, each.end) for each in outcomes} == {(1, "finished")}

@@ -11,7 +11,7 @@ import pytest
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
 from tests.long import usually
-from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, BreakableWorld, troubled
+from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, USUAL, BreakableWorld, Repairs, troubled
 
 TRIPS_S = {("us", "eu"): 0.1, ("us", "asia"): 0.2, ("eu", "asia"): 0.3}
 ONE = {"us": 1, "eu": 1, "asia": 1}
@@ -33,9 +33,9 @@ class Chain:
         return Program(f"user {self.made}", tuple(steps))
 
 
-def world_of(system: System | str, instances: dict[str, int] = ONE, **changes: object) -> BreakableWorld:
-    settings = WorldSettings(instances, TRIPS_S, **changes)  # type: ignore[arg-type]
-    return BreakableWorld(settings, SYSTEMS[system] if isinstance(system, str) else system, SMALL, MACHINE, ENGINE)
+def world_of(system: System | str, instances: dict[str, int] = ONE, repairs: Repairs = USUAL) -> BreakableWorld:
+    settings, chosen = WorldSettings(instances, TRIPS_S), SYSTEMS[system] if isinstance(system, str) else system
+    return BreakableWorld(settings, chosen, SMALL, MACHINE, ENGINE, repairs=repairs)
 
 
 def played(
@@ -124,7 +124,7 @@ def test_credits_keep_bursts_from_waiting_at_instances() -> None:
 
 
 def test_another_load_balancer_takes_over_and_gives_back() -> None:
-    world = world_of("skywalker", {"us": 1, "eu": 1}, takeover_s=1.0, notice_s=0.1)
+    world = world_of("skywalker", {"us": 1, "eu": 1}, Repairs(takeover_s=1.0, notice_s=0.1))
     world.time.at(6.0, lambda: world.kill_door("us"))
     world.time.at(12.0, lambda: world.restore_door("us"))
     played(world, "us", Chain(2), 2)

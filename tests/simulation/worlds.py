@@ -18,6 +18,7 @@ from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.workload import Arrival
+from tests.simulation.leftovers import check_cluster
 
 BLOCK = 16
 TENANTS = 3
@@ -165,7 +166,7 @@ class World:
         """Checks that every request ended once, and nothing is left anywhere."""
         assert len(self.outcomes) == self.plan.requests
         assert not any(journal.ended for journal in self._recording)
-        self.cluster.check_over()
+        check_cluster(self.cluster)
 
 
 def played(plan: Plan, seed: int) -> World:

@@ -198,18 +198,3 @@ class Cluster:
     def _withdraw(self, attempt: Attempt) -> None:
         self._attempts.tear_down(attempt)
         self.fleet.inflight.release(attempt.id)
-
-    # -- after the run
-
-    def check_over(self) -> None:
-        """Raises if a request has not ended, or anything is left anywhere."""
-        self.front.check_over()
-        inflight = self.fleet.inflight
-        assert (inflight.prefills, inflight.decodes, len(inflight.expected)) == (0, 0, 0)
-        assert not self.moves.links.flows
-        assert not self._attempts.movable
-        self.fleet.index.check_integrity()
-        for engine in self.members.engines.values():
-            engine.check_idle()
-            state = engine.state
-            assert (state.queued_prefill_us, state.inflight_decode_blocks, state.inflight_reads) == (0, 0, 0)

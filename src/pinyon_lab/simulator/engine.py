@@ -446,22 +446,6 @@ class Engine(EngineMemory):
         waits = self.jobs or self.decodes or self._wanted or self._after_step
         return not (waits or self.pool.used or self.reservations.leases)
 
-    def check_idle(self) -> None:
-        """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
-        self.admission.check_integrity()
-        self.prompts.check_integrity()
-        held = {
-            "blocks": self.pool.used,
-            "waiting": self.admission.waiting,
-            "admitted": self.admission.admitted,
-            "leases": self.reservations.leases,
-            "prompts": self.prompts.queued + self.prompts.active,
-            "prompt tokens": self.prompts.pending_tokens + self._passing,
-            "steps": self.steps.waiting + self.steps.running + self.steps.prefilling,
-            "jobs": len(self.jobs) + len(self.decodes) + len(self._wanted) + len(self._after_step),
-        }
-        assert not any(held.values()), f"{self.name}: {held}"
-
 
 def shared_blocks(tables: Sequence[list[int]]) -> int:
     """Returns the number of leading blocks that all of these tables share: in FEATHER, the depth of the shared prefix.

@@ -153,12 +153,6 @@ class Front:
         self._progress(len(self._outcomes))
         self._send(self._clients.ended(request.number, self._time.now_s))
 
-    def check_over(self) -> None:
-        """Raises if a request has not ended."""
-        assert not self.requests, sorted(self.requests)
-        assert (self.queue.in_flight, self.queue.queued) == (0, 0)
-        self.queue.check_integrity()
-
 
 def _class_of(traits: Traits) -> RequestClass:
     """Returns the class that a load balancer would give a request; eviction is told of it wherever blocks are used."""

@@ -166,20 +166,6 @@ class PrefillReference:
         self._serve_until(FOREVER_S)
         return [self._served[number] for number in range(len(arrivals))]
 
-    def check(self) -> None:
-        """Asserts that nothing is left of served requests, and that the books agree (for tests)."""
-        assert not any(len(each.waiting) or each.served for each in self._instances)
-        assert not self._ends
-        inflight = self._fleet.inflight
-        assert not inflight.prefills
-        assert not inflight.decodes
-        assert not len(inflight.expected)
-        inflight.check_integrity()
-        self._fleet.index.check_integrity()
-        for each in self._instances:
-            assert self._fleet.index.blocks_of(each.state) == each.cache.held() <= each.cache.full
-            assert each.state.queued_prefill_us == each.state.computing == 0
-
     def _arrive(self, number: int, arrival: Arrival) -> None:
         job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, packed(arrival.blocks)))
         decision = self.scheduler.decide(job.request, arrival.time_s)
