@@ -18,7 +18,7 @@ from pinyon.batching import (
 )
 from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.shared_prefix import SHARED_PREFIXES_MAX
-from pinyon_lab.policies.tip_tree import TipTree
+from pinyon_lab.policies.feather import TipTree
 from tests.long import usually
 
 BLOCK_TOKENS = 2

@@ -36,16 +36,14 @@ from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, W
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, TransferCostModel
 from pinyon_lab.simulator.members import endless_fleet
-from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules, packed
-from pinyon_lab.simulator.report import Served
-from pinyon_lab.simulator.workload import Arrival
+from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules
+from pinyon_lab.simulator.report import NANO_S, Served
+from pinyon_lab.simulator.workload import Arrival, packed
 
 TOKEN_US = 127
 MODEL = "prefill-reference"
 FOREVER_S = 1e18
 PROGRESS_EVERY = 256
-NANO_S = 1e-9
-"""The tolerance of comparisons: times are sums, and rounding must not decide what comes first."""
 
 
 class KnownPrefillCost(PrefillCostModel):

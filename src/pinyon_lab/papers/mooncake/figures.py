@@ -10,8 +10,7 @@ from itertools import combinations
 
 from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.caches.lru_curve import LruCurve
-from pinyon_lab.caches.pool_replay import PoolSize
-from pinyon_lab.caches.pools import pool
+from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import replayed
 from pinyon_lab.figures.figure import Basis, Claim, Column, Given, Result, Rows, Section, Table, Value, figure
 from pinyon_lab.figures.rows import basis, claimed, close, column, number, share, shown, those

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from pinyon_lab.simulator.regions.programs import Program, Source
@@ -17,13 +18,11 @@ LOOK_S = 5.0
 """The interval at which an inactive client checks whether it should be active."""
 
 
+@dataclass(eq=False, slots=True)
 class _Running:
-    __slots__ = ("open", "program")
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.open = 0
-        """The number of steps that are sent or about to be."""
+    program: Program
+    open: int = 0
+    """The number of steps that are sent or about to be."""
 
 
 class Clients:
