@@ -15,11 +15,11 @@ from pinyon.routing.target import Report
 from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.regions.calls import Call
-from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource, Together
+from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource
 from pinyon_lab.simulator.regions.doors import Door
-from pinyon_lab.simulator.regions.programs import Program, Source
+from pinyon_lab.simulator.regions.programs import Program, Source, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
-from pinyon_lab.simulator.regions.workloads import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.workloads import TreeSettings, TreeSource
 from pinyon_lab.simulator.regions.world import World
 from pinyon_lab.simulator.world import Faults
 from tests.simulation.leftovers import check_idle
@@ -364,21 +364,20 @@ class Troubled:
         self.world = BreakableWorld(
             settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None, repairs
         )
-        chats, trees = Chats(SHORT, BLOCK, rng), Trees(BLOCK, 32, rng)
+        chats, system_text = Chats(SHORT, rng), Text().extended(32, fresh_keys(rng))
         for region in regions:
-            source = self._source(region, chats, trees)
+            source = self._source(region, chats, system_text)
             self.world.add_clients(region, source, random.Random(rng.random()), rng.randint(1, 6))
         self._count_answers()
         for _ in range(rng.randint(0, 8) if faults is None else faults):
             self.world.time.at(rng.uniform(0.0, self.until_s), self._fault)
 
-    def _source(self, region: str, chats: Chats, trees: Trees) -> Source:
+    def _source(self, region: str, chats: Chats, system_text: Text) -> Source:
         kind = self.rng.randrange(3)
         if kind == 0:
             tree = TreeSettings(2, 3, 32, 30.0, 16, 20.0, 40)
-            return TreeSource(trees, tree, region)
-        source = ChatSource(chats, region, self.rng)
-        return source if kind == 1 else Together(source, 1, 3)
+            return TreeSource(system_text, tree, region)
+        return ChatSource(chats, region, self.rng, 1, 1 if kind == 1 else 3)
 
     def _count_answers(self) -> None:
         send = self.world.send

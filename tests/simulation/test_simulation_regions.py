@@ -11,7 +11,7 @@ import pytest
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
 from tests.long import usually
-from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, USUAL, BreakableWorld, Repairs, troubled
+from tests.simulation.region_worlds import ENGINE, MACHINE, SMALL, USUAL, BreakableWorld, Repairs, troubled
 
 TRIPS_S = {("us", "eu"): 0.1, ("us", "asia"): 0.2, ("eu", "asia"): 0.3}
 ONE = {"us": 1, "eu": 1, "asia": 1}
@@ -28,7 +28,7 @@ class Chain:
         self.made += 1
         steps = []
         for place in range(self._count):
-            prompt = Text().extended(self._tokens, BLOCK, fresh_keys(rng))
+            prompt = Text().extended(self._tokens, fresh_keys(rng))
             steps.append(Step(-1 if self._together else place - 1, prompt.tokens, self._output, prompt.keys, ()))
         return Program(f"user {self.made}", tuple(steps))
 
@@ -171,7 +171,7 @@ def test_clients_have_one_program_under_way() -> None:
 
 def test_siblings_are_sent_at_once_children_after_their_parent() -> None:
     world = world_of("skywalker", {"us": 1})
-    prompt = Text().extended(40, BLOCK, fresh_keys(random.Random(1)))
+    prompt = Text().extended(40, fresh_keys(random.Random(1)))
     steps = tuple(
         Step(after, 40, 10, prompt.keys, (), think_s) for after, think_s in ((-1, 0), (0, 0), (0, 0.5), (1, 0))
     )
