@@ -117,7 +117,7 @@ def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> N
     prefill, decode = of.members.engines["prefill-0000"], of.members.engines["decode-0001"]
     assert (prefill.state.info.capacity_blocks, decode.state.info.capacity_blocks) == (stages * 18, 18)
     of.run([ask(of.time.now_s, range(1000 * number, 1000 * number + 10)) for number in range(1, 20)])
-    assert len(of.members.stores["store-prefill-0000"].keys()) == stages * 50
+    assert len(of.members.stores["store-prefill-0000"].cache.resident) == stages * 50
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

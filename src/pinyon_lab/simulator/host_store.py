@@ -12,7 +12,7 @@ from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceState
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
-from pinyon_lab.simulator.workload import ids_of, key_of, packed
+from pinyon_lab.simulator.workload import ids_of, packed
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -49,10 +49,6 @@ class HostStore(IndexedCache):
         """The time at which all reads asked of the SSDs are done, if the store is on SSDs."""
         self.copied_until_s = 0.0
         """The time at which all copies from memory for its own host are done; they are made one after the other."""
-
-    def keys(self) -> list[BlockKey]:
-        """Returns the keys that are held, in no order."""
-        return [*map(key_of, self.cache.resident)]
 
     def leading(self, keys: Sequence[BlockKey]) -> int:
         """Returns the number of leading keys that are held."""

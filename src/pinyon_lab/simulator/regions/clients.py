@@ -64,10 +64,7 @@ class Clients:
         due = [place for place in range(after + 1, len(steps)) if steps[place].after == after]
         running.open += len(due)
         for place in due:
-            if steps[place].think_s:
-                self._time.after(steps[place].think_s, lambda place=place: self._step(number, running, place))  # type: ignore[misc]
-            else:
-                self._step(number, running, place)
+            self._step(number, running, place)
 
     def _step(self, number: int, running: _Running, place: int) -> None:
         self.send(self._region, running.program, place, lambda answered: self._ended(number, running, place, answered))

@@ -84,9 +84,7 @@ class Instances:
         attempt = request.attempt = Attempt(request, number, job, decision, engine.boot, engine.boot, tokens)
         request.attempts += 1
         self._at[name][request.number] = request
-        self._attempts.want_room(attempt)
-        engine.settle()
-        engine.kick()
+        self._attempts.begin(attempt)
 
     def _gone(self, request: Request, attempt: Attempt) -> None:
         request.attempt = None
@@ -122,18 +120,17 @@ class Instances:
 
     def waiting(self, name: str) -> int:
         """Returns the number of requests at the instance that wait for KV blocks."""
-        engine = self.engine(name)
-        return 0 if engine is None else engine.admission.waiting
+        return self._members.engines[name].admission.waiting
 
     def outstanding(self, name: str) -> int:
-        return len(self._at.get(name, ()))
+        return len(self._at[name])
 
     def used(self, name: str) -> float:
         """Returns the share of an instance's KV memory that requests hold, without blocks that are only cached."""
-        engine = self.engine(name)
-        return 0.0 if engine is None else engine.pool.used / engine.pool.total
+        pool = self._members.engines[name].pool
+        return pool.used / pool.total
 
     def held(self, name: str, keys: Sequence[BlockKey]) -> int:
-        """Returns the number of leading blocks that the instance holds."""
+        """Returns the number of leading blocks that the instance holds; 0 if there is none of that name."""
         engine = self.engine(name)
         return 0 if engine is None else engine.pool.match_prefix(keys)

@@ -33,8 +33,6 @@ class Step(NamedTuple):
     """The keys of the prompt's full blocks."""
     answer: tuple[BlockKey, ...]
     """The keys of the blocks that the answer fills; the first may begin with the end of the prompt."""
-    think_s: float = 0.0
-    """The time between the end of the step before and the beginning of this one."""
 
 
 class Program(NamedTuple):
