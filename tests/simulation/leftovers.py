@@ -31,7 +31,7 @@ def check_cluster(cluster: Cluster) -> None:
     assert (front.queue.in_flight, front.queue.queued) == (0, 0)
     front.queue.check_integrity()
     assert (inflight.prefills, inflight.decodes, len(inflight.expected)) == (0, 0, 0)
-    assert not cluster.moves.links.flows
+    assert not cluster.moves.links._flows
     assert not cluster._attempts.movable
     cluster.fleet.index.check_integrity()
     for engine in cluster.members.engines.values():

@@ -130,6 +130,8 @@ class BreakableWorld(World):
         """Starts an instance again, empty."""
         if self.instances.engine(name) is None:
             self.instances.boot(name)
+            for key in [key for key in self.instances._received if key[0] == name]:
+                del self.instances._received[key]
             door = self.doors[self.owners[name]]
             if self._lives(door):
                 self.join(door, name)
@@ -240,7 +242,11 @@ class BreakableWorld(World):
 
     def _retry(self, call: Call, kept: int) -> None:
         if not kept:
-            call.restart(self.time.now_s)
+            step = call.step  # the new request knows nothing of the tokens that were generated
+            output_tokens = max(1, step.output_tokens)
+            call.request = Request(
+                call.number, step.keys, step.tokens, output_tokens, self.time.now_s, answer=step.answer
+            )
             self._enter(call)
             return
         request = call.request
@@ -272,6 +278,11 @@ class BreakableWorld(World):
         door = min(near, key=lambda each: self.distance(call.region, each))
         self._ways[call.number].front = door.region
         self._later(call, self.network.one_way_s(call.region, door.region), lambda: door.arrive(call, ""))
+
+    def _forward(self, door: Door, call: Call) -> None:
+        if len(call.hops) > 1:
+            self.counts["twice forwarded"] += 1
+        super()._forward(door, call)
 
     def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
         if not self.reaches(sender, receiver):

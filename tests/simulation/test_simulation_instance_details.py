@@ -17,7 +17,7 @@ from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.report import Outcome, cluster_report
-from pinyon_lab.simulator.workload import Arrival, ids_of
+from pinyon_lab.simulator.workload import Arrival
 from tests.simulation.leftovers import check_cluster
 
 BLOCK = 16
@@ -172,7 +172,7 @@ def test_a_prompt_uses_its_blocks_once_however_it_is_cut(chunk_tokens: int) -> N
     hot = [ask(10.0 * number, range(1000, 1005)) for number in range(6)]
     of.run([*hot, ask(100.0, range(40)), ask(200.0, range(2000, 2005))])
     (store,) = of.members.stores.values()
-    held = set(ids_of(store.keys()))
+    held = store.cache.resident
     assert set(range(1000, 1005)) <= held, "used six times"
     assert set(range(2000, 2005)) <= held, "as often as those before it, and later"
 

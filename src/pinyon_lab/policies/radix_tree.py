@@ -50,10 +50,6 @@ class RadixTree:
         self._clock = 0
         self.root = RadixNode(None, (), 0)
 
-    def __len__(self) -> int:
-        """Returns the number of keys."""
-        return self._keys
-
     def nodes(self) -> list[RadixNode]:
         """Returns all nodes, each after its parent. O(nodes)."""
         found = [self.root]

@@ -32,8 +32,6 @@ class Front:
         self.queue = decisions.queue
         self.requests: dict[int, Request] = {}
         """The requests that have not ended."""
-        self.queued = 0
-        """The number of requests that had to wait so far."""
         self._left = 0
         """The number of ended requests whose places have not been given to others."""
         self._time, self._settings = time, settings
@@ -104,7 +102,6 @@ class Front:
             self._let_in(request)
         else:
             request.queued = True
-            self.queued += 1
 
     def _let_in(self, request: Request) -> None:
         self._place(request, self._time.now_s + self._settings.placement_wait_s)

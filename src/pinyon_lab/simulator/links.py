@@ -54,14 +54,11 @@ class Links:
         self._order = count()
         self._looks_s = float("inf")
         """The time for which the next look is scheduled."""
-
-    @property
-    def flows(self) -> int:
-        """The number of flows under way."""
-        return len(self._flows)
+        self.sent_bytes = 0.0
 
     def send(self, source: str, target: str, size_bytes: float, done: Callable[[], None]) -> None:
         """Sends bytes; calls ``done`` when all have arrived, but never from within this call."""
+        self.sent_bytes += size_bytes
         if size_bytes <= 0:
             self._time.after(0.0, done)
             return

@@ -18,6 +18,7 @@ All decisions are made by the modules that the conductor runs: fleet, block inde
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -42,7 +43,6 @@ from pinyon_lab.simulator.workload import Arrival, packed
 
 TOKEN_US = 127
 MODEL = "prefill-reference"
-FOREVER_S = 1e18
 PROGRESS_EVERY = 256
 
 
@@ -73,10 +73,6 @@ class ReferenceSettings:
     token_us: float = TOKEN_US
     pool: PoolRules | None = None
     """The rules of a shared pool; None: each cache is for its own instance."""
-
-    @property
-    def cache_blocks(self) -> int:
-        return self.cache_tokens // self.block_tokens
 
 
 class _Request(PlacementRequest):
@@ -125,7 +121,7 @@ class _Instance:
         self.state = fleet.join(info, 0.0)
         self.state.prefill_model = KnownPrefillCost((0.0, settings.token_us * 1e-6, 0.0))
         self.state.learned()
-        memory = fleet, self.state, settings.eviction, settings.cache_blocks
+        memory = fleet, self.state, settings.eviction, settings.cache_tokens // settings.block_tokens
         if settings.pool is None:
             self.cache = OwnCache(*memory)
         else:
@@ -152,7 +148,6 @@ class PrefillReference:
         self._by_name = {each.state.info.instance_id: each for each in self._instances}
         self._ends: list[tuple[float, int]] = []
         self._served: dict[int, Served] = {}
-        self.moved = 0
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None] = lambda _: None) -> list[Served]:
         """Serves all requests and returns their outcomes in order of arrival."""
@@ -161,7 +156,7 @@ class PrefillReference:
             self._arrive(number, arrival)
             if number % PROGRESS_EVERY == 0:
                 progress(number)
-        self._serve_until(FOREVER_S)
+        self._serve_until(math.inf)
         return [self._served[number] for number in range(len(arrivals))]
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
@@ -180,7 +175,6 @@ class PrefillReference:
         job = next(job for job in source.waiting if job.request is move.request)
         source.waiting.remove(job)
         self._fleet.inflight.release(job.request.request_id)
-        self.moved += 1
         self._queue(job, self.scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
 
     def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:

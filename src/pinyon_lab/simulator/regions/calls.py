@@ -55,13 +55,8 @@ class Call:
 
     def __post_init__(self) -> None:
         self.routed = Routed(routing_keys(self.step.keys), self.user)
-        self.restart(self.sent_s)
-
-    def restart(self, now_s: float) -> None:
-        """Makes a new request, without the tokens that were generated: nobody knows them any more."""
-        step = self.step
-        tokens, output_tokens = step.tokens, max(1, step.output_tokens)
-        self.request = Request(self.number, step.keys, tokens, output_tokens, now_s, answer=step.answer)
+        step, output_tokens = self.step, max(1, self.step.output_tokens)
+        self.request = Request(self.number, step.keys, step.tokens, output_tokens, self.sent_s, answer=step.answer)
 
     def forwarded_to(self, region: str) -> bool:
         """Returns whether the call is in ``region`` because another region's load balancer sent it there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from pinyon_lab.simulator.regions.programs import Program, Source
@@ -64,10 +65,7 @@ class Clients:
         due = [place for place in range(after + 1, len(steps)) if steps[place].after == after]
         running.open += len(due)
         for place in due:
-            self._step(number, running, place)
-
-    def _step(self, number: int, running: _Running, place: int) -> None:
-        self.send(self._region, running.program, place, lambda answered: self._ended(number, running, place, answered))
+            self.send(self._region, running.program, place, partial(self._ended, number, running, place))
 
     def _ended(self, number: int, running: _Running, place: int, answered: bool) -> None:
         """Sends what follows the step if it was answered, and begins a new program when this one is over."""

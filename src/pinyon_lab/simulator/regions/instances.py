@@ -61,11 +61,9 @@ class Instances:
         return self._members.engines.get(name)
 
     def boot(self, name: str) -> None:
-        """Starts an instance, for the first time or again; it is empty."""
+        """Starts an instance, which is empty."""
         self._members.boot(name, Role.MIXED)
         self._at[name] = {}
-        for key in [key for key in self._received if key[0] == name]:
-            del self._received[key]
 
     # -- requests
 

@@ -139,8 +139,6 @@ class World:
         other = self.doors[call.hops[-1].name]
         call.forwards += 1
         self.counts["forwarded"] += 1
-        if len(call.hops) > 1:
-            self.counts["twice forwarded"] += 1
         self._carry(call, door.region, other.region, lambda: other.arrive(call, door.region))
 
     def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
