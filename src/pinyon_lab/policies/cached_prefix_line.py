@@ -106,7 +106,7 @@ class LongestMatchSettings(CachedPrefixSettings):
 
 
 def longest_match(tree: RadixTree, waiting: Mapping[int, BatchRequest], fallback: int) -> list[int]:
-    """Returns SGLang's longest prefix match: the longest cached prefix comes first (FEATHER §3.4, experiment 9).
+    """Returns the requests by SGLang's longest prefix match: the longest cached one first (FEATHER §3.4, experiment 9).
 
     Ties go to the first to arrive. O(W · T + W log W) for W waiting requests and T keys of a prompt.
     """
@@ -117,11 +117,12 @@ def longest_match(tree: RadixTree, waiting: Mapping[int, BatchRequest], fallback
 
 
 def dfs_weight(tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
-    """Returns SGLang's DFS-weight: a depth-first walk of the cached tree (FEATHER §3.4, experiment 9).
+    """Returns the requests by SGLang's DFS-weight: the heaviest branches first (FEATHER §3.4, experiment 9).
 
-    A request hangs at the node where its longest match ends; a node's weight is how many requests hang there and below.
-    Of a node's children the heaviest comes first; ties go to the oldest. Behind them come the requests that hang at the
-    node itself, in order of arrival. The whole tree is visited: O(W · T + B log B) for its B nodes.
+    The cached tree is walked depth first. A request hangs at the node where its longest match ends; a node's weight is
+    how many requests hang there and below. Of a node's children the heaviest comes first; ties go to the oldest. Behind
+    them come the requests that hang at the node itself, in order of arrival. The whole tree is visited: O(W · T + B log
+    B) for its B nodes.
     """
     hanging: dict[RadixNode, list[int]] = {}
     for number, request in waiting.items():
