@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from bench.report import summary
 from pinyon.eviction import EVICTION_POLICIES, Traits
-from pinyon.eviction.policy import learner
 from pinyon_lab.caches.cache import Cache, Chooser, each_once
 from pinyon_lab.caches.replay import Asked
 
@@ -40,7 +39,7 @@ class Playback:
 
 def _run(requests: Sequence[Asked], policy: Chooser, capacity: int) -> tuple[float, list[list[int]]]:
     """Returns the CPU seconds of a replay, and the victims of each eviction."""
-    cache, gone = Cache(policy, capacity, learner(policy)), []
+    cache, gone = Cache(policy, capacity), []
     gc.collect()
     began_s = time.process_time()
     for blocks, now_s, traits in requests:

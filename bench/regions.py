@@ -15,13 +15,10 @@ from typing import Any
 
 from bench.regions_live import MAX_BATCH, Run, live, measure
 from bench.report import Aim, Report, parser, progress
-from pinyon_lab.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSource
-from pinyon_lab.simulator.regions.programs import Source
 from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS
-from pinyon_lab.simulator.regions.workloads import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.workloads import sources
 
 REGIONS = ("us", "eu", "asia")
-BLOCK_TOKENS = 16
 POOL_BLOCKS = 2440
 """The KV blocks of an L4 beside Llama-3.1-8B's weights: about 39,000 tokens."""
 INSTANCES: Mapping[str, int] = {"arena": 8, "wildchat": 8, "tree": 12, "mixed-tree": 12}
@@ -36,17 +33,6 @@ CLIENTS: Mapping[str, Mapping[str, int]] = {
 """The clients of §5.1 for :data:`INSTANCES`; each instance has as many here."""
 
 
-def sources_of(workload: str, seed: int) -> dict[str, Source]:
-    rng = Random(seed)
-    if workload in ("arena", "wildchat"):
-        chats = Chats(ARENA if workload == "arena" else WILDCHAT, BLOCK_TOKENS, rng)
-        return {region: ChatSource(chats, region, rng) for region in REGIONS}
-    settings = TreeSettings()
-    trees = Trees(BLOCK_TOKENS, settings.system_tokens, rng)
-    wide = TreeSettings(branches=4) if workload == "mixed-tree" else settings
-    return {region: TreeSource(trees, wide if region == "us" else settings, region) for region in REGIONS}
-
-
 def clients_of(workload: str, instances: int) -> dict[str, int]:
     """Returns the clients by region; ``instances`` are in each region."""
     total = instances * len(REGIONS)
@@ -58,7 +44,9 @@ def run_one(
 ) -> Run:
     with live(SYSTEMS[system], REGIONS, instances, ROUND_TRIPS_S, POOL_BLOCKS, max_batch) as where:
         return asyncio.run(
-            measure(where, sources_of(workload, seed), clients_of(workload, instances), warm_s, seconds, seed)
+            measure(
+                where, sources(workload, REGIONS, Random(seed)), clients_of(workload, instances), warm_s, seconds, seed
+            )
         )
 
 

@@ -190,8 +190,6 @@ class _Played:
         async def step(number: int) -> None:
             if steps[number].after >= 0:
                 await ended[steps[number].after].wait()
-                if steps[number].think_s:
-                    await asyncio.sleep(steps[number].think_s)
             await self._ask(program, steps, number)
             ended[number].set()
 

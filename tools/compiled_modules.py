@@ -66,7 +66,6 @@ LEFT_OUT = {
     "eviction/hazard_table.py": "NumPy does its work",
     "policies/batching.py": "says by annotations what its settings are, which compiled classes do not have",
     "policies/names.py": "as */policies.py",
-    "caches/pools.py": "mypyc 2.4 stops at a lambda within a lambda",
     "frontdoor/access_log.py": "an asynchronous generator, of which mypyc knows nothing",
     "frontdoor/auth.py": "read once",
     "frontdoor/controller_session.py": "a message a second",

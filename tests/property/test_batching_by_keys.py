@@ -17,7 +17,7 @@ from pinyon.batching import (
     Formed,
 )
 from pinyon.core.block_keys import SHARED_PREFIXES_MAX, chain_block_keys, namespace, tokens_to_bytes
-from pinyon_lab.policies.tip_tree import TipTree
+from pinyon_lab.policies.feather import TipTree
 from tests.long import usually
 
 BLOCK_TOKENS = 2

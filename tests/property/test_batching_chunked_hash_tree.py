@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.batching import ChunkedHashTree
 from pinyon.batching.chunked_hash_tree import chunk_hashes
-from pinyon_lab.policies.tip_tree import TipTree
+from pinyon_lab.policies.feather import TipTree
 from tests.long import usually
 
 EXAMPLES = usually(25, long=125)

@@ -11,9 +11,8 @@ from pinyon.batching import StepSeen
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree
 from pinyon.batching.interface import Rounds
 from pinyon.batching.rounds import BATCHES_MAX, PrefixRounds
-from pinyon_lab.policies.feather import LabFeatherSettings, LabLearning
+from pinyon_lab.policies.feather import LabFeatherSettings, LabLearning, TipTree
 from pinyon_lab.policies.group_rounds import GroupRounds
-from pinyon_lab.policies.tip_tree import TipTree
 from tests.long import usually
 
 

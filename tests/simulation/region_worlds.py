@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pinyon.core.request import Role
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
+from pinyon.routing.target import Report
+from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.regions.calls import Call
-from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource, Together
-from pinyon_lab.simulator.regions.programs import Program, Source
+from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource
+from pinyon_lab.simulator.regions.doors import Door
+from pinyon_lab.simulator.regions.programs import Program, Source, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
-from pinyon_lab.simulator.regions.workloads import Trees, TreeSettings, TreeSource
+from pinyon_lab.simulator.regions.workloads import TreeSettings, TreeSource
 from pinyon_lab.simulator.regions.world import World
+from pinyon_lab.simulator.world import Faults
+from tests.simulation.leftovers import check_idle
 
 BLOCK = 16
 NAMES = ("us", "eu", "asia", "moon")
@@ -53,56 +59,297 @@ class Misfortune:
         return False
 
 
+AGAIN_S = 1.0
+"""The time until a client that found no load balancer looks for one again."""
+FORGIVEN_S = 1.0
+"""The time until a call may use again what it broke at last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """The ways in which a world gets over what breaks."""
+
+    notice_s: float = 0.5
+    """The time until a broken connection is noticed, and what it carried is sent again."""
+    takeover_s: float = 2.0
+    """The time until a dead load balancer's instances belong to the nearest live one (§4.2)."""
+    tries: int = 16
+    """The number of times that a request is tried where its way breaks."""
+
+
+@dataclass(slots=True)
+class Way:
+    """The way of a call, as far as it may break."""
+
+    epoch: int = 0
+    """A number that grows whenever the way breaks, so that events of the old way are ignored."""
+    tries: int = 0
+    front: str = ""
+    """The region of the load balancer to which the client sent the call; "": none."""
+
+
+USUAL = Repairs()
+
+
 class BreakableWorld(World):
     """A world in which instances and load balancers die, and regions are cut off."""
 
+    def __init__(
+        self,
+        settings: WorldSettings,
+        system: System,
+        instance: ClusterSettings,
+        machine: MachineProfile,
+        engine: EngineProfile,
+        faults: Faults | None = None,
+        repairs: Repairs = USUAL,
+    ) -> None:
+        self.repairs = repairs
+        self._ways: defaultdict[int, Way] = defaultdict(Way)
+        self._dead: set[str] = set()
+        """The regions whose load balancers are dead."""
+        self._cut: set[str] = set()
+        super().__init__(settings, system, instance, machine, engine, faults)
+
+    # -- faults
+
     def kill(self, name: str) -> None:
         """Kills an instance with all it holds; its requests go on elsewhere."""
-        lost = self.instances.kill(name)
-        self.probes.died(name)
+        instances, lost = self.instances, []
+        if instances._members.remove(name) is not None:
+            lost = list(instances._at.pop(name).values())
+        for request in lost:
+            if request.attempt is not None:
+                instances._attempts.tear_down(request.attempt)
+        self.doors[self.owners[name]].layers.local.set_live(name, False)  # connections to it break at once
         for request in lost:
             call = self.calls[request.number]
             self._broken(call, len(call.hops))
 
+    def boot(self, name: str) -> None:
+        """Starts an instance again, empty."""
+        if self.instances.engine(name) is None:
+            self.instances.boot(name)
+            for key in [key for key in self.instances._received if key[0] == name]:
+                del self.instances._received[key]
+            door = self.doors[self.owners[name]]
+            if self._lives(door):
+                self.join(door, name)
+                door.pump()
+
     def kill_door(self, region: str) -> None:
         """Kills a load balancer: clients go to the next one, which takes over its instances some time later."""
-        door = self.doors[region]
-        if not door.alive:
+        if region in self._dead:
             return
-        door.die()
+        self._dead.add(region)
+        self.doors[region]._begin()
         for call in list(self.calls.values()):
-            if call.front == region:
+            if self._ways[call.number].front == region:
                 self._broken(call, 0)
             elif any(hop.name == region for hop in call.hops):
                 self._broken(call, 1)
-        self.time.after(self.settings.takeover_s, lambda: self.probes.take_over(region))
+        self.time.after(self.repairs.takeover_s, lambda: self._take_over(region))
+
+    def _take_over(self, region: str) -> None:
+        """Gives the instances of a load balancer to the nearest live one, if it is still dead (§4.2)."""
+        near = [door for door in self.doors.values() if self._lives(door)]
+        if region not in self._dead or not near:
+            return
+        door = min(near, key=lambda each: self.distance(region, each))
+        for name, owner in self.owners.items():
+            if owner == region:
+                self._adopt(door, name)
 
     def restore_door(self, region: str) -> None:
-        """Restores a load balancer, and gives it its instances back."""
+        """Restores a load balancer, and gives it its own instances, and those that no other took over."""
+        if region not in self._dead:
+            return
+        self._dead.remove(region)
         door = self.doors[region]
-        if not door.alive:
-            door.live()
-            self.probes.meet(door)
-            self.probes.give_back(region)
+        self.meet(door)
+        for name, home in self.home.items():
+            owner = self.doors[self.owners[name]]
+            if (self.system.alone or home) == region or not self._lives(owner):
+                if owner is not door:
+                    owner.layers.local.leave(name)
+                self._adopt(door, name)
+
+    def _adopt(self, door: Door, name: str) -> None:
+        self.owners[name] = door.region
+        if self.instances.engine(name) is not None:
+            self.join(door, name)
+
+    def _lives(self, door: Door) -> bool:
+        return door.region not in self._dead
 
     def cut_off(self, region: str) -> None:
         """Cuts off a region: nothing gets out of it or into it until the cut is healed."""
-        self.network.cut_off(region)
+        self._cut.add(region)
         for call in list(self.calls.values()):
             kept = self._reach(call)
             if kept >= 0:
                 self._broken(call, kept)
 
+    def heal(self, region: str) -> None:
+        self._cut.discard(region)
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Returns whether messages get through."""
+        return one == other or (one not in self._cut and other not in self._cut)
+
     def _reach(self, call: Call) -> int:
         """Returns the number of the call's load balancers before the cut, or -1 if its path is whole."""
-        if not call.front:
+        front = self._ways[call.number].front
+        if not front:
             return -1
-        stops = [call.region, call.front]
+        stops = [call.region, front]
         stops += [self.home.get(hop.name, hop.name) for hop in call.hops]
         for place, (one, other) in enumerate(pairwise(stops)):
-            if not self.network.reaches(one, other):
+            if not self.reaches(one, other):
                 return place
         return -1
+
+    # -- ways that break: the part of a call's way that is left sends it on again, after the time that noticing takes
+
+    def _broken(self, call: Call, kept: int) -> None:
+        """Breaks a call's way but for its first ``kept`` load balancers, the last of which sends it on again. 0: the
+        client begins anew."""
+        way = self._ways[call.number]
+        self.counts["broken"] += 1
+        way.epoch += 1
+        way.tries += 1
+        self._cancel(call)
+        lost = call.hops[max(0, kept - 1) :]
+        del call.hops[max(0, kept - 1) :]
+        for region in (way.front, *[hop.name for hop in lost]):
+            if region in self.doors:
+                self.doors[region].forget(call)
+        for hop in lost:
+            hop.end()
+            self.time.after(0.0, self.doors[hop.region].pump)
+        call.exclude = tuple([hop.name for hop in lost[:1]]) if kept else ()
+        if way.tries >= self.repairs.tries:
+            self._later(call, self.repairs.notice_s, lambda: self._end(call, "failed"))
+        else:
+            self._later(call, self.repairs.notice_s, lambda: self._retry(call, kept))
+
+    def _cancel(self, call: Call) -> None:
+        """Cancels a request, for which nobody waits any more, if it is at an instance."""
+        attempt = call.request.attempt
+        if attempt is not None and not attempt.over:
+            self.instances._gone(call.request, attempt)
+            self.instances._attempts.tear_down(attempt)
+
+    def _retry(self, call: Call, kept: int) -> None:
+        if not kept:
+            step = call.step  # the new request knows nothing of the tokens that were generated
+            output_tokens = max(1, step.output_tokens)
+            call.request = Request(
+                call.number, step.keys, step.tokens, output_tokens, self.time.now_s, answer=step.answer
+            )
+            self._enter(call)
+            return
+        request = call.request
+        request.generated = min(request.generated, request.max_tokens - 1)  # the last token did not get through
+        door = self.doors[call.hops[kept - 2].name if kept > 1 else self._ways[call.number].front]
+        sender = call.hops[kept - 2].region if kept > 1 else ""
+        self._later(call, FORGIVEN_S, lambda: self._forgive(call, door))
+        door.arrive(call, sender, again=True)
+
+    def _forgive(self, call: Call, door: Door) -> None:
+        call.exclude = ()
+        door.pump()
+
+    # -- what is otherwise where something is broken
+
+    def failed(self, request: Request) -> None:
+        call = self.calls[request.number]
+        self._broken(call, len(call.hops))
+
+    def _give_up(self, call: Call) -> None:
+        self._ways[call.number].epoch += 1
+        super()._give_up(call)
+
+    def _enter(self, call: Call) -> None:
+        near = [door for door in self.doors.values() if self._lives(door) and self.reaches(call.region, door.region)]
+        if not near:
+            self._later(call, AGAIN_S, lambda: self._retry(call, 0))
+            return
+        door = min(near, key=lambda each: self.distance(call.region, each))
+        self._ways[call.number].front = door.region
+        self._later(call, self.network.one_way_s(call.region, door.region), lambda: door.arrive(call, ""))
+
+    def _forward(self, door: Door, call: Call) -> None:
+        if len(call.hops) > 1:
+            self.counts["twice forwarded"] += 1
+        super()._forward(door, call)
+
+    def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
+        if not self.reaches(sender, receiver):
+            self._broken(call, len(call.hops))
+            return
+
+        def arrive() -> None:
+            name = call.hops[-1].name
+            if name in self._dead or (name in self.home and self.instances.engine(name) is None):
+                self._broken(call, len(call.hops))
+            else:
+                then()
+
+        super()._carry(call, sender, receiver, arrive)
+
+    def _later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
+        way = self._ways[call.number]
+        epoch = way.epoch
+
+        def act() -> None:
+            if way.epoch == epoch:
+                then()
+
+        super()._later(call, delay_s, act)
+
+    def _told(self, call: Call) -> None:
+        if self.owners[call.hops[-1].name] == call.hops[-1].region:
+            super()._told(call)
+
+    def _ask(self, door: Door, region: str) -> None:
+        if self._lives(door) and self.reaches(door.region, region):
+            super()._ask(door, region)
+
+    def _answered(self, door: Door, found: Mapping[str, Report | None]) -> None:
+        if self._lives(door):
+            super()._answered(
+                door, {name: report for name, report in found.items() if self.owners[name] == door.region}
+            )
+
+    def _ask_peer(self, door: Door, other: Door) -> None:
+        if not self._lives(door):
+            return
+        one_way_s = self.network.one_way_s(door.region, other.region)
+        if not self.reaches(door.region, other.region) or not self._lives(other):
+            self.time.after(2 * one_way_s, lambda: door.layers.remote.set_live(other.region, False))
+        else:
+            super()._ask_peer(door, other)
+
+    def _peer_asked(self, door: Door, other: Door) -> None:
+        if self._lives(other):
+            super()._peer_asked(door, other)
+
+    def _told_by_peer(self, door: Door, other: Door, report: Report) -> None:
+        if self._lives(door) and self.reaches(door.region, other.region):
+            door.layers.remote.set_live(other.region, True)
+            super()._told_by_peer(door, other, report)
+
+    def check_over(self) -> None:
+        """Raises if a call has not ended, or anything is left anywhere."""
+        assert not self.calls, sorted(self.calls)
+        assert not any(self.instances._at.values())
+        for engine in self.instances._members.engines.values():
+            check_idle(engine)
+        for door in self.doors.values():
+            assert door.queued == 0, f"{door.region} has a queue of {door.queued}"
+            for layer in (door.layers.local, door.layers.remote):
+                assert not any(target.outstanding for target in layer), f"{door.region} counts what has ended"
 
 
 class Troubled:
@@ -113,10 +360,8 @@ class Troubled:
         regions = NAMES[: rng.randint(1, 4)]
         instances = {region: rng.randint(0, 3) for region in regions}
         instances[rng.choice(regions)] += 1
-        settings = WorldSettings(
-            instances, probe_s=rng.choice([0.02, 0.1]), notice_s=rng.choice([0.01, 0.5]), takeover_s=0.3, wait_s=3.0,
-            tries=rng.choice([2, 16]),
-        )  # fmt: skip
+        settings = WorldSettings(instances, probe_s=rng.choice([0.02, 0.1]), wait_s=3.0)
+        repairs = Repairs(notice_s=rng.choice([0.01, 0.5]), takeover_s=0.3, tries=rng.choice([2, 16]))
         if system is None:
             forwards = rng.random() < 0.7
             alone = rng.choice(regions) if not forwards and rng.random() < 0.5 else ""
@@ -128,23 +373,22 @@ class Troubled:
         """The number of times that a client heard of each step that it sent."""
         self._programs: list[Program] = []
         self.world = BreakableWorld(
-            settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None
+            settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None, repairs
         )
-        chats, trees = Chats(SHORT, BLOCK, rng), Trees(BLOCK, 32, rng)
+        chats, system_text = Chats(SHORT, rng), Text().extended(32, fresh_keys(rng))
         for region in regions:
-            source = self._source(region, chats, trees)
+            source = self._source(region, chats, system_text)
             self.world.add_clients(region, source, random.Random(rng.random()), rng.randint(1, 6))
         self._count_answers()
         for _ in range(rng.randint(0, 8) if faults is None else faults):
             self.world.time.at(rng.uniform(0.0, self.until_s), self._fault)
 
-    def _source(self, region: str, chats: Chats, trees: Trees) -> Source:
+    def _source(self, region: str, chats: Chats, system_text: Text) -> Source:
         kind = self.rng.randrange(3)
         if kind == 0:
             tree = TreeSettings(2, 3, 32, 30.0, 16, 20.0, 40)
-            return TreeSource(trees, tree, region)
-        source = ChatSource(chats, region, self.rng)
-        return source if kind == 1 else Together(source, 1, 3)
+            return TreeSource(system_text, tree, region)
+        return ChatSource(chats, region, self.rng, 1, 1 if kind == 1 else 3)
 
     def _count_answers(self) -> None:
         send = self.world.send
@@ -181,7 +425,7 @@ class Troubled:
         else:
             region = rng.choice(world.settings.regions)
             world.cut_off(region)
-            world.time.after(back_s, lambda: world.network.heal(region))
+            world.time.after(back_s, lambda: world.heal(region))
 
     def run(self) -> None:
         self.world.run(self.until_s, drain=True)

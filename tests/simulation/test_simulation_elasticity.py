@@ -16,6 +16,7 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
+from tests.simulation.leftovers import check_cluster
 
 BLOCK = 16
 ENGINE = EngineProfile("s", "", "", 1e-3, 2e-3, 0.0, 5e-3, 1e-4, 2e-8)
@@ -47,7 +48,7 @@ def traffic(seed: int, phases: list[tuple[float, float]]) -> list[Arrival]:
 def run(settings: ClusterSettings, phases: list[tuple[float, float]], policy: str) -> tuple[Cluster, list[Outcome]]:
     cluster = Cluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make(policy))
     outcomes = cluster.run(traffic(5, phases))
-    cluster.check_over()
+    check_cluster(cluster)
     return cluster, outcomes
 
 

@@ -18,6 +18,7 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings, SchedulingCos
 from pinyon_lab.simulator.report import Outcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
+from tests.simulation.leftovers import check_cluster
 from tests.simulation.plain_instance import serve
 from tests.simulation.worlds import World, random_plan
 
@@ -104,7 +105,7 @@ def test_chunks_pass_through_a_pipeline(stages: int) -> None:
     part_s = 64 * 2e-5 / stages
     assert first.ttft_s == pytest.approx((10 + stages - 1) * part_s, rel=1e-6)
     assert second.ttft_s >= (20 + stages - 1) * part_s * (1 - 1e-6)
-    played.check_over()
+    check_cluster(played)
 
 
 def test_a_short_chunk_does_not_overtake_a_long_one() -> None:
@@ -139,7 +140,7 @@ def test_a_prefix_is_fetched_where_that_is_sooner() -> None:
     outcomes = played.run([*learn, *shared])
     assert played.moves.fetches
     assert {each.fetched_tokens for each in outcomes[-3:]} >= {624}
-    played.check_over()
+    check_cluster(played)
 
 
 def test_what_hbm_has_no_room_for_comes_back_from_dram() -> None:
@@ -152,7 +153,7 @@ def test_what_hbm_has_no_room_for_comes_back_from_dram() -> None:
     assert [each.hit_tokens for each in outcomes] == [0, 0, 624]
     computed_s = ENGINE.seconds([(624, 640)], 0, 0)
     assert outcomes[2].ttft_s >= computed_s + 39 * 16_000 / 1e6
-    played.check_over()
+    check_cluster(played)
 
 
 def test_a_pool_keeps_what_an_instance_has_lost() -> None:
@@ -162,7 +163,7 @@ def test_a_pool_keeps_what_an_instance_has_lost() -> None:
     outcomes = played.run([alone(640), alone(640, 1, 100.0, 1000), alone(640, 1, 200.0)])
     assert [each.hit_tokens for each in outcomes] == [0, 0, 128], "8 blocks were left"
     assert [each.fetched_tokens for each in outcomes] == [0, 0, 496]
-    played.check_over()
+    check_cluster(played)
 
 
 def test_a_request_is_sent_after_the_one_it_follows_has_ended() -> None:
@@ -285,7 +286,7 @@ def test_what_begins_alike_is_decoded_by_the_same_instance() -> None:
                            max_batch=64, decode_sharing=sharing)  # fmt: skip
         run = cluster(settings, engine)
         run.run(arrivals)
-        run.check_over()
+        check_cluster(run)
         assert run.fleet.loads.prefixes.empty
         sums = [each.decode_sums for name, each in run.members.engines.items() if name.startswith("decode")]
         kept[sharing] = sum(each.kv_tokens for each in sums) / sum(each.tokens for each in sums)

@@ -17,7 +17,8 @@ from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.report import Outcome, cluster_report
-from pinyon_lab.simulator.workload import Arrival, ids_of
+from pinyon_lab.simulator.workload import Arrival
+from tests.simulation.leftovers import check_cluster
 
 BLOCK = 16
 ENGINE = EngineProfile("s", "", "", 0.0, 1e-3, 0.0, 5e-3, 1e-4, 2e-8)
@@ -116,7 +117,7 @@ def test_a_group_of_nodes_holds_what_all_of_them_have_room_for(stages: int) -> N
     prefill, decode = of.members.engines["prefill-0000"], of.members.engines["decode-0001"]
     assert (prefill.state.info.capacity_blocks, decode.state.info.capacity_blocks) == (stages * 18, 18)
     of.run([ask(of.time.now_s, range(1000 * number, 1000 * number + 10)) for number in range(1, 20)])
-    assert len(of.members.stores["store-prefill-0000"].keys()) == stages * 50
+    assert len(of.members.stores["store-prefill-0000"].cache.resident) == stages * 50
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -171,7 +172,7 @@ def test_a_prompt_uses_its_blocks_once_however_it_is_cut(chunk_tokens: int) -> N
     hot = [ask(10.0 * number, range(1000, 1005)) for number in range(6)]
     of.run([*hot, ask(100.0, range(40)), ask(200.0, range(2000, 2005))])
     (store,) = of.members.stores.values()
-    held = set(ids_of(store.keys()))
+    held = store.cache.resident
     assert set(range(1000, 1005)) <= held, "used six times"
     assert set(range(2000, 2005)) <= held, "as often as those before it, and later"
 
@@ -181,7 +182,7 @@ def test_no_more_is_reused_than_there_is_where_requests_give_way(seed: int) -> N
     of = cluster(Role.MIXED, Role.MIXED, policy="kvcache_centric", hbm_tokens=14 * BLOCK, pool_tokens=1 << 14)
     blocks = [range(100 * (number % 5), 100 * (number % 5) + 5) for number in range(24)]
     outcomes = of.run([ask(0.02 * number, each, 30 + 90 * ((number + seed) % 2)) for number, each in enumerate(blocks)])
-    of.check_over()
+    check_cluster(of)
     assert all(each.hit_tokens + each.fetched_tokens <= each.tokens for each in outcomes if each.attempts == 1)
 
 
@@ -192,7 +193,7 @@ def test_who_goes_waits_for_what_was_placed_there() -> None:
     )
     requests = [ask(0.1 * number, range(100 * number, 100 * number + 5), 100) for number in range(12)]
     outcomes = of.run(requests)
-    of.check_over()
+    check_cluster(of)
     assert of.elasticity is not None
     assert len(of.elasticity.sizes) > 1
     assert {(each.attempts, each.end) for each in outcomes} == {(1, "finished")}

@@ -22,6 +22,7 @@ from pinyon_lab.simulator.workload import Arrival, at_rate, cut
 from pinyon_lab.traces import TraceFile, TraceRow
 from tests.long import usually
 from tests.simulation import plain_prefill as plain
+from tests.simulation.leftovers import check_reference
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 POLICIES = {"least_loaded": "least_loaded", "min_ttft": "min_ttft", "preble": "preble:combined=false"}
@@ -138,7 +139,7 @@ def test_every_request_ends_once_under_every_policy(seed: int) -> None:
             settings_ = ReferenceSettings(3, 20 * plain.BLOCK, slo_s=0.5, seed=seed)
             cluster = PrefillReference(settings_, PLACEMENT_POLICIES.make(policy), Fifo)
             runs.append(cluster.run(arrivals))
-            cluster.check()
+            check_reference(cluster)
         assert runs[0] == runs[1], f"{name}: the same seed, another run"
         assert len(runs[0]) == len(arrivals)
 

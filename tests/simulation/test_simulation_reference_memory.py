@@ -14,6 +14,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
 from pinyon_lab.simulator.reference_memory import PoolRules
 from pinyon_lab.simulator.workload import Arrival
+from tests.simulation.leftovers import check_reference
 
 BLOCK = 512
 
@@ -60,7 +61,7 @@ def test_hits_and_times_are_those_of_lists(seed: int, ssd: int, dram: int) -> No
     reference = ReferenceSettings(3, dram * BLOCK, BLOCK, pool=rules, token_us=100.0)
     cluster = PrefillReference(reference, PLACEMENT_POLICIES.make("round_robin"), Fifo)
     served = cluster.run(arrivals)
-    cluster.check()
+    check_reference(cluster)
     parts = [Plain(dram, ssd) for _ in range(3)]
     for arrival, row in zip(arrivals, served, strict=True):
         mine = parts[row.instance]

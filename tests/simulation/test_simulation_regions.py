@@ -11,7 +11,7 @@ import pytest
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
 from tests.long import usually
-from tests.simulation.region_worlds import BLOCK, ENGINE, MACHINE, SMALL, BreakableWorld, troubled
+from tests.simulation.region_worlds import ENGINE, MACHINE, SMALL, USUAL, BreakableWorld, Repairs, troubled
 
 TRIPS_S = {("us", "eu"): 0.1, ("us", "asia"): 0.2, ("eu", "asia"): 0.3}
 ONE = {"us": 1, "eu": 1, "asia": 1}
@@ -28,14 +28,14 @@ class Chain:
         self.made += 1
         steps = []
         for place in range(self._count):
-            prompt = Text().extended(self._tokens, BLOCK, fresh_keys(rng))
+            prompt = Text().extended(self._tokens, fresh_keys(rng))
             steps.append(Step(-1 if self._together else place - 1, prompt.tokens, self._output, prompt.keys, ()))
         return Program(f"user {self.made}", tuple(steps))
 
 
-def world_of(system: System | str, instances: dict[str, int] = ONE, **changes: object) -> BreakableWorld:
-    settings = WorldSettings(instances, TRIPS_S, **changes)  # type: ignore[arg-type]
-    return BreakableWorld(settings, SYSTEMS[system] if isinstance(system, str) else system, SMALL, MACHINE, ENGINE)
+def world_of(system: System | str, instances: dict[str, int] = ONE, repairs: Repairs = USUAL) -> BreakableWorld:
+    settings, chosen = WorldSettings(instances, TRIPS_S), SYSTEMS[system] if isinstance(system, str) else system
+    return BreakableWorld(settings, chosen, SMALL, MACHINE, ENGINE, repairs=repairs)
 
 
 def played(
@@ -124,7 +124,7 @@ def test_credits_keep_bursts_from_waiting_at_instances() -> None:
 
 
 def test_another_load_balancer_takes_over_and_gives_back() -> None:
-    world = world_of("skywalker", {"us": 1, "eu": 1}, takeover_s=1.0, notice_s=0.1)
+    world = world_of("skywalker", {"us": 1, "eu": 1}, Repairs(takeover_s=1.0, notice_s=0.1))
     world.time.at(6.0, lambda: world.kill_door("us"))
     world.time.at(12.0, lambda: world.restore_door("us"))
     played(world, "us", Chain(2), 2)
@@ -171,10 +171,8 @@ def test_clients_have_one_program_under_way() -> None:
 
 def test_siblings_are_sent_at_once_children_after_their_parent() -> None:
     world = world_of("skywalker", {"us": 1})
-    prompt = Text().extended(40, BLOCK, fresh_keys(random.Random(1)))
-    steps = tuple(
-        Step(after, 40, 10, prompt.keys, (), think_s) for after, think_s in ((-1, 0), (0, 0), (0, 0.5), (1, 0))
-    )
+    prompt = Text().extended(40, fresh_keys(random.Random(1)))
+    steps = tuple(Step(after, 40, 10, prompt.keys, ()) for after in (-1, 0, 0, 1))
 
     class Once:
         def program(self, rng: random.Random) -> Program:
@@ -182,12 +180,9 @@ def test_siblings_are_sent_at_once_children_after_their_parent() -> None:
 
     world.add_clients("us", Once(), random.Random(1), 1)
     world.run(5.0, drain=True)
-    root, child, late, grandchild = sorted(world.served[:4], key=lambda each: each.number)[:4]
-    end_s = root.sent_s + root.e2e_s
-    assert child.sent_s == end_s
-    by_start = sorted(world.served[:4], key=lambda each: each.sent_s)
-    assert [each.sent_s for each in by_start[:2]] == [root.sent_s, child.sent_s]
-    assert any(each.sent_s == pytest.approx(end_s + 0.5) for each in (late, grandchild))
+    root, child, sibling, grandchild = sorted(world.served[:4], key=lambda each: each.number)
+    assert child.sent_s == sibling.sent_s == root.sent_s + root.e2e_s
+    assert grandchild.sent_s == child.sent_s + child.e2e_s
 
 
 def _watched(world: BreakableWorld, source: Chain, clients: int) -> int:

@@ -18,6 +18,7 @@ from pinyon_lab.simulator.cluster import Cluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.report import Outcome
 from pinyon_lab.simulator.workload import Arrival
+from tests.simulation.leftovers import check_cluster
 
 BLOCK = 16
 TENANTS = 3
@@ -129,10 +130,27 @@ class World:
             tenant = Traits("", f"tenant {number % TENANTS}")
             arrivals.append(Arrival(now_s, tokens, rng.randint(1, 40), (*blocks, -number - 1), tenant, follows))
             if rng.random() < plan.cancelled:
-                time.at(now_s + rng.expovariate(4.0), lambda number=number: self.cluster.front.cancel(number))  # type: ignore[misc]
+                time.at(now_s + rng.expovariate(4.0), lambda number=number: self._cancel(number))  # type: ignore[misc]
         for _ in range(plan.deaths):
             time.at(rng.uniform(0.0, now_s), self._death)
         self.outcomes = self.cluster.run(arrivals, plan.clients)
+
+    def _cancel(self, number: int) -> None:
+        """Cancels a request, as its client leaves. Nothing happens if it has ended, or has not come yet."""
+        front = self.cluster.front
+        request = front.requests.get(number)
+        if request is None:
+            return
+        if not request.entered:
+            front.end(request, "cancelled")
+        elif request.queued:
+            request.queued = False
+            assert front.queue.cancel(number, self.cluster.time.now_s), f"request {number} is not in the queue"
+            front.end(request, "cancelled")
+        else:
+            if request.attempt is not None and not request.attempt.over:
+                self.cluster._withdraw(request.attempt)
+            front.leave(request, "cancelled")
 
     def _blocks(self, count: int) -> list[int]:
         return [self.rng.getrandbits(100) for _ in range(count)]
@@ -165,7 +183,7 @@ class World:
         """Checks that every request ended once, and nothing is left anywhere."""
         assert len(self.outcomes) == self.plan.requests
         assert not any(journal.ended for journal in self._recording)
-        self.cluster.check_over()
+        check_cluster(self.cluster)
 
 
 def played(plan: Plan, seed: int) -> World:

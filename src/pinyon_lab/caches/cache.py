@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from pinyon.eviction.policy import Traits
+from pinyon.eviction.policy import Traits, learner
 from pinyon.eviction.runs import runs
 
 
@@ -24,16 +24,16 @@ class Chooser(Protocol):
 class Cache:
     """A cache of ``capacity`` blocks; block ids are any integers.
 
-    Between :meth:`tell` and :meth:`shrink` more blocks may be resident than fit. ``learn`` has the policy learn, see
-    :func:`pinyon.eviction.policy.learner`. As in services, it is called where something is evicted: earlier it would
-    learn from a cache that is not full yet.
+    Between :meth:`tell` and :meth:`shrink` more blocks may be resident than fit. The policy, or the one that ``learns``
+    in its place, learns where something is evicted, as in services: earlier it would learn from a cache that is not
+    full yet.
     """
 
-    def __init__(self, policy: Chooser, capacity: int, learn: Callable[[float], None]) -> None:
+    def __init__(self, policy: Chooser, capacity: int, learns: object = None) -> None:
         if capacity <= 0:
             raise ValueError(f"capacity must be positive, got {capacity}")
         self._policy = policy
-        self._learn = learn
+        self._learn = learner(policy if learns is None else learns)
         self.capacity = capacity
         self.resident: set[int] = set()
         self.evicted = 0

@@ -23,10 +23,7 @@ class LruCurve:
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
         uses: list[int] = []  # by number of use: the number of the same block's previous use, plus 1; 0: none
         last: dict[int, int] = {}
-        begun, before = (
-            [],
-            [],
-        )  # by requested block: the number of uses before its request, and that block's last use among them
+        begun, before = [], []  # by requested block: the uses before its request, and that block's last one among them
         for blocks in requests:
             begun += [len(uses)] * len(blocks)
             before += [last.get(block, 0) for block in blocks]

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pinyon.core.block_keys import KEY_BYTES
 from pinyon.eviction.policies import EVICTION_POLICIES
 from pinyon.eviction.policy import Traits
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
 from pinyon.paging.reservations import Reservations
 from pinyon.paging.second_tier import NO_SLOT, SecondTier
-
-KEY_BYTES = 16
 
 
 class TierReplay:

@@ -20,59 +20,44 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
-from pinyon.core.policies import check_bounds
-from pinyon.eviction.policy import EvictionPolicy, Traits, learner
+from pinyon.core.policies import NoSettings, Registry, check_bounds
+from pinyon.eviction.policy import EvictionPolicy, Traits
 from pinyon.eviction.runs import runs
 from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
-from pinyon_lab.caches.replay import CacheReplay, MakePolicy
+from pinyon_lab.caches.replay import CacheReplay, MakePolicy, Replaying
+
+Router = Callable[[int, int, int, Sequence[int]], int]
+"""A function that returns a node for a request, by the number of its blocks, and of its longest leading run on a node.
+
+Bit n of the third argument, ``holders``, says that node n has this run (all bits: there is none). Each node's load is
+in the last one, ``asked``: the blocks of the requests that ran there so far.
+"""
 
 
-class Router(Protocol):
-    def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:
-        """Returns a node for a request of ``blocks`` blocks, whose longest leading run on a node has ``longest``.
-
-        Bit n of ``holders`` says that node n has this run (all bits: there is none). Each node's load is in ``asked``:
-        the blocks of the requests that ran there so far.
-        """
-        ...
-
-
-class RoundRobin:
-    """A router that takes the nodes in turn."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:
-        node = self._next
-        self._next = (node + 1) % len(asked)
-        return node
+def in_turn() -> Router:
+    """Returns a router that takes the nodes in turn."""
+    turns = count()
+    return lambda blocks, longest, holders, asked: next(turns) % len(asked)
 
 
 @dataclass(frozen=True, slots=True)
-class Affinity:
-    """The settings of :class:`CacheAffinity`: a run counts from this share of the request's blocks on, in [0, 1]."""
+class CacheAffinity:
+    """A router to the node with the longest leading run; ties go to the least load, then to the lowest number.
+
+    Where all requests begin alike, one node has the longest run of every new request. A run counts from the share
+    ``min_share`` of the request's blocks on, in [0, 1]; requests with shorter ones go to the node with the least load.
+    """
 
     min_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_bounds(self, min_share=(0, 1))
 
-
-class CacheAffinity:
-    """A router to the node with the longest leading run; ties go to the least load, then to the lowest number.
-
-    Where all requests begin alike, one node has the longest run of every new request: with ``min_share``, requests with
-    shorter runs go to the node with the least load.
-    """
-
-    def __init__(self, settings: Affinity) -> None:
-        self._min_share = settings.min_share
-
     def route(self, blocks: int, longest: int, holders: int, asked: Sequence[int]) -> int:
-        if longest < self._min_share * blocks:
+        if longest < self.min_share * blocks:
             holders = -1
         return min((node for node in range(len(asked)) if holders >> node & 1), key=asked.__getitem__)
 
@@ -154,11 +139,7 @@ class LocalCaches:
         """The nodes of each resident block: bit n says that node n has it."""
         spare = last_copies > 0 and size.nodes > 1
         self._caches = [
-            Cache(
-                LastCopies(policy, self._elsewhere(node), last_copies) if spare else policy,
-                size.capacity,
-                learner(policy),
-            )
+            Cache(LastCopies(policy, self._elsewhere(node), last_copies) if spare else policy, size.capacity, policy)
             for node, policy in enumerate(policies)
         ]
         self._asked = [0] * size.nodes
@@ -179,7 +160,7 @@ class LocalCaches:
                 break
             alive = holders
             hits += 1
-        node = self._router.route(len(blocks), hits, alive, self._asked)
+        node = self._router(len(blocks), hits, alive, self._asked)
         cache = self._caches[node]
         self._pool_hits += leading_run(blocks, where)
         if not alive >> node & 1:
@@ -229,6 +210,20 @@ class GlobalPool(CacheReplay):
         return {**_kept(self), "per_node": []}
 
 
+CANDIDATES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The settings of :class:`Coldest`: the number of candidate nodes per block, and the seed that draws them."""
+
+    candidates: int = 2
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_bounds(self, candidates=(1, CANDIDATES_MAX))
+
+
 class Coldest:
     """A pool that has each block on one node, and draws ``candidates`` nodes for each new block.
 
@@ -238,11 +233,11 @@ class Coldest:
     as with one order ("the power of two choices"); with one, blocks go anywhere.
     """
 
-    def __init__(self, make: MakePolicy, size: PoolSize, candidates: int, rng: random.Random) -> None:
-        self._candidates = min(candidates, size.nodes)
+    def __init__(self, make: MakePolicy, size: PoolSize, drawn: Drawn) -> None:
+        self._candidates = min(drawn.candidates, size.nodes)
         self._policies = [make() for _ in range(size.nodes)]
-        self._caches = [Cache(policy, size.capacity, learner(policy)) for policy in self._policies]
-        self._rng = rng
+        self._caches = [Cache(policy, size.capacity) for policy in self._policies]
+        self._rng = random.Random(drawn.seed)
         self._where: dict[int, int] = {}
         self._hits = [0] * size.nodes
 
@@ -312,3 +307,63 @@ def _kept(cache: Cache) -> dict[str, int]:
 def _total(caches: Sequence[Cache]) -> dict[str, int]:
     kept = [_kept(cache) for cache in caches]
     return {name: sum(each[name] for each in kept) for name in kept[0]}
+
+
+LOOK_AHEAD = 8
+LOOK_AHEAD_MAX = 1024
+
+
+class Pool(Replaying, Protocol):
+    def result(self) -> dict[str, Any]:
+        """Returns the counts of the pool and of each node."""
+        ...
+
+
+class Kind(NamedTuple):
+    """A kind of pool: whether it has local caches, which may look for last copies, and the function that makes one."""
+
+    local: bool
+    made: Callable[[MakePolicy, PoolSize, int], Pool]
+
+
+def _cache_affinity(router: CacheAffinity) -> Kind:
+    return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, router.route, last_copies))
+
+
+def _round_robin(_: NoSettings) -> Kind:
+    return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, in_turn(), last_copies))
+
+
+def _global(_: NoSettings) -> Kind:
+    return Kind(False, lambda make, size, last_copies: GlobalPool(make, size))
+
+
+def _coldest(drawn: Drawn) -> Kind:
+    return Kind(False, lambda make, size, last_copies: Coldest(make, size, drawn))
+
+
+POOLS: Registry[Kind] = Registry(
+    "router",
+    {
+        "cache_affinity": (CacheAffinity, _cache_affinity),
+        "round_robin": (NoSettings, _round_robin),
+        "global": (NoSettings, _global),
+        "coldest": (Drawn, _coldest),
+    },
+)
+"""The kinds of pools, named after the part that sends requests or blocks to nodes."""
+Build = Callable[[MakePolicy], Pool]
+
+
+def pool(router: str, size: PoolSize, last_copies: int = 0) -> Build:
+    """Returns a builder of pools for :func:`~pinyon_lab.caches.replay.replayed`.
+
+    A victim with another copy is looked for among the next ``last_copies`` ones. Raises ``ValueError`` for an unknown
+    router or bad settings.
+    """
+    if not 0 <= last_copies <= LOOK_AHEAD_MAX:
+        raise ValueError(f"last copies are looked for among at most {LOOK_AHEAD_MAX} victims, got {last_copies}")
+    kind = POOLS.make(router)
+    if last_copies and not kind.local:
+        raise ValueError("last copies are looked for in local caches: here each block is there once")
+    return lambda make: kind.made(make, size, last_copies)

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
 from pinyon.eviction.policies import EVICTION_POLICIES
-from pinyon.eviction.policy import EvictionPolicy, Key, Traits, learner
+from pinyon.eviction.policy import EvictionPolicy, Key, Traits
 from pinyon.eviction.ranked import Rank
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.policies.eviction import RankedPolicy
@@ -67,7 +65,7 @@ class CacheReplay(Cache):
     """A cache of ``capacity`` blocks that counts hits. Block ids are any integers."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
-        super().__init__(policy, capacity, learner(policy))
+        super().__init__(policy, capacity)
         self.blocks = 0
         """Blocks that requests asked for."""
         self.hit_blocks = 0
@@ -87,24 +85,20 @@ class Future:
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
         self._requests = requests
-        self._ends = [0]
-        for blocks in requests:
-            self._ends.append(self._ends[-1] + len(blocks))
-        self._next = np.full(self._ends[-1], NEVER)
-        seen: dict[int, float] = {}
+        self._uses: dict[int, list[int]] = {}
+        """The numbers of the requests that use each block from now on, the next one last."""
         for number in range(len(requests) - 1, -1, -1):
-            blocks = requests[number]
-            self._next[self._ends[number] : self._ends[number + 1]] = [seen.get(block, NEVER) for block in blocks]
-            seen.update(dict.fromkeys(blocks, float(number)))
-        self._now: dict[int, float] = {}
+            for block in set(requests[number]):
+                self._uses.setdefault(block, []).append(number)
 
-    def at(self, number: int) -> None:
-        """Makes the request with this number the present one."""
-        after = self._next[self._ends[number] : self._ends[number + 1]].tolist()
-        self._now = dict(zip(self._requests[number], after, strict=True))
+    def advance(self, number: int) -> None:
+        """Makes the request with this number, which is the next one, the present one."""
+        for block in set(self._requests[number]):
+            self._uses[block].pop()
 
     def next_use(self, block: int) -> float:
-        return self._now[block]
+        uses = self._uses[block]
+        return float(uses[-1]) if uses else NEVER
 
 
 class Asked(NamedTuple):
@@ -138,7 +132,7 @@ def replayed(
     hits = []
     for number, asked in enumerate(requests):
         if future is not None:
-            future.at(number)
+            future.advance(number)
         hits.append(cache.request(*asked))
         if number % PROGRESS_EVERY == 0:
             progress(number)

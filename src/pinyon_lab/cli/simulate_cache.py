@@ -13,8 +13,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon_lab.caches.paged_replay import TierReplay
-from pinyon_lab.caches.pool_replay import PoolSize
-from pinyon_lab.caches.pools import LOOK_AHEAD, POOLS, Build, pool
+from pinyon_lab.caches.pool_replay import LOOK_AHEAD, POOLS, Build, PoolSize, pool
 from pinyon_lab.caches.replay import BELADY, Asked, replayed
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, tell_broken
 

@@ -5,6 +5,8 @@ This file stays Python although its parts are compiled: a service that loads a c
 
 from __future__ import annotations
 
+from functools import partial
+
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.interface import Batching, BatchingPolicy, Rounds
 from pinyon.batching.policy import Holdings
@@ -14,14 +16,13 @@ from pinyon_lab.policies.bounded import BoundedFcfs, DoubleCounting
 from pinyon_lab.policies.cached_prefix_line import (
     ByCachedPrefix,
     CachedPrefixSettings,
-    DfsWeight,
-    LongestMatch,
     LongestMatchSettings,
+    dfs_weight,
+    longest_match,
 )
 from pinyon_lab.policies.dynamic_batch import DynamicBatch, DynamicBatchSettings
-from pinyon_lab.policies.feather import LabFeatherSettings
+from pinyon_lab.policies.feather import LabFeatherSettings, TipTree
 from pinyon_lab.policies.group_rounds import ByFirstLevel, GroupRounds, OracleSettings
-from pinyon_lab.policies.tip_tree import TipTree
 
 
 class Oracle(Batching):
@@ -59,7 +60,8 @@ class Lpm(Batching):
         self._settings = settings
 
     def policy(self, holdings: Holdings) -> BatchingPolicy:
-        return Fcfs(holdings, ByCachedPrefix(LongestMatch(self._settings), self._settings))
+        order = partial(longest_match, fallback=self._settings.fallback)
+        return Fcfs(holdings, ByCachedPrefix(order, self._settings))
 
 
 class SglangDfsWeight(Batching):
@@ -69,7 +71,7 @@ class SglangDfsWeight(Batching):
         self._settings = settings
 
     def policy(self, holdings: Holdings) -> BatchingPolicy:
-        return Fcfs(holdings, ByCachedPrefix(DfsWeight(), self._settings))
+        return Fcfs(holdings, ByCachedPrefix(dfs_weight, self._settings))
 
 
 class SglangFcfs(Batching):

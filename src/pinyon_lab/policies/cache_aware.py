@@ -36,14 +36,5 @@ class LabCacheAware(CacheAware):
     def _of_equal(self, prefix: bytes, matching: Sequence[Target]) -> Target:
         if not self._first:
             return super()._of_equal(prefix, matching)
-        return _arbitrary(prefix[-KEY_BYTES:], matching)
-
-
-def _arbitrary(key: bytes, targets: Sequence[Target]) -> Target:
-    """Returns a pseudo-random target, the same each time for prompts that match up to this key."""
-    best, best_rank = targets[0], (1 << 64, "")
-    for target in targets:
-        rank = (xxh3_64_intdigest(key + target.name.encode()), target.name)
-        if rank < best_rank:
-            best, best_rank = target, rank
-    return best
+        key = prefix[-KEY_BYTES:]  # pseudo-random, but the same target each time for prompts that match up to this key
+        return min(matching, key=lambda target: (xxh3_64_intdigest(key + target.name.encode()), target.name))

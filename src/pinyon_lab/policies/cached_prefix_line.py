@@ -7,9 +7,8 @@ dropped. The tree is close to the pool's content. It is kept for the sake of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from pinyon.batching.policy import BatchRequest
 from pinyon.batching.waiting_line import AgainFirst
@@ -27,10 +26,8 @@ class CachedPrefixSettings:
         check_bounds(self, tree_blocks=(1, 1 << 24))
 
 
-class PrefixOrder(Protocol):
-    def ordered(self, tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
-        """Returns the numbers of the waiting requests in the order of admission; ``waiting`` is in order of arrival."""
-        ...
+PrefixOrder = Callable[[RadixTree, Mapping[int, BatchRequest]], list[int]]
+"""A function that returns the numbers of the waiting requests, given in order of arrival, in the order of admission."""
 
 
 class ByCachedPrefix(AgainFirst):
@@ -76,7 +73,7 @@ class ByCachedPrefix(AgainFirst):
         if place >= len(self._new) or self._room < 1:
             return None
         if not self._ordered:
-            self._ordered = self._order.ordered(self._tree, self._new)
+            self._ordered = self._order(self._tree, self._new)
         return self._new[self._ordered[place]]
 
     def take(self, number: int, room_blocks: int) -> None:
@@ -95,7 +92,7 @@ class ByCachedPrefix(AgainFirst):
 
 @dataclass(frozen=True, slots=True)
 class LongestMatchSettings(CachedPrefixSettings):
-    """The settings of :class:`LongestMatch`.
+    """The settings of :func:`longest_match`.
 
     If more than ``fallback`` requests wait, they are admitted in order of arrival, as in SGLang; 0: never, as in
     FEATHER (§5.3.1).
@@ -108,47 +105,38 @@ class LongestMatchSettings(CachedPrefixSettings):
         check_bounds(self, fallback=(0, 1_000_000))
 
 
-class LongestMatch:
-    """SGLang's longest prefix match: the longest cached prefix comes first (FEATHER §3.4, experiment 9).
+def longest_match(tree: RadixTree, waiting: Mapping[int, BatchRequest], fallback: int) -> list[int]:
+    """Returns the requests by SGLang's longest prefix match: the longest cached one first (FEATHER §3.4, experiment 9).
 
     Ties go to the first to arrive. O(W · T + W log W) for W waiting requests and T keys of a prompt.
     """
-
-    def __init__(self, settings: LongestMatchSettings) -> None:
-        self._fallback = settings.fallback
-
-    def ordered(self, tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
-        if 0 < self._fallback < len(waiting):
-            return list(waiting)
-        ranks = [(-tree.match(request.block_keys).keys, number) for number, request in waiting.items()]
-        return [number for _, number in sorted(ranks)]
+    if 0 < fallback < len(waiting):
+        return list(waiting)
+    ranks = [(-tree.match(request.block_keys).keys, number) for number, request in waiting.items()]
+    return [number for _, number in sorted(ranks)]
 
 
-class DfsWeight:
-    """SGLang's DFS-weight: a depth-first walk of the cached tree, heaviest branches first (FEATHER §3.4, experiment 9).
+def dfs_weight(tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
+    """Returns the requests by SGLang's DFS-weight: the heaviest branches first (FEATHER §3.4, experiment 9).
 
-    A request hangs at the node where its longest match ends; a node's weight is how many requests hang there and below.
-    Of a node's children the heaviest comes first; ties go to the oldest. Behind them come the requests that hang at the
-    node itself, in order of arrival. The whole tree is visited: O(W · T + B log B) for its B nodes.
+    The cached tree is walked depth first. A request hangs at the node where its longest match ends; a node's weight is
+    how many requests hang there and below. Of a node's children the heaviest comes first; ties go to the oldest. Behind
+    them come the requests that hang at the node itself, in order of arrival. The whole tree is visited: O(W · T + B log
+    B) for its B nodes.
     """
-
-    def ordered(self, tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
-        hanging: dict[RadixNode, list[int]] = {}
-        for number, request in waiting.items():
-            hanging.setdefault(tree.match(request.block_keys).node, []).append(number)
-        nodes = tree.nodes()
-        weights = {node: len(hanging[node]) if node in hanging else 0 for node in nodes}
-        for node in reversed(nodes):
-            if node.parent is not None:
-                weights[node.parent] += weights[node]
-        # The walk goes backwards: a node, then its lightest child with all below it, the heaviest last.
-        visited: list[RadixNode] = []
-        stack = [tree.root]
-        while stack:
-            node = stack.pop()
-            visited.append(node)
-            stack.extend(sorted(node.children.values(), key=lambda child: -weights[child]))
-        order: list[int] = []
-        for node in reversed(visited):
-            order.extend(hanging.get(node, ()))
-        return order
+    hanging: dict[RadixNode, list[int]] = {}
+    for number, request in waiting.items():
+        hanging.setdefault(tree.match(request.block_keys).node, []).append(number)
+    nodes = tree.nodes()
+    weights = {node: len(hanging.get(node, ())) for node in nodes}
+    for node in reversed(nodes):
+        if node.parent is not None:
+            weights[node.parent] += weights[node]
+    # The walk goes backwards: a node, then its lightest child with all below it, the heaviest last.
+    visited: list[RadixNode] = []
+    stack = [tree.root]
+    while stack:
+        node = stack.pop()
+        visited.append(node)
+        stack.extend(sorted(node.children.values(), key=lambda child: -weights[child]))
+    return [number for node in reversed(visited) for number in hanging.get(node, ())]

@@ -1,10 +1,12 @@
-"""The options of ``feather``, with those that only exist for comparison."""
+"""The variants of ``feather`` that only exist for comparison: its options, and another measure of which is next."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
+from pinyon.batching.chunked_hash_tree import ARRIVALS, BestRequest, ChunkedHashTree
 from pinyon.batching.feather_settings import FeatherSettings, Learning
 from pinyon.batching.prefix_line import SharedPrefixSettings
 from pinyon.batching.stopping import StoppingPolicy
@@ -37,3 +39,16 @@ class LabFeatherSettings(SharedPrefixSettings):
         if self.stop is LabLearning.Q_LEARNING:
             return QLearning(QLearningSettings(seed=self.seed))
         return FeatherSettings(stop=Learning(self.stop.value)).stopping(kernel)
+
+
+R = TypeVar("R")
+
+
+class TipTree(ChunkedHashTree[R]):
+    """A tree whose next request shortens the shared prefix least; ties go to the shortest, then to the oldest (A.9)."""
+
+    def _find(self) -> BestRequest[R]:
+        node = self._tip
+        while not node.waiting and node.parent is not None:
+            node = node.parent
+        return self.look(self._by_arrival[node.best & ARRIVALS])

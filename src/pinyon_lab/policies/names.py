@@ -16,38 +16,19 @@ from pinyon_lab.policies.dynamic_batch import DynamicBatchSettings
 from pinyon_lab.policies.eviction import Fifo, Gdfs, Lfu
 from pinyon_lab.policies.feather import LabFeatherSettings
 from pinyon_lab.policies.group_rounds import OracleSettings
-from pinyon_lab.policies.placement import (
-    Algorithm1,
-    Algorithm1Settings,
-    CacheAffinity,
-    CacheAffinitySettings,
-    Dynamo,
-    DynamoSettings,
-    LabDualMap,
-    LabDualMapSettings,
-    LabPinyon,
-    LabPinyonSettings,
-    Preble,
-    PrebleSettings,
-)
+from pinyon_lab.policies.placement import Algorithm1, CacheAffinity, Dynamo, LabDualMap, LabPinyon, Preble
 from pinyon_lab.policies.plain import MinTtft, RandomChoice
 from pinyon_lab.policies.s3fifo import S3Fifo
 from pinyon_lab.policies.sieve import SievePolicy
 
-PLACEMENT = (Algorithm1.name, CacheAffinity.name, Preble.name, Dynamo.name, MinTtft.name, RandomChoice.name)
+_WITH_SETTINGS: tuple[Any, ...] = (Algorithm1, CacheAffinity, Preble, Dynamo, LabDualMap, LabPinyon)
+PLACEMENT_POLICIES.offer({policy.name: (policy.settings_type, policy) for policy in _WITH_SETTINGS})
 PLACEMENT_POLICIES.offer(
     {
-        Algorithm1.name: (Algorithm1Settings, Algorithm1),
-        CacheAffinity.name: (CacheAffinitySettings, CacheAffinity),
-        Preble.name: (PrebleSettings, Preble),
-        Dynamo.name: (DynamoSettings, Dynamo),
         MinTtft.name: (NoSettings, lambda _: MinTtft()),
         RandomChoice.name: (NoSettings, lambda _: RandomChoice()),
-        LabDualMap.name: (LabDualMapSettings, LabDualMap),
-        LabPinyon.name: (LabPinyonSettings, LabPinyon),
     }
 )
-BATCHING = ("oracle", "lpm", "dfs_weight", "sglang_fcfs", "dynamic")
 BATCHING_POLICIES.offer(
     {
         "feather": (LabFeatherSettings, Feather),
@@ -58,7 +39,6 @@ BATCHING_POLICIES.offer(
         "dynamic": (DynamicBatchSettings, Dynamic),
     }
 )
-EVICTION = ("fifo", "lfu", "gdfs", "s3fifo", "sieve")
 EVICTION_POLICIES.offer(
     {
         "fifo": (NoSettings, lambda _: Fifo[Any]()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from pinyon.batching.stopping import (
     ADD,
@@ -19,6 +20,9 @@ from pinyon.batching.stopping import (
     bins_text,
     table_numbers,
 )
+
+TRIALS: Final = 2
+"""The place of the numbers of trials in what is known of a state, behind the values of both actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,8 @@ class QLearning:
         self.learns = True
         self._settings = settings
         self._random = Random(settings.seed)
-        self._values: dict[Bins, list[float]] = {}
-        """The values of stopping and adding; negative: never tried."""
-        self._counts: dict[Bins, list[float]] = {}
+        self._known: dict[Bins, list[float]] = {}
+        """The values of stopping and adding (negative: never tried), then how often each was tried."""
         self._explore = 1.0
         self._drift = Drift()
 
@@ -71,7 +74,7 @@ class QLearning:
         return binned(state)
 
     def adds(self, state: BatchState) -> bool:
-        values = self._values.get(binned(state))
+        values = self._known.get(binned(state))
         # Of untried actions, adding comes first, because other policies always add.
         if values is None or values[ADD] < 0.0 or values[STOP] < 0.0:
             return values is None or values[ADD] < 0.0
@@ -85,34 +88,32 @@ class QLearning:
         apart: list[float] = []
         for state, action in reversed(episode):
             bins = binned(state)
-            values = self._values.setdefault(bins, [-1.0, -1.0])
-            counts = self._counts.setdefault(bins, [0.0, 0.0])
+            known = self._known.setdefault(bins, [-1.0, -1.0, 0.0, 0.0])
             target = tokens_s
             if action == ADD and following is not None:
-                target += settings.discount * (max(self._values[following]) - tokens_s)
-            if values[action] < 0:
-                values[action] = target
+                target += settings.discount * (max(self._known[following][:TRIALS]) - tokens_s)
+            if known[action] < 0:
+                known[action] = target
             else:
-                if counts[action] >= KNOWN_MIN and values[action] > 0:
-                    apart.append(target / values[action] - 1.0)
-                values[action] += settings.rate * (target - values[action])
-            counts[action] += 1.0
+                if known[TRIALS + action] >= KNOWN_MIN and known[action] > 0:
+                    apart.append(target / known[action] - 1.0)
+                known[action] += settings.rate * (target - known[action])
+            known[TRIALS + action] += 1.0
             following = bins
         self._explore = max(self._explore * settings.decay, settings.explore_min)
         if self._drift.shifted(apart):
             self._explore = max(self._explore, settings.awake)
 
     def table(self) -> dict[str, list[float]]:
-        return {bins_text(bins): [*values, *self._counts[bins]] for bins, values in self._values.items()}
+        return {bins_text(bins): [*known] for bins, known in self._known.items()}
 
     def restore(self, table: Mapping[str, Sequence[float]]) -> None:
-        values: dict[Bins, list[float]] = {}
-        counts: dict[Bins, list[float]] = {}
+        restored: dict[Bins, list[float]] = {}
         for text, numbers in table.items():
-            known = table_numbers(numbers, 4)
-            if min(known[2:]) < 0:
+            known = table_numbers(numbers, 2 * TRIALS)
+            if min(known[TRIALS:]) < 0:
                 raise ValueError(f"a state was never tried less often than never: {text}")
-            values[bins_of(text)], counts[bins_of(text)] = known[:2], known[2:]
-        self._values, self._counts = values, counts
-        if values:
+            restored[bins_of(text)] = known
+        self._known = restored
+        if restored:
             self._explore = self._settings.explore_min

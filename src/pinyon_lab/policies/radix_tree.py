@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pinyon.core.block_keys import BlockKey
@@ -17,18 +18,16 @@ KEPT_SHARE: Final = 0.875
 """The share of the limit that is kept once the limit is passed. Each time, all leaves are looked at."""
 
 
+@dataclass(eq=False, slots=True)
 class RadixNode:
     """The keys that follow those of its parent."""
 
-    __slots__ = ("children", "keys", "parent", "used")
-
-    def __init__(self, parent: RadixNode | None, keys: Sequence[BlockKey], used: int) -> None:
-        self.parent = parent
-        self.keys = keys
-        self.children: dict[BlockKey, RadixNode] = {}
-        """The children by their first keys."""
-        self.used = used
-        """The time of the last visit, counted in look-ups and insertions."""
+    parent: RadixNode | None
+    keys: Sequence[BlockKey]
+    used: int
+    """The time of the last visit, counted in look-ups and insertions."""
+    children: dict[BlockKey, RadixNode] = field(default_factory=dict)
+    """The children by their first keys."""
 
 
 class Match(NamedTuple):
@@ -50,10 +49,6 @@ class RadixTree:
         self._keys = 0
         self._clock = 0
         self.root = RadixNode(None, (), 0)
-
-    def __len__(self) -> int:
-        """Returns the number of keys."""
-        return self._keys
 
     def nodes(self) -> list[RadixNode]:
         """Returns all nodes, each after its parent. O(nodes)."""

@@ -39,7 +39,14 @@ class AttemptLifecycle:
         self._numbers, self._counts = numbers, counts
         self._log, self._again, self._leave = log, again, leave
 
-    def want_room(self, attempt: Attempt, *, new: bool = True) -> None:
+    def begin(self, attempt: Attempt) -> None:
+        """Begins a new attempt, for which the decode instance may have room now."""
+        self._want_room(attempt)
+        engine = self._boots[attempt.decode]
+        engine.settle()
+        engine.kick()
+
+    def _want_room(self, attempt: Attempt, *, new: bool = True) -> None:
         """Asks the decode instance for KV blocks: for the prompt and, if another follows, the first generated token."""
         request, block_tokens = attempt.request, self._settings.block_tokens
         attempt.tokens = request.tokens + request.generated
@@ -232,7 +239,7 @@ class AttemptLifecycle:
         attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
         attempt.job, attempt.computed, attempt.computing_s = next(self._numbers), False, 0.0
         attempt.drain_s = 0.0
-        self.want_room(attempt, new=False)
+        self._want_room(attempt, new=False)
 
     def failed(self, engine: Engine, attempt: Attempt) -> None:
         self._again(attempt, engine.name)

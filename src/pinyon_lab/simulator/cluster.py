@@ -59,7 +59,7 @@ class Cluster:
         self._heard = heard
         config = FrontConfig(settings.front_slots, settings.front_queue)
         decisions = FrontDecisions(config, journal("lb", config))
-        self.front = Front(self.time, settings, decisions, self._place, self._withdraw, self.log)
+        self.front = Front(self.time, settings, decisions, self._place, self.log)
         together = all(role is Role.MIXED for role in settings.roles)
         self.fleet = endless_fleet(together=together, decode_sharing=settings.decode_sharing)
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
@@ -67,7 +67,6 @@ class Cluster:
         world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
         self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self.log, self.fail, self.front.leave)
         self.members, self.moves = self._attempts.members, self._attempts.moves
-        self._boots = self.members.boots
         self.elasticity: Elasticity | None = None
         for number, role in enumerate(settings.roles):
             self.members.boot(f"{role.value}-{number:04d}", role)
@@ -156,17 +155,14 @@ class Cluster:
         if decision.alternate is not None:
             self._attempts.movable[attempt.id] = attempt
         self.fleet.inflight.begin_decode(attempt.id, decision.decode)
-        self._attempts.want_room(attempt)
-        engine = self._boots[attempt.decode]
-        engine.settle()
-        engine.kick()
+        self._attempts.begin(attempt)
 
     def _move(self, move: Move) -> None:
         """Recalls a request whose prompt waits, and queues it at its other instance."""
         attempt = self._attempts.movable.get(move.request.request_id)
         if attempt is None or attempt.over:
             return
-        prefill = self._boots.get(attempt.prefill)
+        prefill = self.members.boots.get(attempt.prefill)
         if prefill is None or (attempt.job in prefill.jobs and not prefill.prompts.waits(attempt.job)):
             return  # the prompt is under way
         request = attempt.request
@@ -198,18 +194,3 @@ class Cluster:
     def _withdraw(self, attempt: Attempt) -> None:
         self._attempts.tear_down(attempt)
         self.fleet.inflight.release(attempt.id)
-
-    # -- after the run
-
-    def check_over(self) -> None:
-        """Raises if a request has not ended, or anything is left anywhere."""
-        self.front.check_over()
-        inflight = self.fleet.inflight
-        assert (inflight.prefills, inflight.decodes, len(inflight.expected)) == (0, 0, 0)
-        assert not self.moves.links.flows
-        assert not self._attempts.movable
-        self.fleet.index.check_integrity()
-        for engine in self.members.engines.values():
-            engine.check_idle()
-            state = engine.state
-            assert (state.queued_prefill_us, state.inflight_decode_blocks, state.inflight_reads) == (0, 0, 0)

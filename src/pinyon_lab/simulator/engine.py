@@ -17,13 +17,12 @@ from pinyon.batching import LEVEL_BLOCKS, BatchRequest, StepPlan
 from pinyon.batching.feather_settings import GROUPED
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.token_times import TokenTimes
-from pinyon.core.block_keys import pack_keys
-from pinyon.decisions import InstanceConfig, InstanceDecisions, make_room
+from pinyon.core.block_keys import BlockKey, pack_keys
+from pinyon.decisions import InstanceConfig, InstanceDecisions, RoomWaits, make_room
 from pinyon.paging import Reservation
 from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState
 from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.cluster_settings import StepRule
-from pinyon_lab.simulator.engine_memory import EngineMemory
 from pinyon_lab.simulator.world import World
 
 
@@ -115,7 +114,7 @@ class Owner(Protocol):
         """Reports that the attempt was preempted: it has lost its blocks and its place, and wants room again."""
 
 
-class Engine(EngineMemory):
+class Engine:
     """An engine instance from one boot until it dies."""
 
     def __init__(self, world: World, owner: Owner, info: InstanceInfo, config: InstanceConfig) -> None:
@@ -123,10 +122,10 @@ class Engine(EngineMemory):
         time, fleet, machine, settings = world.time, world.fleet, world.machine, world.settings
         self.name, self.boot = info.instance_id, info.boot_id
         decisions = InstanceDecisions(config, world.journal(info.boot_id, config))
-        block_bytes, dram_bytes_s = config.block_tokens * machine.kv_token_bytes, info.stages * machine.dram_bytes_s
-        super().__init__(time, decisions, block_bytes, dram_bytes_s)
-        self.prompts, self.steps = decisions.prompts, decisions.steps
-        self.batch_room = decisions.room
+        self.pool, self.reservations, self.admission = decisions.pool, decisions.reservations, decisions.admission
+        self.prompts, self.steps, self.batch_room = decisions.prompts, decisions.steps, decisions.room
+        self.room_waits = RoomWaits()
+        self.alive = True
         self.state: InstanceState = fleet.join(info, time.now_s)
         fleet.index.apply_snapshot(self.state, 0, b"", first=True, last=True)
         self.jobs: dict[int, Attempt] = {}
@@ -141,7 +140,14 @@ class Engine(EngineMemory):
         """The number of prompt tokens computed."""
         self.draining = False
         """True if the engine accepts nothing new."""
-        self._owner, self._fleet = owner, fleet
+        self._owner, self._time, self._fleet = owner, time, fleet
+        self._block_bytes = config.block_tokens * machine.kv_token_bytes
+        self._dram_bytes_s = info.stages * machine.dram_bytes_s
+        self._wanted: dict[int, Callable[[Reservation], None]] = {}
+        self._after_step: list[tuple[int, list[int]]] = []
+        self._expiry_s: float | None = None
+        self._swapped_s = 0.0
+        """The time at which all copies between the tiers are done."""
         self._profile, self._rule, self._faults = world.engine, settings.step_rule, world.faults
         self._whole_tokens = settings.whole_tokens
         self._scheduling = settings.scheduling
@@ -199,10 +205,6 @@ class Engine(EngineMemory):
             self._shorten()
 
     # -- steps
-
-    @property
-    def stepping(self) -> bool:
-        return self._plan is not None
 
     def kick(self) -> None:
         """Begins a step if there is work and none is under way; otherwise ends the leap with the present step."""
@@ -293,19 +295,6 @@ class Engine(EngineMemory):
         if self._plan is not None and self._leap.shorten(self._time.now_s):
             self._turn += 1
             self._await()
-
-    def want(self, request: BatchRequest, then: Callable[[Reservation], None], *, new: bool = True) -> None:
-        super().want(request, then, new=new)
-        self._line_changed()
-
-    def unwant(self, number: int) -> None:
-        super().unwant(number)
-        self._line_changed()
-
-    def _line_changed(self) -> None:
-        """Ends the leap if each waiting request costs scheduling time: its steps are no longer equal."""
-        if self._scheduling.waiting_s:
-            self._shorten()
 
     def _begin_stages(self, plan: StepPlan, seconds: float) -> None:
         """Sends a chunk through the stages one after the other; the next step begins when the first stage is free."""
@@ -406,6 +395,123 @@ class Engine(EngineMemory):
             del self.jobs[attempt.job]
         self._owner.computed(self, attempt, start, end)
 
+    # -- KV memory
+
+    def want(self, request: BatchRequest, then: Callable[[Reservation], None], *, new: bool = True) -> None:
+        """Queues a request for KV blocks; :meth:`settle` passes them to ``then``. Not ``new``: it was preempted."""
+        self._wanted[request.number] = then
+        if new:
+            self.room_waits.began(request.number, self._time.now_s)
+        self.admission.enqueue(request)
+        self._line_changed()
+
+    def unwant(self, number: int) -> None:
+        """Ends the wait of a request for room, if it waits."""
+        if self._wanted.pop(number, None) is not None:
+            self.room_waits.left(number, self._time.now_s)
+            self.admission.withdraw(number)
+            self.settle()
+        self._line_changed()
+
+    def _line_changed(self) -> None:
+        """Ends the leap if each waiting request costs scheduling time: its steps are no longer equal."""
+        if self._scheduling.waiting_s:
+            self._shorten()
+
+    def wants(self, number: int) -> bool:
+        return number in self._wanted
+
+    def settle(self) -> None:
+        """Gives blocks to the requests that can have them: some may have become free, or a new request waits."""
+        for number, reservation, _ in self.admission.admit(self._time.now_s):
+            self.room_waits.granted(number, self._time.now_s)
+            self._wanted.pop(number)(reservation)
+
+    def free(self, number: int, table: list[int]) -> None:
+        """Frees blocks of the request ``number``, or surplus blocks if it is 0. As in a worker, blocks are freed only
+        when the step that may still touch them is over."""
+        if self._plan is not None:
+            self._after_step.append((number, table))
+            self.kick()
+            return
+        self.give_way(number, table)
+        self.settle()
+
+    def grow(self, number: int, count: int) -> list[int] | None:
+        """Implements :class:`pinyon.decisions.Room`."""
+        return self.admission.grow(number, count, self._time.now_s)
+
+    def free_late(self) -> None:
+        """Frees the blocks that were given back during the step that has ended."""
+        tables, self._after_step = self._after_step, []
+        for number, table in tables:
+            self.give_way(number, table)
+        self.settle()
+
+    def give_way(self, number: int, table: list[int]) -> None:
+        """Implements :class:`pinyon.decisions.Room`."""
+        if number:
+            self.admission.end(number)
+        self.reservations.release(table, self._time.now_s)
+
+    def publish(self, attempt: Attempt, room: Reservation, first: int, last: int) -> None:
+        """Publishes the request's blocks ``[first, last)``, whose content is complete. Where the pool holds the same
+        content already, that block replaces the room's own, which is freed."""
+        request = attempt.request
+        keys = request.keys[first:last]
+        if not keys:
+            return
+        after = request.keys[first - 1] if first else None
+        duplicates = []
+        blocks = room.table[first : first + len(keys)]
+        for index, block in self.reservations.publish(
+            blocks, keys, self._time.now_s, request.traits, first=first, after=after
+        ):
+            duplicates.append(room.table[first + index])
+            room.table[first + index] = block
+        if duplicates:
+            self.free(0, duplicates)
+
+    def copies_s(self) -> float:
+        """Returns the seconds until all copies between the tiers are done, with those that just became necessary."""
+        now_s = self._time.now_s
+        swaps = self.reservations.take_swaps()
+        if swaps:
+            out = sum(swap.out >= 0 for swap in swaps)
+            copied = out + sum(swap.into >= 0 for swap in swaps)
+            self._swapped_s = max(self._swapped_s, now_s) + copied * self._block_bytes / self._dram_bytes_s
+            if out:
+                self._time.at(self._swapped_s, lambda: self.reservations.swapped(out))
+        return max(0.0, self._swapped_s - now_s)
+
+    # -- leases
+
+    def lease(self, keys: Sequence[BlockKey], duration_s: float) -> tuple[int, int]:
+        """Puts a lease on the leading keys that are held; returns the lease and the number of those keys."""
+        lease, found = self.reservations.lease(keys, duration_s, self._time.now_s, False)
+        self._watch_leases()
+        return lease, len(found)
+
+    def end_lease(self, lease: int) -> None:
+        if self.alive and self.reservations.end_lease(lease, self._time.now_s):
+            self.settle()
+            self.kick()
+
+    def _watch_leases(self) -> None:
+        deadline_s = self.reservations.next_deadline()
+        if deadline_s is not None and self._expiry_s is None:
+            self._expiry_s = max(deadline_s, self._time.now_s)
+            self._time.at(self._expiry_s, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry_s = None
+        if self.alive:
+            for lease in self.reservations.overdue(self._time.now_s):
+                self.reservations.end_lease(lease, self._time.now_s)
+            self.settle()
+            self._watch_leases()
+            self.kick()
+
     # -- reports to the conductor
 
     def report(self) -> None:
@@ -445,22 +551,6 @@ class Engine(EngineMemory):
         """True if nothing of any request is here, and no peer reads from the instance."""
         waits = self.jobs or self.decodes or self._wanted or self._after_step
         return not (waits or self.pool.used or self.reservations.leases)
-
-    def check_idle(self) -> None:
-        """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
-        self.admission.check_integrity()
-        self.prompts.check_integrity()
-        held = {
-            "blocks": self.pool.used,
-            "waiting": self.admission.waiting,
-            "admitted": self.admission.admitted,
-            "leases": self.reservations.leases,
-            "prompts": self.prompts.queued + self.prompts.active,
-            "prompt tokens": self.prompts.pending_tokens + self._passing,
-            "steps": self.steps.waiting + self.steps.running + self.steps.prefilling,
-            "jobs": len(self.jobs) + len(self.decodes) + len(self._wanted) + len(self._after_step),
-        }
-        assert not any(held.values()), f"{self.name}: {held}"
 
 
 def shared_blocks(tables: Sequence[list[int]]) -> int:

@@ -9,7 +9,7 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.decisions import FrontDecisions
 from pinyon.eviction import Traits
 from pinyon.eviction.policy import kind_and_turn
-from pinyon_lab.simulator.attempt import Attempt, Request
+from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.report import Outcome
@@ -18,8 +18,8 @@ from pinyon_lab.simulator.workload import Arrival, answers, key_of
 
 
 class Front:
-    """The front of a cluster. It passes each admitted request to ``place``, with the time at which to give up. Attempts
-    whose client has left go to ``withdraw``, and ``log`` is told how each request ends."""
+    """The front of a cluster. It passes each admitted request to ``place``, with the time at which to give up, and
+    tells ``log`` how each request ends."""
 
     def __init__(
         self,
@@ -27,19 +27,16 @@ class Front:
         settings: ClusterSettings,
         decisions: FrontDecisions,
         place: Callable[[Request, float], None],
-        withdraw: Callable[[Attempt], None],
         log: Callable[..., None],
     ) -> None:
         self.queue = decisions.queue
         self.requests: dict[int, Request] = {}
         """The requests that have not ended."""
-        self.queued = 0
-        """The number of requests that had to wait so far."""
         self._left = 0
         """The number of ended requests whose places have not been given to others."""
         self._time, self._settings = time, settings
         self._blocks_max = settings.hbm_tokens // settings.block_tokens
-        self._place, self._withdraw, self._log = place, withdraw, log
+        self._place, self._log = place, log
         self._arrivals: Sequence[Arrival] = ()
         self._answers: dict[int, tuple[int, ...]] = {}
         self._clients = Clients(())
@@ -105,7 +102,6 @@ class Front:
             self._let_in(request)
         else:
             request.queued = True
-            self.queued += 1
 
     def _let_in(self, request: Request) -> None:
         self._place(request, self._time.now_s + self._settings.placement_wait_s)
@@ -124,24 +120,6 @@ class Front:
                 self._let_in(waiting)
             self._left -= 1
 
-    def cancel(self, number: int) -> None:
-        """Cancels a request, as its client leaves. Nothing happens if it has ended, or has not come yet."""
-        request = self.requests.get(number)
-        if request is None:
-            return
-        if not request.entered:
-            self.end(request, "cancelled")
-            return
-        if request.queued:
-            request.queued = False
-            if not self.queue.cancel(number, self._time.now_s):
-                raise RuntimeError(f"request {number} is not in the queue")
-            self.end(request, "cancelled")
-            return
-        if request.attempt is not None and not request.attempt.over:
-            self._withdraw(request.attempt)
-        self.leave(request, "cancelled")
-
     def end(self, request: Request, how: str) -> None:
         request.ends.append(how)
         request.ended_s = self._time.now_s
@@ -152,12 +130,6 @@ class Front:
         del self.requests[request.number]
         self._progress(len(self._outcomes))
         self._send(self._clients.ended(request.number, self._time.now_s))
-
-    def check_over(self) -> None:
-        """Raises if a request has not ended."""
-        assert not self.requests, sorted(self.requests)
-        assert (self.queue.in_flight, self.queue.queued) == (0, 0)
-        self.queue.check_integrity()
 
 
 def _class_of(traits: Traits) -> RequestClass:

@@ -57,7 +57,8 @@ class KvMoves:
             return False
         if not found:
             return False
-        began_s, size = self._time.now_s, found * self._block_bytes
+        began_s = self._time.now_s
+        size = found * self._settings.block_tokens * self._machine.kv_token_bytes
         forgets = self._faults is not None and self._faults.reader_forgets()
 
         def arrived() -> None:
@@ -117,7 +118,3 @@ class KvMoves:
             attempt.pushed = end
             attempt.pushing += 1
             self.links.send(source.name, target.name, size, then)
-
-    @property
-    def _block_bytes(self) -> int:
-        return self._settings.block_tokens * self._machine.kv_token_bytes

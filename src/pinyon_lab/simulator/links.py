@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 
 from pinyon_lab.simulator.virtual_time import VirtualTime
@@ -20,26 +21,23 @@ STALE_MAX = 64
 """The number of outdated times above which they are thrown away; each flow adds some to it."""
 
 
+@dataclass(eq=False, slots=True)
 class _Flow:
-    __slots__ = ("counted_s", "done", "end_s", "ends", "left", "rate")
-
-    def __init__(self, ends: tuple[_End, _End], size_bytes: float, done: Callable[[], None], now_s: float) -> None:
-        self.ends = ends
-        self.left = size_bytes
-        self.counted_s = now_s
-        """The time at which ``left`` was counted."""
-        self.rate = self.end_s = 0.0
-        self.done = done
+    ends: tuple[_End, _End]
+    left: float
+    done: Callable[[], None]
+    counted_s: float
+    """The time at which ``left`` was counted."""
+    rate: float = 0.0
+    end_s: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class _End:
     """The NICs of one machine in one direction."""
 
-    __slots__ = ("bytes_s", "flows")
-
-    def __init__(self, bytes_s: float) -> None:
-        self.bytes_s = bytes_s
-        self.flows: dict[_Flow, None] = {}
+    bytes_s: float
+    flows: dict[_Flow, None] = field(default_factory=dict)
 
 
 class Links:
@@ -57,11 +55,6 @@ class Links:
         self._looks_s = float("inf")
         """The time for which the next look is scheduled."""
         self.sent_bytes = 0.0
-
-    @property
-    def flows(self) -> int:
-        """The number of flows under way."""
-        return len(self._flows)
 
     def send(self, source: str, target: str, size_bytes: float, done: Callable[[], None]) -> None:
         """Sends bytes; calls ``done`` when all have arrived, but never from within this call."""

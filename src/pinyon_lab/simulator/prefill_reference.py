@@ -18,6 +18,7 @@ All decisions are made by the modules that the conductor runs: fleet, block inde
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -36,16 +37,13 @@ from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, W
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, TransferCostModel
 from pinyon_lab.simulator.members import endless_fleet
-from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules, packed
-from pinyon_lab.simulator.report import Served
-from pinyon_lab.simulator.workload import Arrival
+from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules
+from pinyon_lab.simulator.report import NANO_S, Served
+from pinyon_lab.simulator.workload import Arrival, packed
 
 TOKEN_US = 127
 MODEL = "prefill-reference"
-FOREVER_S = 1e18
 PROGRESS_EVERY = 256
-NANO_S = 1e-9
-"""The tolerance of comparisons: times are sums, and rounding must not decide what comes first."""
 
 
 class KnownPrefillCost(PrefillCostModel):
@@ -75,10 +73,6 @@ class ReferenceSettings:
     token_us: float = TOKEN_US
     pool: PoolRules | None = None
     """The rules of a shared pool; None: each cache is for its own instance."""
-
-    @property
-    def cache_blocks(self) -> int:
-        return self.cache_tokens // self.block_tokens
 
 
 class _Request(PlacementRequest):
@@ -127,7 +121,7 @@ class _Instance:
         self.state = fleet.join(info, 0.0)
         self.state.prefill_model = KnownPrefillCost((0.0, settings.token_us * 1e-6, 0.0))
         self.state.learned()
-        memory = fleet, self.state, settings.eviction, settings.cache_blocks
+        memory = fleet, self.state, settings.eviction, settings.cache_tokens // settings.block_tokens
         if settings.pool is None:
             self.cache = OwnCache(*memory)
         else:
@@ -154,7 +148,6 @@ class PrefillReference:
         self._by_name = {each.state.info.instance_id: each for each in self._instances}
         self._ends: list[tuple[float, int]] = []
         self._served: dict[int, Served] = {}
-        self.moved = 0
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None] = lambda _: None) -> list[Served]:
         """Serves all requests and returns their outcomes in order of arrival."""
@@ -163,22 +156,8 @@ class PrefillReference:
             self._arrive(number, arrival)
             if number % PROGRESS_EVERY == 0:
                 progress(number)
-        self._serve_until(FOREVER_S)
+        self._serve_until(math.inf)
         return [self._served[number] for number in range(len(arrivals))]
-
-    def check(self) -> None:
-        """Asserts that nothing is left of served requests, and that the books agree (for tests)."""
-        assert not any(len(each.waiting) or each.served for each in self._instances)
-        assert not self._ends
-        inflight = self._fleet.inflight
-        assert not inflight.prefills
-        assert not inflight.decodes
-        assert not len(inflight.expected)
-        inflight.check_integrity()
-        self._fleet.index.check_integrity()
-        for each in self._instances:
-            assert self._fleet.index.blocks_of(each.state) == each.cache.held() <= each.cache.full
-            assert each.state.queued_prefill_us == each.state.computing == 0
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
         job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, packed(arrival.blocks)))
@@ -196,7 +175,6 @@ class PrefillReference:
         job = next(job for job in source.waiting if job.request is move.request)
         source.waiting.remove(job)
         self._fleet.inflight.release(job.request.request_id)
-        self.moved += 1
         self._queue(job, self.scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
 
     def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:

@@ -12,13 +12,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pinyon.core.block_keys import pack_keys
-from pinyon.eviction import EVICTION_POLICIES, Traits
-from pinyon.eviction.policy import learner
+from pinyon.eviction import Traits
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
-from pinyon_lab.caches.cache import Cache, each_once, leading_run
-from pinyon_lab.simulator.workload import key_of
+from pinyon_lab.caches.cache import each_once, leading_run
+from pinyon_lab.simulator.host_store import IndexedCache
 
 FETCH_US, SSD_US = 4.6, 19.1
 """The times for Qwen2.5-7B, 57,344 bytes of KV per token, at 12.5 GB/s of a NIC and 3 GB/s of an SSD."""
@@ -34,16 +32,8 @@ class PoolRules:
     ssd_blocks: int = 0
 
 
-class OwnCache:
-    """The cache of one instance for itself; it reports its changes to the index."""
-
-    def __init__(self, fleet: Fleet, state: InstanceState, eviction: str, blocks: int) -> None:
-        policy = EVICTION_POLICIES.make(eviction)
-        self.cache = Cache(policy, blocks, learner(policy))
-        self.state = state
-        self._fleet = fleet
-        self._changes = 0
-        fleet.index.apply_snapshot(state, 0, b"", first=True, last=True)
+class OwnCache(IndexedCache):
+    """The cache of one instance for itself."""
 
     def read(self, blocks: Sequence[int], now_s: float, traits: Traits) -> tuple[int, float]:
         """Returns the leading blocks that a prompt reuses whose service starts, and the microseconds to move those that
@@ -52,7 +42,7 @@ class OwnCache:
 
     def store(self, blocks: Sequence[int], now_s: float, traits: Traits) -> None:
         """Stores all blocks of a prompt whose service ends."""
-        self._tell(*each_once(blocks), now_s, traits)
+        self.tell(*each_once(blocks), now_s, traits)
 
     def held(self) -> int:
         """Returns the number of blocks in all tiers."""
@@ -62,15 +52,6 @@ class OwnCache:
     def full(self) -> int:
         """The capacity of all tiers in blocks."""
         return self.cache.capacity
-
-    def _tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
-        new = [block for block in blocks if block not in self.cache.resident]
-        self.cache.tell(blocks, places, now_s, traits)
-        self._changed(new, self.cache.shrink(now_s))
-
-    def _changed(self, new: Sequence[int], gone: Sequence[int]) -> None:
-        self._changes += 1
-        self._fleet.index.apply_delta(self.state, self._changes, packed(new), packed(gone))
 
 
 class PooledCache(OwnCache):
@@ -105,7 +86,7 @@ class PooledCache(OwnCache):
             told[1].append(place)
         for part, told in parts.items():
             if part is not self:  # its own blocks are told when service ends, with the new ones
-                part._tell(*told, now_s, traits)
+                part.tell(*told, now_s, traits)
         return count, moving_us
 
     def store(self, blocks: Sequence[int], now_s: float, traits: Traits) -> None:
@@ -114,7 +95,7 @@ class PooledCache(OwnCache):
             if self._where.get(block, self) is self:
                 mine.append(block)
                 places.append(place)
-        self._tell(mine, places, now_s, traits)
+        self.tell(mine, places, now_s, traits)
 
     def held(self) -> int:
         return len(self.cache.resident) + len(self._ssd)
@@ -123,7 +104,7 @@ class PooledCache(OwnCache):
     def full(self) -> int:
         return self.cache.capacity + self._rules.ssd_blocks
 
-    def _tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
+    def tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
         where, ssd = self._where, self._ssd
         new = [block for block in blocks if block not in where]
         where.update(dict.fromkeys(new, self))
@@ -136,9 +117,4 @@ class PooledCache(OwnCache):
             gone = [ssd.popitem(last=False)[0] for _ in range(len(ssd) - self._rules.ssd_blocks)]
         for block in gone:
             del where[block]
-        self._changed(new, list(gone))
-
-
-def packed(blocks: Sequence[int]) -> bytes:
-    """Returns the keys of blocks, given by id, as bytes."""
-    return pack_keys([*map(key_of, blocks)])
+        self.changed(new, list(gone))

@@ -13,8 +13,6 @@ class VirtualTime:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.events = 0
-        """The number of events that have happened."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -31,4 +29,3 @@ class VirtualTime:
         while heap and heap[0][0] <= until_s:
             self.now_s, _, action = heapq.heappop(heap)
             action()
-            self.events += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pinyon.core.block_keys import KEY_BYTES, BlockKey
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, pack_keys
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
 from pinyon_lab.traces import TraceRow
@@ -97,3 +97,8 @@ def key_of(block: int) -> BlockKey:
 
 def ids_of(keys: Iterable[BlockKey]) -> list[int]:
     return [int.from_bytes(key, "little", signed=True) for key in keys]
+
+
+def packed(blocks: Iterable[int]) -> bytes:
+    """Returns the keys of blocks, given by id, as bytes."""
+    return pack_keys([*map(key_of, blocks)])

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru, Traits
-from pinyon_lab.caches.pool_replay import NODES_MAX, LastCopies, PoolSize
-from pinyon_lab.caches.pools import LOOK_AHEAD_MAX, POOLS, pool
+from pinyon_lab.caches.pool_replay import LOOK_AHEAD_MAX, NODES_MAX, POOLS, LastCopies, PoolSize, pool
 from pinyon_lab.caches.replay import Asked, replay, replayed
 from tests.unit.eviction.test_eviction_replay import trace
 

@@ -9,8 +9,7 @@ import pytest
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru
 from pinyon.eviction.policy import Belief
-from pinyon_lab.caches.pool_replay import PoolSize
-from pinyon_lab.caches.pools import pool
+from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import Asked, CacheReplay, replay
 
 

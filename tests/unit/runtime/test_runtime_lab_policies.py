@@ -11,8 +11,10 @@ from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.policies import Registry
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon_lab.policies.names import BATCHING, EVICTION, PLACEMENT
 
+PLACEMENT = ("algorithm1", "cache_affinity", "preble", "dynamo", "min_ttft", "random")
+BATCHING = ("oracle", "lpm", "dfs_weight", "sglang_fcfs", "dynamic")
+EVICTION = ("fifo", "lfu", "gdfs", "s3fifo", "sieve")
 LOOK = """
 import sys
 from services.conductor.settings import ConductorSettings

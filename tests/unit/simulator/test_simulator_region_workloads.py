@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.papers.skywalker.sharing import similarities, similarity
-from pinyon_lab.simulator.regions.chats import ARENA, TEMPLATE_TOKENS, WILDCHAT, Chats, ChatSource, Together
+from pinyon_lab.simulator.regions.chats import ARENA, TEMPLATE_TOKENS, WILDCHAT, Chats, ChatSource
 from pinyon_lab.simulator.regions.programs import Program, Step, Text, block_keys, fresh_keys, routing_keys
-from pinyon_lab.simulator.regions.workloads import WORKLOADS, Trees, TreeSettings, TreeSource, sources
+from pinyon_lab.simulator.regions.workloads import WORKLOADS, TreeSettings, TreeSource, sources
 
 BLOCK = 16
 
 
-@given(st.lists(st.integers(0, 60), max_size=8), st.integers(1, 20))
-def test_a_text_has_keys_of_its_full_blocks(lengths: list[int], block: int) -> None:
+@given(st.lists(st.integers(0, 60), max_size=20))
+def test_a_text_has_keys_of_its_full_blocks(lengths: list[int]) -> None:
     text, fresh = Text(), fresh_keys(Random(1))
     for length in lengths:
-        longer = text.extended(length, block, fresh)
+        longer = text.extended(length, fresh)
         assert longer.keys[: len(text.keys)] == text.keys
         text = longer
     assert text.tokens == sum(lengths)
-    assert len(text.keys) == len(set(text.keys)) == text.tokens // block
+    assert len(text.keys) == len(set(text.keys)) == text.tokens // BLOCK
     assert tuple(block_keys(routing_keys(text.keys))) == text.keys
 
 
@@ -58,9 +58,9 @@ def test_an_unknown_workload_is_refused() -> None:
 @pytest.mark.parametrize(("branches", "requests"), [(2, 15), (4, 85)])
 def test_trees_have_as_many_requests_as_in_the_paper(branches: int, requests: int) -> None:
     settings = TreeSettings(branches)
-    source = TreeSource(Trees(BLOCK, settings.system_tokens, Random(1)), settings, "us")
+    source = TreeSource(Text().extended(settings.system_tokens, fresh_keys(Random(1))), settings, "us")
     one, other = source.program(Random(2)), source.program(Random(3))
-    assert len(one.steps) == settings.requests == requests
+    assert len(one.steps) == requests
     assert one.user != other.user
     assert one.steps[0].keys[:6] == other.steps[0].keys[:6], "they have their instructions in common"
     siblings = [step for step in one.steps if step.after == 0]
@@ -71,7 +71,7 @@ def test_trees_have_as_many_requests_as_in_the_paper(branches: int, requests: in
 
 def test_conversations_are_as_long_as_published() -> None:
     for settings, turns, long, prompt, answer in ((ARENA, 1.2, 0.0, 52.3, 189.5), (WILDCHAT, 2.5, 0.037, 295.6, 441.3)):
-        source = ChatSource(Chats(settings, BLOCK, Random(1)), "us", Random(2))
+        source = ChatSource(Chats(settings, Random(1)), "us", Random(2))
         programs = [source.program(rng) for rng in map(Random, range(3_000))]
         counts = [len(each.steps) for each in programs]
         assert sum(counts) / len(counts) == pytest.approx(turns, rel=0.1)
@@ -83,14 +83,14 @@ def test_conversations_are_as_long_as_published() -> None:
 
 
 def test_together_are_conversations_of_one_user() -> None:
-    source = Together(ChatSource(Chats(WILDCHAT, BLOCK, Random(1)), "us", Random(2)), 3, 3)
+    source = ChatSource(Chats(WILDCHAT, Random(1)), "us", Random(2), 3, 3)
     program = source.program(Random(4))
     assert sum(step.after < 0 for step in program.steps) == 3
 
 
 def test_openings_of_one_kind_only() -> None:
     with pytest.raises(ValueError, match="one kind"):
-        ChatSource(Chats(replace(WILDCHAT, own=0.9), BLOCK, Random(1)), "us", Random(1))
+        ChatSource(Chats(replace(WILDCHAT, own=0.9), Random(1)), "us", Random(1))
 
 
 def step_of(keys: tuple[bytes, ...], tokens: int) -> Step:

@@ -10,8 +10,7 @@ from itertools import combinations
 
 from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.caches.lru_curve import LruCurve
-from pinyon_lab.caches.pool_replay import PoolSize
-from pinyon_lab.caches.pools import pool
+from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import replayed
 from pinyon_lab.figures.figure import Basis, Column, Given, Result, Rows, Section, Table, Value, columns, figure
 from pinyon_lab.figures.rows import bars, basis, cells, claimed, close, column, near, number, share, shown, those

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import mean
 
-from pinyon.eviction.policy import EvictionPolicy, Traits, learner
+from pinyon.eviction.policy import EvictionPolicy, Traits
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.lru_curve import LruCurve
@@ -304,7 +304,7 @@ class HeadFirst:
     and of no places in it: of equal blocks, it evicts the prompt's head first."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
-        self._cache = Cache(policy, capacity, learner(policy))
+        self._cache = Cache(policy, capacity)
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """Plays one request, and returns how many of its blocks were hits."""

@@ -13,15 +13,15 @@ from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.regions.programs import Step, routing_keys
 
 
+@dataclass(eq=False, slots=True)
 class Hop:
     """A push of a request from the load balancer of ``region`` to ``name``, an instance or another region."""
 
-    __slots__ = ("name", "open", "region", "target")
-
-    def __init__(self, region: str, name: str, target: Target | None) -> None:
-        self.region, self.name, self.target = region, name, target
-        self.open = True
-        """True until the end of the request is known where it was pushed from."""
+    region: str
+    name: str
+    target: Target | None
+    open: bool = True
+    """True until the end of the request is known where it was pushed from."""
 
     def end(self) -> None:
         if self.open:
@@ -43,16 +43,11 @@ class Call:
     """The ways in which the call ended; exactly one when the run is over."""
     first_s: float = -1.0
     """The time at which the first token reached the client; -1: not yet."""
-    epoch: int = 0
-    """A number that grows whenever the call's way breaks, so that events of the old way are ignored."""
-    tries: int = 0
     forwards: int = 0
     """The number of times that the call went to another region, on all its ways."""
-    front: str = ""
-    """The region of the load balancer to which the client sent the call; "": none."""
     hops: list[Hop] = field(default_factory=list)
     exclude: tuple[str, ...] = ()
-    """The instance or region at which the call's way broke last."""
+    """Instances and regions to which the call must not go."""
     hits: int = -1
     """The prompt tokens that the first instance held; -1: the call reached no instance."""
     routed: Routed = field(init=False)
@@ -60,13 +55,8 @@ class Call:
 
     def __post_init__(self) -> None:
         self.routed = Routed(routing_keys(self.step.keys), self.user)
-        self.restart(self.sent_s)
-
-    def restart(self, now_s: float) -> None:
-        """Makes a new request, without the tokens that were generated: nobody knows them any more."""
-        step = self.step
-        tokens, output_tokens = step.tokens, max(1, step.output_tokens)
-        self.request = Request(self.number, step.keys, tokens, output_tokens, now_s, answer=step.answer)
+        step, output_tokens = self.step, max(1, self.step.output_tokens)
+        self.request = Request(self.number, step.keys, step.tokens, output_tokens, self.sent_s, answer=step.answer)
 
     def forwarded_to(self, region: str) -> bool:
         """Returns whether the call is in ``region`` because another region's load balancer sent it there."""

@@ -67,17 +67,17 @@ published by its authors. Openings as for :data:`ARENA`: 7.60 times, and 2.5 % a
 
 
 class Chats:
-    """The texts that all regions share; ``block_tokens`` is the size of a block."""
+    """The texts that all regions share."""
 
-    def __init__(self, settings: ChatSettings, block_tokens: int, rng: Random) -> None:
-        self.settings, self.block_tokens = settings, block_tokens
+    def __init__(self, settings: ChatSettings, rng: Random) -> None:
+        self.settings = settings
         self.fresh = fresh_keys(rng)
-        self.template = Text().extended(TEMPLATE_TOKENS, block_tokens, self.fresh)
+        self.template = Text().extended(TEMPLATE_TOKENS, self.fresh)
         self.openings = [self.opening(rng) for _ in range(settings.openings)]
 
     def opening(self, rng: Random) -> Text:
         tokens = OPENING * self.settings.prompt_mean * log_normal(rng, OPENING_SIGMA)
-        return self.template.extended(max(TOKENS_MIN, round(tokens)), self.block_tokens, self.fresh)
+        return self.template.extended(max(TOKENS_MIN, round(tokens)), self.fresh)
 
     def prompt_tokens(self, rng: Random) -> int:
         chats = self.settings
@@ -90,42 +90,43 @@ class Chats:
 
 
 class ChatSource:
-    """A source of one region's conversations. Raises ``ValueError`` if the probabilities exceed 1 together."""
+    """A source of one region's conversations. Raises ``ValueError`` if the probabilities exceed 1 together.
 
-    def __init__(self, chats: Chats, region: str, rng: Random) -> None:
+    A program has ``least`` to ``most`` conversations of one user, begun at once: where there are several, bursts, and
+    programs with several patterns (SkyWalker §3.2).
+    """
+
+    def __init__(self, chats: Chats, region: str, rng: Random, least: int = 1, most: int = 1) -> None:
         settings = chats.settings
         if settings.own + settings.regional + settings.worldwide > 1:
             raise ValueError("conversations begin with an opening of one kind only")
-        self._chats, self._region = chats, region
+        self._chats, self._region, self._least, self._most = chats, region, least, most
         self._openings = [chats.opening(rng) for _ in range(settings.openings)]
         self._own = [chats.opening(rng) for _ in range(settings.users)]
         self._weights = list(accumulate(1 / number**settings.skew for number in range(1, settings.users + 1)))
 
     def program(self, rng: Random) -> Program:
-        return self.conversation(self.user(rng), rng)
+        user = bisect(self._weights, rng.random() * self._weights[-1])
+        steps: list[Step] = []
+        for _ in range(rng.randint(self._least, self._most) if self._most > 1 else 1):
+            self._converse(steps, user, rng)
+        return Program(f"{self._region} {user}", tuple(steps))
 
-    def user(self, rng: Random) -> int:
-        """Draws the user who begins a conversation, as an index."""
-        return bisect(self._weights, rng.random() * self._weights[-1])
-
-    def name_of(self, user: int) -> str:
-        return f"{self._region} {user}"
-
-    def conversation(self, user: int, rng: Random) -> Program:
-        """Returns a conversation of the region's n-th user."""
+    def _converse(self, steps: list[Step], user: int, rng: Random) -> None:
+        """Adds the steps of a conversation of the region's n-th user."""
         chats, settings = self._chats, self._chats.settings
         fresh: Fresh = fresh_keys(rng)
         again = settings.long_again if rng.random() < settings.long_share else settings.again
         text = self._first(user, rng, fresh)
-        steps: list[Step] = []
+        last = -1
         while True:
             output = chats.answer_tokens(rng)
-            after = text.extended(output, chats.block_tokens, fresh)
-            answer = after.keys[len(text.keys) :]
-            steps.append(Step(len(steps) - 1, text.tokens, output, text.keys, answer))
-            text = after.extended(chats.prompt_tokens(rng), chats.block_tokens, fresh)
+            answered = text.extended(output, fresh)
+            steps.append(Step(last, text.tokens, output, text.keys, answered.keys[len(text.keys) :]))
+            last = len(steps) - 1
+            text = answered.extended(chats.prompt_tokens(rng), fresh)
             if rng.random() >= again or text.tokens + settings.answer_mean > settings.context_max:
-                return Program(self.name_of(user), tuple(steps))
+                return
 
     def _first(self, user: int, rng: Random, fresh: Fresh) -> Text:
         chats, settings, draw = self._chats, self._chats.settings, rng.random()
@@ -137,24 +138,5 @@ class ChatSource:
         elif draw < settings.own + settings.regional + settings.worldwide:
             opening = rng.choice(chats.openings)
         else:
-            return chats.template.extended(tokens, chats.block_tokens, fresh)
-        return opening.extended(max(TOKENS_MIN, round(OPENING_REST * tokens)), chats.block_tokens, fresh)
-
-
-class Together:
-    """A source of programs with ``least`` to ``most`` conversations of one user, begun at once: bursts, and programs
-    with several patterns (SkyWalker §3.2)."""
-
-    def __init__(self, source: ChatSource, least: int, most: int) -> None:
-        self._source, self._least, self._most = source, least, most
-
-    def program(self, rng: Random) -> Program:
-        user = self._source.user(rng)
-        steps: list[Step] = []
-        for _ in range(rng.randint(self._least, self._most)):
-            begin = len(steps)
-            steps += [
-                step._replace(after=step.after + begin if step.after >= 0 else -1)
-                for step in self._source.conversation(user, rng).steps
-            ]
-        return Program(self._source.name_of(user), tuple(steps))
+            return chats.template.extended(tokens, fresh)
+        return opening.extended(max(TOKENS_MIN, round(OPENING_REST * tokens)), fresh)

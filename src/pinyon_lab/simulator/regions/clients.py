@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from pinyon_lab.simulator.regions.programs import Program, Source
@@ -17,13 +19,11 @@ LOOK_S = 5.0
 """The interval at which an inactive client checks whether it should be active."""
 
 
+@dataclass(eq=False, slots=True)
 class _Running:
-    __slots__ = ("open", "program")
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.open = 0
-        """The number of steps that are sent or about to be."""
+    program: Program
+    open: int = 0
+    """The number of steps that are sent or about to be."""
 
 
 class Clients:
@@ -65,13 +65,7 @@ class Clients:
         due = [place for place in range(after + 1, len(steps)) if steps[place].after == after]
         running.open += len(due)
         for place in due:
-            if steps[place].think_s:
-                self._time.after(steps[place].think_s, lambda place=place: self._step(number, running, place))  # type: ignore[misc]
-            else:
-                self._step(number, running, place)
-
-    def _step(self, number: int, running: _Running, place: int) -> None:
-        self.send(self._region, running.program, place, lambda answered: self._ended(number, running, place, answered))
+            self.send(self._region, running.program, place, partial(self._ended, number, running, place))
 
     def _ended(self, number: int, running: _Running, place: int, answered: bool) -> None:
         """Sends what follows the step if it was answered, and begins a new program when this one is over."""

@@ -81,12 +81,13 @@ class Door:
         give_up: Callable[[Call], None],
         wait_s: float,
     ) -> None:
-        self.region, self.alive = region, True
+        self.region = region
         self._system, self._time, self._global_view = system, time, global_view
         self._push, self._forward, self._give_up, self._wait_s = push, forward, give_up, wait_s
         self._begin()
 
     def _begin(self) -> None:
+        """Begins without any call, and without any knowledge of instances and of others."""
         self.layers = TwoLayers(self.region, Layer(*self._rules()), Layer(*self._rules()))
         self._queue = RequestQueue(ENDLESS, ENDLESS)
         self._waiting: dict[int, tuple[Call, float]] = {}
@@ -104,15 +105,6 @@ class Door:
     @property
     def queued(self) -> int:
         return self._queue.queued
-
-    def die(self) -> None:
-        """Kills the load balancer with all it knows. Those who sent its calls take care of them."""
-        self.alive = False
-        self._begin()
-
-    def live(self) -> None:
-        """Starts the load balancer again, without any knowledge of others."""
-        self.alive = True
 
     def arrive(self, call: Call, sender: str, *, again: bool = False) -> None:
         """Takes a call from ``sender``, another region or "" for a client. ``again``: it is back, in its old place."""
@@ -156,7 +148,7 @@ class Door:
     def pump(self) -> None:
         """Sends on every call that can go on."""
         queue = self._queue
-        while self.alive and queue.queued:
+        while queue.queued:
             closed = [number for number in queue.waiting_demands if not self._open(number)]
             number = queue.next(self._time.now_s, closed)
             if number is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Protocol
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.request import Role
@@ -24,21 +23,13 @@ from pinyon_lab.simulator.world import Faults, World
 LB = "lb"
 
 
-class Heard(Protocol):
-    """A listener that is told at once, at the instance; the way from there is not the instance's business."""
-
-    def began(self, request: Request) -> None:
-        """Reports that the request has its first token."""
-
-    def finished(self, request: Request) -> None:
-        """Reports that the request has all its tokens."""
-
-    def failed(self, request: Request, name: str) -> None:
-        """Reports that the request lost its instance by the fault of ``name``; it keeps the tokens generated so far."""
-
-
 class Instances:
-    """The instances of all regions. ``settings`` are those of each, but for its roles: all are mixed."""
+    """The instances of all regions. ``settings`` are those of each, but for its roles: all are mixed.
+
+    ``began`` is told that a request has its first token, ``finished`` that it has all. ``failed`` is told that it lost
+    its instance, and keeps the tokens generated so far. They are told at once, at the instance; the way from there is
+    not the instance's business.
+    """
 
     def __init__(
         self,
@@ -46,10 +37,12 @@ class Instances:
         settings: ClusterSettings,
         machine: MachineProfile,
         engine: EngineProfile,
-        heard: Heard,
+        began: Callable[[Request], None],
+        finished: Callable[[Request], None],
+        failed: Callable[[Request], None],
         faults: Faults | None = None,
     ) -> None:
-        self._time, self._settings, self._heard = time, settings, heard
+        self._settings, self._began, self._finished, self._failed = settings, began, finished, failed
         self.counts: Counter[str] = Counter()
         fleet = endless_fleet(together=True, decode_sharing=False)
         self._numbers = count(1)
@@ -63,31 +56,14 @@ class Instances:
 
     # -- members
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the live instances."""
-        return list(self._members.engines)
-
     def engine(self, name: str) -> Engine | None:
         """Returns the engine of an instance, None if it is dead."""
         return self._members.engines.get(name)
 
     def boot(self, name: str) -> None:
-        """Starts an instance, for the first time or again; it is empty."""
+        """Starts an instance, which is empty."""
         self._members.boot(name, Role.MIXED)
         self._at[name] = {}
-        for key in [key for key in self._received if key[0] == name]:
-            del self._received[key]
-
-    def kill(self, name: str) -> list[Request]:
-        """Kills an instance with all it holds; returns the requests that were there."""
-        if self._members.remove(name) is None:
-            return []
-        lost = list(self._at.pop(name).values())
-        for request in lost:
-            if request.attempt is not None:
-                self._attempts.tear_down(request.attempt)
-        return lost
 
     # -- requests
 
@@ -96,11 +72,9 @@ class Instances:
         blocks = -(-(request.tokens + request.max_tokens) // self._settings.block_tokens)
         return blocks <= self._settings.hbm_tokens // self._settings.block_tokens
 
-    def submit(self, request: Request, name: str, sender: str) -> bool:
-        """Submits a request to an instance, with tokens generated elsewhere, if any. False: the instance is dead."""
-        engine = self.engine(name)
-        if engine is None:
-            return False
+    def submit(self, request: Request, name: str, sender: str) -> None:
+        """Submits a request to a live instance, with tokens generated elsewhere, if any."""
+        engine = self._members.engines[name]
         self._received[name, sender] = self._received.get((name, sender), 0) + 1
         decision = PlacementDecision(engine.state, DecodeChoice(engine.state), 0, (), Times(), LB)
         number, job = next(self._numbers), next(self._numbers)
@@ -108,17 +82,7 @@ class Instances:
         attempt = request.attempt = Attempt(request, number, job, decision, engine.boot, engine.boot, tokens)
         request.attempts += 1
         self._at[name][request.number] = request
-        self._attempts.want_room(attempt)
-        engine.settle()
-        engine.kick()
-        return True
-
-    def cancel(self, request: Request) -> None:
-        """Cancels a request, for which nobody waits any more, if it is at an instance."""
-        attempt = request.attempt
-        if attempt is not None and not attempt.over:
-            self._gone(request, attempt)
-            self._attempts.tear_down(attempt)
+        self._attempts.begin(attempt)
 
     def _gone(self, request: Request, attempt: Attempt) -> None:
         request.attempt = None
@@ -129,20 +93,18 @@ class Instances:
     def _log(self, *what: object) -> None:
         self.counts[str(what[0])] += 1
         if what[0] == "first":
-            engine = self.engine(str(what[2]))
-            assert engine is not None
-            self._heard.began(self._at[engine.name][int(str(what[1]))])
+            self._began(self._at[str(what[2])][int(str(what[1]))])
 
     def _again(self, attempt: Attempt, culprit: str) -> None:
         request = attempt.request
         self._gone(request, attempt)
         self._attempts.tear_down(attempt)
-        self._heard.failed(request, culprit)
+        self._failed(request)
 
     def _leave(self, request: Request, how: str) -> None:
         if request.attempt is not None:
             self._gone(request, request.attempt)
-        self._heard.finished(request)
+        self._finished(request)
 
     # -- answers to probes
 
@@ -156,24 +118,17 @@ class Instances:
 
     def waiting(self, name: str) -> int:
         """Returns the number of requests at the instance that wait for KV blocks."""
-        engine = self.engine(name)
-        return 0 if engine is None else engine.admission.waiting
+        return self._members.engines[name].admission.waiting
 
     def outstanding(self, name: str) -> int:
-        return len(self._at.get(name, ()))
+        return len(self._at[name])
 
     def used(self, name: str) -> float:
         """Returns the share of an instance's KV memory that requests hold, without blocks that are only cached."""
-        engine = self.engine(name)
-        return 0.0 if engine is None else engine.pool.used / engine.pool.total
+        pool = self._members.engines[name].pool
+        return pool.used / pool.total
 
     def held(self, name: str, keys: Sequence[BlockKey]) -> int:
-        """Returns the number of leading blocks that the instance holds."""
+        """Returns the number of leading blocks that the instance holds; 0 if there is none of that name."""
         engine = self.engine(name)
         return 0 if engine is None else engine.pool.match_prefix(keys)
-
-    def check_over(self) -> None:
-        """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
-        assert not any(self._at.values())
-        for engine in self._members.engines.values():
-            engine.check_idle()

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
 from pinyon.routing.routing_keys import KEY_BYTES as ROUTING_KEY_BYTES
+from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS
 
 _REST = bytes(KEY_BYTES - ROUTING_KEY_BYTES)
 
@@ -32,8 +33,6 @@ class Step(NamedTuple):
     """The keys of the prompt's full blocks."""
     answer: tuple[BlockKey, ...]
     """The keys of the blocks that the answer fills; the first may begin with the end of the prompt."""
-    think_s: float = 0.0
-    """The time between the end of the step before and the beginning of this one."""
 
 
 class Program(NamedTuple):
@@ -75,7 +74,7 @@ class Text:
     tokens: int = 0
     keys: tuple[BlockKey, ...] = ()
 
-    def extended(self, tokens: int, block_tokens: int, fresh: Fresh) -> Text:
+    def extended(self, tokens: int, fresh: Fresh) -> Text:
         """Returns the text with ``tokens`` more, which no other text has."""
         more = self.tokens + tokens
-        return Text(more, (*self.keys, *fresh(more // block_tokens - len(self.keys))))
+        return Text(more, (*self.keys, *fresh(more // BLOCK_TOKENS - len(self.keys))))

@@ -22,31 +22,19 @@ OTHERS_S: Final = 0.15
 
 
 class Network:
-    """A network with latencies between regions, which may be cut off. ``round_trips_s``: by pair, in any order."""
+    """A network with latencies between regions. ``round_trips_s``: by pair, in any order."""
 
     def __init__(self, round_trips_s: Mapping[tuple[str, str], float] = ROUND_TRIPS_S) -> None:
         for pair, seconds in round_trips_s.items():
             if not 0 <= seconds <= 60:
                 raise InvalidArgument(f"{' and '.join(pair)}: a round trip takes 0 to 60 s, not {seconds}")
         self._trips_s = {frozenset(pair): seconds for pair, seconds in round_trips_s.items()}
-        self._cut: set[str] = set()
 
     def one_way_s(self, one: str, other: str) -> float:
         return LOCAL_S if one == other else self._trips_s.get(frozenset((one, other)), OTHERS_S) / 2
 
     def round_trip_s(self, one: str, other: str) -> float:
         return 2 * self.one_way_s(one, other)
-
-    def reaches(self, one: str, other: str) -> bool:
-        """Returns whether messages get through."""
-        return one == other or (one not in self._cut and other not in self._cut)
-
-    def cut_off(self, region: str) -> None:
-        """Stops all messages between a region and others from now on."""
-        self._cut.add(region)
-
-    def heal(self, region: str) -> None:
-        self._cut.discard(region)
 
 
 BLOCK_TOKENS: Final = 16
@@ -92,14 +80,8 @@ class WorldSettings:
     round_trips_s: Mapping[tuple[str, str], float] = field(default_factory=lambda: ROUND_TRIPS_S)
     probe_s: float = 0.1
     """The interval of probes (§4.1)."""
-    notice_s: float = 0.5
-    """The time until a broken connection is noticed, and what it carried is sent again."""
-    takeover_s: float = 2.0
-    """The time until a dead load balancer's instances belong to the nearest live one (§4.2)."""
     wait_s: float = 3600.0
     """The time that a request waits at a load balancer before it is given up."""
-    tries: int = 16
-    """The number of times that a request is tried where its way breaks."""
 
     def __post_init__(self) -> None:
         if not self.instances or any(number < 0 for number in self.instances.values()):

@@ -9,9 +9,8 @@ from random import Random
 from typing import Final
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSettings, ChatSource, Together
+from pinyon_lab.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSettings, ChatSource
 from pinyon_lab.simulator.regions.programs import Program, Source, Step, Text, fresh_keys
-from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS
 from pinyon_lab.traces.generate.draws import log_normal
 
 
@@ -33,34 +32,19 @@ class TreeSettings:
     sigma: float = 0.5
     """The sigma of the log-normal lengths of answers and questions."""
 
-    @property
-    def requests(self) -> int:
-        return sum(self.branches**level for level in range(self.depth))
-
-
-class Trees:
-    """The text that all trees share."""
-
-    def __init__(self, block_tokens: int, system_tokens: int, rng: Random) -> None:
-        self.block_tokens = block_tokens
-        self.system = Text().extended(system_tokens, block_tokens, fresh_keys(rng))
-
 
 class TreeSource:
-    """A source of trees, one question each; consistent hashing goes by the question's number."""
+    """A source of trees that begin with ``system``, one question each; consistent hashing goes by its number."""
 
-    def __init__(self, trees: Trees, settings: TreeSettings, region: str) -> None:
-        self._trees, self._settings, self._region = trees, settings, region
+    def __init__(self, system: Text, settings: TreeSettings, region: str) -> None:
+        self._system, self._settings, self._region = system, settings, region
         self._asked = 0
 
     def program(self, rng: Random) -> Program:
         self._asked += 1
-        return self.tree(f"{self._region} question {self._asked}", rng)
-
-    def tree(self, question: str, rng: Random) -> Program:
-        settings, block_tokens, fresh = self._settings, self._trees.block_tokens, fresh_keys(rng)
+        settings, fresh = self._settings, fresh_keys(rng)
         tokens = max(8, round(settings.question_tokens * log_normal(rng, settings.sigma)))
-        level: list[tuple[int, Text]] = [(-1, self._trees.system.extended(tokens, block_tokens, fresh))]
+        level: list[tuple[int, Text]] = [(-1, self._system.extended(tokens, fresh))]
         """The requests of the next level: the step that each awaits, and its prompt."""
         steps: list[Step] = []
         for depth in range(settings.depth):
@@ -68,13 +52,13 @@ class TreeSource:
             for after, prompt in level:
                 output = max(8, round(settings.answer_mean * log_normal(rng, settings.sigma)))
                 output = min(output, settings.answer_max)
-                thought = prompt.extended(output, block_tokens, fresh)
+                thought = prompt.extended(output, fresh)
                 steps.append(Step(after, prompt.tokens, output, prompt.keys, thought.keys[len(prompt.keys) :]))
                 if depth + 1 < settings.depth:
-                    asked = thought.extended(settings.instruction_tokens, block_tokens, fresh)
+                    asked = thought.extended(settings.instruction_tokens, fresh)
                     following += [(len(steps) - 1, asked)] * settings.branches
             level = following
-        return Program(question, tuple(steps))
+        return Program(f"{self._region} question {self._asked}", tuple(steps))
 
 
 _COMMON: Final = replace(WILDCHAT, own=0.0, worldwide=0.0, prompt_sigma=1.0, again=0.0, long_share=0.0)
@@ -105,11 +89,10 @@ def sources(workload: str, regions: Sequence[str], rng: Random) -> dict[str, Sou
     if workload in _BRANCHES:
         settings = TreeSettings(_BRANCHES[workload])
         busy = replace(settings, branches=BUSY_BRANCHES) if workload == "mixed-tree" else settings
-        trees = Trees(BLOCK_TOKENS, settings.system_tokens, rng)
-        return {region: TreeSource(trees, settings if place else busy, region) for place, region in enumerate(regions)}
+        system = Text().extended(settings.system_tokens, fresh_keys(rng))
+        return {region: TreeSource(system, settings if place else busy, region) for place, region in enumerate(regions)}
     if workload not in _CHATS:
         raise InvalidArgument(f"no workload {workload!r}; there are: {', '.join(WORKLOADS)}", field="workload")
     chat, least, most = _CHATS[workload]
-    chats = Chats(chat, BLOCK_TOKENS, rng)
-    single = {region: ChatSource(chats, region, rng) for region in regions}
-    return {region: Together(source, least, most) for region, source in single.items()} if most > 1 else {**single}
+    chats = Chats(chat, rng)
+    return {region: ChatSource(chats, region, rng, least, most) for region in regions}

@@ -1,37 +1,32 @@
 """Several regions on a virtual clock: clients of a closed loop, a network with latencies, load balancers, instances.
 
 Load balancers route by production's modules (:mod:`pinyon.routing`), and instances serve by those of workers. This
-module does what services and networks do around them: it delays messages, sends probes, and handles load balancers and
-instances that die, and regions that are cut off.
+module does what services and networks do around them: it delays messages, and sends probes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count, pairwise
 from random import Random
 
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
+from pinyon.routing.target import Report
 from pinyon_lab.simulator.attempt import Request
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.regions.calls import Call, Hop, Served
 from pinyon_lab.simulator.regions.clients import Clients
 from pinyon_lab.simulator.regions.doors import Door, GlobalView
 from pinyon_lab.simulator.regions.instances import Instances
-from pinyon_lab.simulator.regions.probes import Probes
 from pinyon_lab.simulator.regions.programs import Program, Source
 from pinyon_lab.simulator.regions.settings import Network, System, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults
 
 WATCH_S = 5.0
-AGAIN_S = 1.0
-"""The time until a client that found no load balancer looks for one again."""
-FORGIVEN_S = 1.0
-"""The time until a call may use again what it broke at last."""
 
 
 class World:
@@ -49,7 +44,8 @@ class World:
         self.settings, self.system = settings, system
         self.time = VirtualTime()
         self.network = Network(settings.round_trips_s)
-        self.instances = Instances(self.time, instance, machine, engine, self, faults)
+        heard = self.began, self.finished, self.failed
+        self.instances = Instances(self.time, instance, machine, engine, *heard, faults)
         self.counts: Counter[str] = Counter()
         self.served: list[Served] = []
         self.calls: dict[int, Call] = {}
@@ -57,22 +53,23 @@ class World:
         self._numbers = count(1)
         self.clients: list[Clients] = []
         self._until_s = 0.0
-        self.home: dict[str, str] = {}
+        self.home = {
+            f"{region}-{place}": region for region, number in settings.instances.items() for place in range(number)
+        }
         """The region of each instance, by name."""
+        self.owners = {name: system.alone or region for name, region in self.home.items()}
+        """The region of the load balancer that pushes to an instance, by the instance's name."""
         view = GlobalView(self.instances)
         self.doors: dict[str, Door] = {
             region: Door(region, system, self.time, view, self._push, self._forward, self._give_up, settings.wait_s)
             for region in settings.regions
             if system.alone in ("", region)
         }
-        self.probes = Probes(self)
-        for region, number in settings.instances.items():
-            for place in range(number):
-                self.home[f"{region}-{place}"] = region
-        for name in self.home:
-            self.boot(name)
+        for name, owner in self.owners.items():
+            self.instances.boot(name)
+            self.join(self.doors[owner], name)
         for door in self.doors.values():
-            self.probes.meet(door)
+            self.meet(door)
 
     # -- a run
 
@@ -89,7 +86,9 @@ class World:
         for clients in self.clients:
             clients.until_s = until_s
             clients.start()
-        self.probes.start()
+        for place, door in enumerate(self.doors.values()):  # which probe at different moments
+            delay_s = self.settings.probe_s * (place + 1) / len(self.doors)
+            self.time.after(delay_s, lambda door=door: self._probe(door))  # type: ignore[misc]
         self.time.run(math.inf if drain else until_s)
 
     def watch(self, progress: Callable[[float], None]) -> None:
@@ -123,55 +122,34 @@ class World:
         self._enter(call)
 
     def _enter(self, call: Call) -> None:
-        """Sends a call to the nearest live load balancer, as a name server would (§4.1)."""
-        network, region = self.network, call.region
-        near = [door for door in self.doors.values() if door.alive and network.reaches(region, door.region)]
-        if not near:
-            self._later(call, AGAIN_S, lambda: self._retry(call, 0))
-            return
-        door = min(near, key=lambda each: (network.one_way_s(region, each.region), each.region))
-        call.front = door.region
-        self._later(call, network.one_way_s(region, door.region), lambda: door.arrive(call, ""))
+        """Sends a call to the nearest load balancer, as a name server would (§4.1)."""
+        door = min(self.doors.values(), key=lambda each: self.distance(call.region, each))
+        self._carry(call, call.region, door.region, lambda: door.arrive(call, ""))
+
+    def distance(self, region: str, door: Door) -> tuple[float, str]:
+        """Returns a key by which load balancers are sorted by distance."""
+        return self.network.one_way_s(region, door.region), door.region
 
     def _push(self, door: Door, call: Call) -> None:
         name = call.hops[-1].name
-        self._carry(call, door.region, self.home[name], lambda: self._at_instance(door, call, name))
+        submit = lambda: self.instances.submit(call.request, name, door.region)  # noqa: E731 - on its arrival
+        self._carry(call, door.region, self.home[name], submit)
 
     def _forward(self, door: Door, call: Call) -> None:
         other = self.doors[call.hops[-1].name]
         call.forwards += 1
         self.counts["forwarded"] += 1
-        if len(call.hops) > 1:
-            self.counts["twice forwarded"] += 1
-        self._carry(call, door.region, other.region, lambda: self._at_door(other, call, door.region))
+        self._carry(call, door.region, other.region, lambda: other.arrive(call, door.region))
 
     def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
-        if self.network.reaches(sender, receiver):
-            self._later(call, self.network.one_way_s(sender, receiver), then)
-        else:
-            self._broken(call, len(call.hops))
-
-    def _at_door(self, door: Door, call: Call, sender: str) -> None:
-        if door.alive:
-            door.arrive(call, sender)
-        else:
-            self._broken(call, len(call.hops))
-
-    def _at_instance(self, door: Door, call: Call, name: str) -> None:
-        if not self.instances.submit(call.request, name, door.region):
-            self._broken(call, len(call.hops))
+        """Sends a call from region to region, and calls ``then`` when it arrives."""
+        self._later(call, self.network.one_way_s(sender, receiver), then)
 
     def _later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
-        """Calls ``then`` after a delay, unless the call's way breaks before."""
-        epoch = call.epoch
+        """Calls ``then``, which is the next thing that happens to the call, after a delay."""
+        self.time.after(delay_s, then)
 
-        def act() -> None:
-            if call.epoch == epoch:
-                then()
-
-        self.time.after(delay_s, act)
-
-    # -- and back: implements :class:`pinyon_lab.simulator.regions.instances.Heard`
+    # -- and back
 
     def began(self, request: Request) -> None:
         call = self.calls[request.number]
@@ -193,26 +171,26 @@ class World:
             self._told(call)
         self._later(call, self._way_back_s(call), lambda: self._end(call, "finished"))
 
-    def failed(self, request: Request, name: str) -> None:
-        call = self.calls[request.number]
-        self._broken(call, len(call.hops))
+    def failed(self, request: Request) -> None:
+        self._end(self.calls[request.number], "failed")
 
     def _way_back_s(self, call: Call) -> float:
         stops = [self.home[call.instance()], *[hop.region for hop in reversed(call.hops)], call.region]
         return sum([self.network.one_way_s(one, other) for one, other in pairwise(stops)])
 
     def _told(self, call: Call) -> None:
-        """Reports the instance's load, which the answer's frames carry."""
+        """Reports the instance's load to its load balancer, which the answer's frames carry."""
         hop = call.hops[-1]
-        self.probes.tell(hop.region, hop.name)
+        if self.system.probes:
+            report = self.instances.report(hop.name, hop.region)
+            delay_s = self.network.one_way_s(hop.region, self.home[hop.name])
+            self.time.after(delay_s, lambda: self._answered(self.doors[hop.region], {hop.name: report}))
 
     def _freed(self, hop: Hop) -> None:
         hop.end()
-        door = self.doors[hop.region]
-        door.pump()
+        self.doors[hop.region].pump()
 
     def _give_up(self, call: Call) -> None:
-        call.epoch += 1
         self._end(call, "unavailable")
 
     def _end(self, call: Call, how: str) -> None:
@@ -231,58 +209,63 @@ class World:
         )  # fmt: skip
         call.ended(how == "finished")
 
-    # -- faults: the part of a call's way that is left sends it on again, after the time that noticing takes
+    # -- what load balancers know of instances and of each other (Listing 1, lines 1 to 16)
 
-    def _broken(self, call: Call, kept: int) -> None:
-        """Breaks a call's way but for its first ``kept`` load balancers, the last of which sends it on again. 0: the
-        client begins anew."""
-        self.counts["broken"] += 1
-        call.epoch += 1
-        call.tries += 1
-        self.instances.cancel(call.request)
-        lost = call.hops[max(0, kept - 1) :]
-        del call.hops[max(0, kept - 1) :]
-        for region in (call.front, *[hop.name for hop in lost]):
-            if region in self.doors:
-                self.doors[region].forget(call)
-        for hop in lost:
-            hop.end()
-            self.time.after(0.0, self.doors[hop.region].pump)
-        call.exclude = tuple([hop.name for hop in lost[:1]]) if kept else ()
-        if call.tries >= self.settings.tries:
-            self._later(call, self.settings.notice_s, lambda: self._end(call, "failed"))
-        else:
-            self._later(call, self.settings.notice_s, lambda: self._retry(call, kept))
+    def meet(self, door: Door) -> None:
+        """Introduces a load balancer that has begun to all others, and the others to it."""
+        for other in self.doors.values():
+            if other is not door:
+                trip_s = self.network.round_trip_s(door.region, other.region)
+                door.layers.remote.join(other.region, distance_s=trip_s, region=other.region)
+                if other.layers.remote.get(door.region) is None:
+                    other.layers.remote.join(door.region, distance_s=trip_s, region=door.region)
+                other.layers.remote.begin_session(door.region)  # instances there still hold what they held
 
-    def _retry(self, call: Call, kept: int) -> None:
-        if not kept:
-            call.restart(self.time.now_s)
-            self._enter(call)
+    def join(self, door: Door, name: str) -> None:
+        """Introduces an instance to its load balancer."""
+        door.layers.local.join(name, distance_s=self.network.round_trip_s(door.region, self.home[name]))
+
+    def _probe(self, door: Door) -> None:
+        """Has a load balancer probe its instances and its peers, and does so again later."""
+        if self.over:
             return
-        request = call.request
-        request.generated = min(request.generated, request.max_tokens - 1)  # the last token did not get through
-        door = self.doors[call.hops[kept - 2].name] if kept > 1 else self.doors[call.front]
-        sender = call.hops[kept - 2].region if kept > 1 else ""
-        self._later(call, FORGIVEN_S, lambda: self._forgive(call, door))
-        door.arrive(call, sender, again=True)
+        if self.system.probes:
+            for region in dict.fromkeys(self.home[name] for name in self._owned(door)):
+                self._ask(door, region)
+        if self.system.forwards:
+            for other in self.doors.values():
+                if other is not door:
+                    self._ask_peer(door, other)
+        self.time.after(self.settings.probe_s, lambda: self._probe(door))
 
-    def _forgive(self, call: Call, door: Door) -> None:
-        call.exclude = ()
+    def _owned(self, door: Door) -> list[str]:
+        return [name for name, owner in self.owners.items() if owner == door.region]
+
+    def _ask(self, door: Door, region: str) -> None:
+        """Probes all instances that the load balancer has in ``region`` at once."""
+        one_way_s = self.network.one_way_s(door.region, region)
+
+        def there() -> None:
+            names = [name for name in self._owned(door) if self.home[name] == region]
+            found = {name: self.instances.report(name, door.region) for name in names}
+            self.time.after(one_way_s, lambda: self._answered(door, found))
+
+        self.time.after(one_way_s, there)
+
+    def _answered(self, door: Door, found: Mapping[str, Report | None]) -> None:
+        for name, report in found.items():
+            if report is not None:
+                door.layers.local.report(name, report, self.time.now_s)
         door.pump()
 
-    def boot(self, name: str) -> None:
-        """Starts an instance, for the first time or again, empty."""
-        if self.instances.engine(name) is None:
-            self.instances.boot(name)
-            self.probes.booted(name)
+    def _ask_peer(self, door: Door, other: Door) -> None:
+        self.time.after(self.network.one_way_s(door.region, other.region), lambda: self._peer_asked(door, other))
 
-    # -- after the run
+    def _peer_asked(self, door: Door, other: Door) -> None:
+        report = other.report(door.region, len(self.doors) - 1)
+        one_way_s = self.network.one_way_s(door.region, other.region)
+        self.time.after(one_way_s, lambda: self._told_by_peer(door, other, report))
 
-    def check_over(self) -> None:
-        """Raises if a call has not ended, or anything is left anywhere."""
-        assert not self.calls, sorted(self.calls)
-        self.instances.check_over()
-        for door in self.doors.values():
-            assert door.queued == 0, f"{door.region} has a queue of {door.queued}"
-            for layer in (door.layers.local, door.layers.remote):
-                assert not any(target.outstanding for target in layer), f"{door.region} counts what has ended"
+    def _told_by_peer(self, door: Door, other: Door, report: Report) -> None:
+        door.layers.remote.report(other.region, report, self.time.now_s)
+        door.pump()
