@@ -24,6 +24,7 @@ CHECKED = (
     "tools",
     "bench",
     "docs/use",
+    "docs/design",
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
