@@ -23,6 +23,7 @@ CHECKED = (
     "tests",
     "tools",
     "bench",
+    "docs/notebook",
     "docs/use",
     "docs/design",
     "README.md",
