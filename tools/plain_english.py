@@ -23,9 +23,7 @@ CHECKED = (
     "tests",
     "tools",
     "bench",
-    "docs/notebook",
-    "docs/use",
-    "docs/design",
+    "docs",
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -178,7 +176,7 @@ def findings(path: Path) -> Iterator[Finding]:
     if path.suffix == ".md":
         prose = re.sub(r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
         prose = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose)
-        for paragraph in re.finditer(r"(?:^(?![#|\s]).+\n?)+", prose, re.MULTILINE):
+        for paragraph in re.finditer(r"(?:^(?![#|]| {4}).*\S.*\n?)+", prose, re.MULTILINE):
             for count, beginning in long_sentences(paragraph[0]):
                 yield Finding(path, prose.count("\n", 0, paragraph.start()) + 1, f"{count} words: {beginning} ...")
         return
