@@ -8,8 +8,11 @@ import json
 import pytest
 
 from pinyon.core.logprobs import TokenLogprob
+from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import completions
+from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.request_loop import LoopLimits
+from pinyon.frontdoor.served_models import ANY_DEMAND
 from pinyon.openai import choices as openai_choices
 from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
 
@@ -34,6 +37,15 @@ def texts(choices) -> list[str]:
 
 
 # ---------------------------------------------------------------- several choices and prompts
+
+
+async def test_a_call_waits_before_the_keys_of_its_prompts_are_made():
+    """A long prompt's keys take a third of a millisecond on the event loop, and choices need theirs when they run."""
+    async with running_lb() as bench:
+        whose, sampling, terms = RequestClass(), SamplingParams(5), Terms(0.0, WAIT_S)
+        request = Request("id", MODEL, whose, b"\1\0\0\0" * 64, b"", sampling, terms)
+        assert bench.lb.dispatcher.demand(request) == ANY_DEMAND
+        assert not hasattr(request, "route")
 
 
 async def test_choices_and_prompts_come_in_order_and_are_summed_up():

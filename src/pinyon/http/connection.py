@@ -89,8 +89,9 @@ class Connection(asyncio.Protocol):
         self._visitor = Visitor(shared, transport)
         shared.connections.add(self)
         shared.gauge.inc()
-        if self._arrived is not None:
-            self._arrived()
+        arrived, self._arrived = self._arrived, None  # what it belongs to need not stay as long as the connection
+        if arrived is not None:
+            arrived()
         try:
             if shared.admitted >= shared.limits.connections:
                 raise HttpError(503, "Too many connections.", retry_after_s=1.0)

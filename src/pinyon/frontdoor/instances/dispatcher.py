@@ -11,6 +11,7 @@ from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
 from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import Route
 
 ROOTS_MAX = 4096
 
@@ -47,7 +48,8 @@ class Dispatcher:
         Raises the :class:`PinyonError` it failed with, and what ``take`` raises. However it ends, even if cancelled,
         its ticket is left and no hop keeps anything of it.
         """
-        self._depart(request)
+        target, whose = routed(request, self._models, self._secret), request.request_class
+        request.depart(self._models.of(request.model), target, whose.geographies, whose.tenant)
         request.take = take
         try:
             await self._loop.run(request, ticket)
@@ -59,9 +61,7 @@ class Dispatcher:
 
     def demand(self, request: Request) -> int:
         """Returns the demand of the request: the number of the set of targets that it waits for in the queue."""
-        self._depart(request)
-        return self._models.demand(request.served, request.route)
-
-    def _depart(self, request: Request) -> None:
-        target, whose = routed(request, self._models, self._secret), request.request_class
-        request.depart(self._models.of(request.model), target, whose.geographies, whose.tenant)
+        # The keys of its prompt say nothing about that: they are made when it runs.
+        whose = request.request_class
+        route = Route(Routed(), whose.geographies, whose.tenant, request.sender, request.exclude)
+        return self._models.demand(self._models.of(request.model), route)
