@@ -51,15 +51,13 @@ def load_settings(
     path = given.pop("config", None)
     of_environment = {}
     known = {prefix + name.upper(): name for name in cls.model_fields} | {prefix + CONFIG: ""}
-    for key, value in environ.items():
-        if not key.startswith(prefix):
-            continue
-        if key not in known:
+    for key in sorted(environ, reverse=True):  # of names that differ in case alone, the one in capitals counts
+        if key.startswith(prefix) and key not in known:
             refuse(
                 f"unknown setting {key} in the environment{did_you_mean(key, known)}; known: {', '.join(sorted(known))}"
             )
-        if known[key]:
-            of_environment[known[key]] = value
+        if name := known.get(key.upper()):
+            of_environment[name] = environ[key]
     path = path or environ.get(prefix + CONFIG) or environ.get(f"PINYON_{CONFIG}", "")
     try:
         of_file = _of_file(cls, path) if path else {}

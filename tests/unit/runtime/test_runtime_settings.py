@@ -91,6 +91,12 @@ def test_a_bad_variable_is_named(capsys):
     assert "--pool-mib (PINYON_EXAMPLE_POOL_MIB): " in message
 
 
+def test_variables_may_be_in_small_letters():
+    assert load_settings(Example, [], {"pinyon_example_pool_mib": "8", "pinyon_example_else": "1"}).pool_mib == 8
+    both = {"PINYON_EXAMPLE_POOL_MIB": "32", "pinyon_example_pool_mib": "8"}
+    assert load_settings(Example, [], both).pool_mib == 32
+
+
 @pytest.mark.parametrize(
     ("argv", "environment", "word"),
     [
