@@ -97,6 +97,11 @@ def test_variables_may_be_in_small_letters():
     assert load_settings(Example, [], both).pool_mib == 32
 
 
+@pytest.mark.parametrize("name", ["LISTEN", "HTTP_LISTEN"])
+def test_an_empty_address_is_no_defect(name):
+    assert load_settings(LbSettings, [], {f"PINYON_LB_{name}": ""}).exposed() == []
+
+
 @pytest.mark.parametrize(
     ("argv", "environment", "word"),
     [
