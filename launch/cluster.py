@@ -457,7 +457,7 @@ class LocalCluster:
         return [
             *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
             *("--model", spec.model, "--served-model-name", spec.served_model_name),
-            *("--api-keys-file", spec.api_keys_file, *self._chosen("routing", "more_models")),
+            *self._chosen("api_keys_file", "routing", "more_models"),
             *("--lame-duck-s", "0"),  # no proxy in front of it asks whether it is ready
             *(*self._common("lb", f"lb-{index}", lb_port), *self._journal(f"lb-{index}")),
         ]

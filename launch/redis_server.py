@@ -94,7 +94,13 @@ class RedisServer(Process):
         """Starts our process, empty. Raises ``OSError``."""
         wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "TERM"]
         command = [*wrapper, *self._command] if wrapper[0] else list(self._command)
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process, which ends its children in order
+        )
 
     def announced(self, timeout_s: float) -> bool:
         """Returns whether it answers, which takes a second at most, or ``timeout_s`` if that is more."""

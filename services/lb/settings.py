@@ -319,5 +319,5 @@ class LbSettings(JournalSettings):
         return super().exposed() + [
             f"--{name.replace('_', '-')} {address} is not loopback: everybody would be served without --api-keys-file"
             for name, address in (("http_listen", self.http_listen), ("listen", self.listen))
-            if not is_loopback(parse_address(address)[0])
+            if address and not is_loopback(parse_address(address)[0])
         ]

@@ -31,6 +31,8 @@ SERVICES = ("conductor", "controller", "kvstore", "lb", "worker")
 CONFIG = "CONFIG"
 """The name of the variable with the file, behind a service's prefix or behind that of all."""
 CONFIG_BYTES_MAX = 1 << 20
+NUMBER_BITS_MAX = 64
+"""Bits of a whole number in a file, as TOML has them."""
 HELP_COLUMNS_MAX = 100
 
 
@@ -49,15 +51,13 @@ def load_settings(
     path = given.pop("config", None)
     of_environment = {}
     known = {prefix + name.upper(): name for name in cls.model_fields} | {prefix + CONFIG: ""}
-    for key, value in environ.items():
-        if not key.startswith(prefix):
-            continue
-        if key not in known:
+    for key in sorted(environ, reverse=True):  # of names that differ in case alone, the one in capitals counts
+        if key.startswith(prefix) and key not in known:
             refuse(
                 f"unknown setting {key} in the environment{did_you_mean(key, known)}; known: {', '.join(sorted(known))}"
             )
-        if known[key]:
-            of_environment[known[key]] = value
+        if name := known.get(key.upper()):
+            of_environment[name] = environ[key]
     path = path or environ.get(prefix + CONFIG) or environ.get(f"PINYON_{CONFIG}", "")
     try:
         of_file = _of_file(cls, path) if path else {}
@@ -92,12 +92,17 @@ def _of_file(cls: type[ServiceSettings], path: str) -> dict[str, Any]:
         raise ValueError(f"the file of settings cannot be read: {error.strerror}") from None
     if len(content) > CONFIG_BYTES_MAX:
         raise ValueError(f"a file of settings has at most {CONFIG_BYTES_MAX} bytes")
-    tables = tomllib.loads(content.decode("utf-8"))
+    try:
+        tables = tomllib.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("values lie too deep within others") from None
     services = sorted({service, *SERVICES})
     for name, table in tables.items():
-        if name not in services or not isinstance(table, dict):
+        if name not in services:
             hint = did_you_mean(name, services)
             raise ValueError(f"{name!r} is no table of a service{hint}; known: [{'], ['.join(services)}]")
+        if not isinstance(table, dict):
+            raise ValueError(f"{name!r} must be a table: [{name}]")
     table = tables.get(service, {})
     for name, value in table.items():
         if name not in cls.model_fields:
@@ -105,12 +110,14 @@ def _of_file(cls: type[ServiceSettings], path: str) -> dict[str, Any]:
             raise ValueError(f"unknown setting {name!r} in [{service}]{hint}; --help-all lists all")
         if not isinstance(value, str | int | float):
             raise ValueError(f"{name} in [{service}] must be a number, a text or a boolean, got {value!r:.100}")
+        if isinstance(value, int) and value.bit_length() > NUMBER_BITS_MAX:
+            raise ValueError(f"{name} in [{service}] has more than {NUMBER_BITS_MAX} bits")
     return dict(table)
 
 
 def _of_command_line(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, Any]:
     """Returns the options that were given, and ``config`` if a file was."""
-    whole = "--help-all" in argv
+    whole = not {"--help-all", "--help_all"}.isdisjoint(argv)
     parser = Parser(
         prog=module_as_typed(f"services.{cls.service()}"),
         usage="%(prog)s [OPTION ...]",

@@ -146,8 +146,8 @@ class ServiceSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _files_of_the_folder(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("tls_dir"):
-            folder = Path(values["tls_dir"])
+        if isinstance(values, dict) and (tls_dir := values.get("tls_dir")) and isinstance(tls_dir, str):
+            folder = Path(tls_dir)
             values = {**{name: str(folder / file) for name, file in TLS_FILES.items()}, **values}
         return values
 

@@ -325,6 +325,17 @@ def test_the_controller_keeps_its_metrics_port(tmp_path, free_ports):
         assert restarted(controller) == "127.0.0.1:0"
 
 
+def test_keys_of_the_environment_or_a_file_count(tmp_path):
+    """A load balancer that is told to have no keys would take no notice of those that its file names."""
+    cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
+    conductor = cluster._make("conductor", "conductor", ())
+    conductor.endpoints["grpc"], cluster._lb_ports = "127.0.0.1:1", [(1, 2)]
+    assert "--api-keys-file" not in cluster._lb_arguments(0)
+    cluster.spec = ClusterSpec(api_keys_file="keys")
+    arguments = cluster._lb_arguments(0)
+    assert arguments[arguments.index("--api-keys-file") + 1] == "keys"
+
+
 # -- who ends while others start
 
 

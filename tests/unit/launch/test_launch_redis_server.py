@@ -1,5 +1,6 @@
 """Finding Redis by URL, else starting it; a started server ends with close."""
 
+import os
 import socket
 import sys
 
@@ -23,6 +24,7 @@ def test_a_started_redis_answers_and_ends():
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
         process = server.process
+        assert os.getsid(server.pid) == server.pid, "Ctrl-C would end it before the store nodes"
     finally:
         server.close()
     assert process is not None

@@ -61,6 +61,10 @@ def test_one_file_does_for_a_suite(tmp_path):
         ("[example]\npool_mib = 0\n", "--pool-mib"),
         ("[example]\npool_mib = [1]\n", "pool_mib in [example] must be a number, a text or a boolean, got [1]"),
         ("[example]\nlisten = 1\n", "--listen"),
+        ("[example]\ntls_dir = 1\n", "--tls-dir"),
+        ("[[example]]\npool_mib = 1\n", "'example' must be a table: [example]"),
+        ("[example]\npool_mib = 0x" + "f" * 5000 + "\n", "pool_mib in [example] has more than 64 bits"),
+        ("[example]\npool_mib = " + "[" * 5000 + "]" * 5000 + "\n", "too deep"),
         ("[example\n", "line 1"),
         ("[example]\nlisten = '\xff'\n", "utf-8"),
         ("#" * (1 << 20) + "\n", "at most 1048576 bytes"),
@@ -85,6 +89,17 @@ def test_a_pipe_is_no_file_of_settings(tmp_path, capsys):
 def test_a_bad_variable_is_named(capsys):
     message = said(capsys, Example, environ={"PINYON_EXAMPLE_POOL_MIB": "0"})
     assert "--pool-mib (PINYON_EXAMPLE_POOL_MIB): " in message
+
+
+def test_variables_may_be_in_small_letters():
+    assert load_settings(Example, [], {"pinyon_example_pool_mib": "8", "pinyon_example_else": "1"}).pool_mib == 8
+    both = {"PINYON_EXAMPLE_POOL_MIB": "32", "pinyon_example_pool_mib": "8"}
+    assert load_settings(Example, [], both).pool_mib == 32
+
+
+@pytest.mark.parametrize("name", ["LISTEN", "HTTP_LISTEN"])
+def test_an_empty_address_is_no_defect(name):
+    assert load_settings(LbSettings, [], {f"PINYON_LB_{name}": ""}).exposed() == []
 
 
 @pytest.mark.parametrize(
@@ -144,6 +159,11 @@ def test_help_shows_25_options_and_help_all_the_rest(service):
     assert {line.split()[0] for line in lines if line.startswith("  -")} >= {*shown, *map(option, cls.model_fields)}
     texts = "\n".join("." if line.startswith("      ") else "" for line in lines).split("\n\n")
     assert max(text.count(".") for text in texts) <= 2, "help texts fit two lines"
+
+
+def test_help_all_may_be_spelled_with_an_underscore(capsys):
+    assert said(capsys, Example, "--help_all") == said(capsys, Example, "--help-all")
+    assert said(capsys, Example, "--help_all") != said(capsys, Example, "--help")
 
 
 @pytest.mark.parametrize("service", SERVICES)
