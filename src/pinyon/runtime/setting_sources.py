@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pinyon.core.compiled import version_line
 from pinyon.core.near import did_you_mean
 from pinyon.runtime.arguments import Parser, module_as_typed
-from pinyon.runtime.settings import Address, ServiceSettings
+from pinyon.runtime.settings import Address, ServiceSettings, with_tls_files
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
@@ -64,7 +64,8 @@ def load_settings(
     except ValueError as error:
         refuse(f"{path}: {error}")
     try:
-        return cls(**(of_file | of_environment | given))
+        # a folder of certificates counts where it is named, before files that a lesser source names
+        return cls(**(with_tls_files(of_file) | with_tls_files(of_environment) | with_tls_files(given)))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

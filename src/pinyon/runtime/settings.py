@@ -67,6 +67,14 @@ TLS_FILES = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_ca": "ca.crt", "c
 """The name of each file in a folder of ``pinyon certs``, by the setting that names the file."""
 
 
+def with_tls_files(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings with the files of their ``tls_dir``, but for those that they name themselves."""
+    folder = values.get("tls_dir")
+    if not folder or not isinstance(folder, str):
+        return values
+    return {name: str(Path(folder) / file) for name, file in TLS_FILES.items()} | values
+
+
 class ServiceSettings(BaseModel):
     """The settings of all services.
 
@@ -146,10 +154,7 @@ class ServiceSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _files_of_the_folder(cls, values: Any) -> Any:
-        if isinstance(values, dict) and (tls_dir := values.get("tls_dir")) and isinstance(tls_dir, str):
-            folder = Path(tls_dir)
-            values = {**{name: str(folder / file) for name, file in TLS_FILES.items()}, **values}
-        return values
+        return with_tls_files(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _exposed(self) -> ServiceSettings:

@@ -264,6 +264,13 @@ def test_a_folder_is_short_for_its_files():
     )
 
 
+def test_a_folder_wins_over_files_of_a_lesser_source(tmp_path):
+    file = tmp_path / "suite.toml"
+    file.write_text("[example]\ntls_cert = '/old/tls.crt'\ntls_key = '/old/tls.key'\ntls_ca = '/old/ca.crt'\n")
+    settings = load_settings(Example, ["--tls-dir", "/new"], {"PINYON_CONFIG": str(file)})
+    assert settings.tls_paths == (Path("/new/tls.crt"), Path("/new/tls.key"), Path("/new/ca.crt"))
+
+
 def test_tls_needs_all_three_files(capsys):
     with pytest.raises(SystemExit):
         listening("--tls-cert", "a", "--tls-ca", "b")
