@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from bench.report import Aim, Report, parser, percentile, progress
-from pinyon.batching.service_order import Fifo
+from pinyon.batching.service_order import FifoOrder
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
@@ -105,7 +105,7 @@ def _measure(choice: str, size: int, block_tokens: int, arrivals: Any) -> dict[s
     instance holds and computes; ``route`` is that and placing the request."""
     policy = Timed(PLACEMENT_POLICIES.make(choice))
     settings = ReferenceSettings(size, CACHE_TOKENS, block_tokens)
-    replay = PrefillReference(settings, policy, Fifo)
+    replay = PrefillReference(settings, policy, FifoOrder)
     whole_us = _timed_decide(replay)
     replay.run(arrivals)
     asked = [whole - placing for whole, placing in zip(whole_us, policy.placing_us, strict=True)]

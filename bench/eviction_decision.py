@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from bench.report import summary
 from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon_lab.caches.cache import Cache, Chooser, each_once
-from pinyon_lab.caches.replay import Asked
+from pinyon_lab.caches.replay import CacheRequest
 
 DECISION_US = 20.0
 """The aim per evicted block; the paper's policy takes 79 µs ("KVCache cache in the wild" §4.2)."""
@@ -37,7 +37,7 @@ class Playback:
         return next(self._gone)
 
 
-def _run(requests: Sequence[Asked], policy: Chooser, capacity: int) -> tuple[float, list[list[int]]]:
+def _run(requests: Sequence[CacheRequest], policy: Chooser, capacity: int) -> tuple[float, list[list[int]]]:
     """Returns the CPU seconds of a replay, and the victims of each eviction."""
     cache, gone = Cache(policy, capacity), []
     gc.collect()
@@ -49,7 +49,7 @@ def _run(requests: Sequence[Asked], policy: Chooser, capacity: int) -> tuple[flo
     return time.process_time() - began_s, gone
 
 
-def decision_us(requests: Sequence[Asked], choice: str, capacity: int) -> tuple[float, int]:
+def decision_us(requests: Sequence[CacheRequest], choice: str, capacity: int) -> tuple[float, int]:
     """Returns the CPU µs per evicted block, and the number of evicted blocks, of which there must be some."""
     whole_s, gone = _run(requests, EVICTION_POLICIES.make(choice), capacity)
     replay_s, _ = _run(requests, Playback(gone), capacity)
@@ -58,7 +58,7 @@ def decision_us(requests: Sequence[Asked], choice: str, capacity: int) -> tuple[
 
 
 def decisions(
-    requests: Sequence[Asked], capacity: int, policies: Sequence[str], rounds: int
+    requests: Sequence[CacheRequest], capacity: int, policies: Sequence[str], rounds: int
 ) -> dict[str, dict[str, float]]:
     """Measures the policies in turn, and returns median, least and most of the rounds by policy."""
     seen: dict[str, list[float]] = {policy: [] for policy in policies}

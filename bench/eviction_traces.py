@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from pinyon_lab.caches.replay import Asked
+from pinyon_lab.caches.replay import CacheRequest
 from pinyon_lab.papers import Workload
 from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.generate import generate, profile
@@ -78,11 +78,11 @@ Trace = Generated | Public
 
 
 @lru_cache(maxsize=1)
-def requests_of(trace: Trace) -> Sequence[Asked]:
+def requests_of(trace: Trace) -> Sequence[CacheRequest]:
     """Returns a trace's requests; the last trace's are kept, as a process measures it at several capacities."""
     return trace.workload().asked()
 
 
-def part_of(requests: Sequence[Asked], part: str) -> Sequence[Asked]:
+def part_of(requests: Sequence[CacheRequest], part: str) -> Sequence[CacheRequest]:
     """Returns ``WHOLE`` or ``SECOND_HALF``, which a policy that was tuned on the first half has not seen."""
     return requests[(len(requests) + 1) // 2 :] if part == SECOND_HALF else requests

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from pinyon.eviction import Traits
 from pinyon.profiles.engine_profile import EngineProfile
-from pinyon_lab.replay import Player, Prompts, Sending, TokenRange
-from pinyon_lab.simulator.report import FINISHED, Outcome
+from pinyon_lab.replay import Player, ReplayPrompts, Sending, TokenRange
+from pinyon_lab.simulator.report import FINISHED, RequestOutcome
 from pinyon_lab.simulator.workload import Arrival
 
 LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 2560)
@@ -99,12 +99,14 @@ def _non_negative(columns: npt.NDArray[np.float64], values: npt.NDArray[np.float
         del places[int(found.argmin())]
 
 
-def _between(outcomes: Sequence[Outcome]) -> float:
+def _between(outcomes: Sequence[RequestOutcome]) -> float:
     """Returns the median seconds between tokens."""
     return statistics.median((each.e2e_s - each.ttft_s) / (each.output_tokens - 1) for each in outcomes)
 
 
-def play(address: str, wanted: Sequence[tuple[int, int]], clients: int, block_tokens: int, seed: int) -> list[Outcome]:
+def play(
+    address: str, wanted: Sequence[tuple[int, int]], clients: int, block_tokens: int, seed: int
+) -> list[RequestOutcome]:
     """Sends prompts that share nothing, by ``clients`` clients; ``wanted``: tokens of each prompt and its answer."""
     blocks = iter(range(1 << 40))
     arrivals = [
@@ -112,9 +114,9 @@ def play(address: str, wanted: Sequence[tuple[int, int]], clients: int, block_to
         for tokens, output in wanted
     ]
 
-    async def send() -> list[Outcome]:
+    async def send() -> list[RequestOutcome]:
         async with grpc.aio.insecure_channel(address) as channel:
-            prompts = Prompts(arrivals, block_tokens, seed, TokenRange())
+            prompts = ReplayPrompts(arrivals, block_tokens, seed, TokenRange())
             return (await Player(channel, arrivals, prompts, time.monotonic, Sending(clients)).run()).outcomes
 
     outcomes = asyncio.run(send())

@@ -36,7 +36,7 @@ from typing import Any
 
 from bench.report import Aim, Report, number, parser, progress
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.simulator.models import Limits, ReferenceModel
+from pinyon_lab.simulator.models import ReferenceModel, RunLimits
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon_lab.simulator.searches import Bounds, goodput
@@ -47,7 +47,7 @@ from pinyon_lab.traces.generate import generate, profile
 CACHE_TOKENS = 1_000_000
 SSD_SHARE = 3
 TOKENS_MAX = 20_480
-LIMITS = Limits(5.0, 0.1, 500)
+LIMITS = RunLimits(5.0, 0.1, 500)
 BOUNDS = Bounds(0.9, 35.0, 0.02)
 ROWS = 12_031
 """The rows of a generated trace, as many as the conversation has."""

@@ -18,8 +18,8 @@ from bench.far_lb import launch_far
 from bench.report import percentile
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.regions import LocalRegions, RegionsSpec
-from pinyon_lab.simulator.regions.programs import Program, Source, Step
-from pinyon_lab.simulator.regions.settings import System
+from pinyon_lab.simulator.regions.programs import Program, ProgramStep, RegionProgramSource
+from pinyon_lab.simulator.regions.settings import RoutingSystem
 
 MODEL = "pinyon-tiny"
 BLOCK_TOKENS = 16
@@ -43,7 +43,7 @@ class Live:
 
 @contextmanager
 def live(
-    system: System, regions: tuple[str, ...], instances: int, delays: Delays, pool_blocks: int, max_batch: int
+    system: RoutingSystem, regions: tuple[str, ...], instances: int, delays: Delays, pool_blocks: int, max_batch: int
 ) -> Iterator[Live]:
     """Runs ``instances`` in each region. A system that is ``alone`` in one region has its only load balancer there,
     which pushes to the instances of all."""
@@ -103,7 +103,12 @@ class Run:
 
 
 async def measure(
-    where: Live, sources: Mapping[str, Source], clients: Mapping[str, int], warm_s: float, seconds: float, seed: int
+    where: Live,
+    sources: Mapping[str, RegionProgramSource],
+    clients: Mapping[str, int],
+    warm_s: float,
+    seconds: float,
+    seed: int,
 ) -> Run:
     """Runs clients that each issue one program at a time (§5.1), for ``warm_s`` and then ``seconds`` that count."""
     run = Run(seconds)
@@ -197,7 +202,7 @@ class _Played:
             for number in range(len(steps)):
                 group.create_task(step(number))
 
-    def _prompt(self, steps: tuple[Step, ...], number: int) -> list[int]:
+    def _prompt(self, steps: tuple[ProgramStep, ...], number: int) -> list[int]:
         """Returns the parent's prompt and real answer (not the one that was drawn), and then what is new."""
         step = steps[number]
         if step.after < 0:
@@ -206,7 +211,7 @@ class _Played:
         rest = _tokens(step, len(begun) // BLOCK_TOKENS)
         return begun + rest[: max(1, step.tokens - len(begun))]
 
-    async def _ask(self, program: Program, steps: tuple[Step, ...], number: int) -> None:
+    async def _ask(self, program: Program, steps: tuple[ProgramStep, ...], number: int) -> None:
         step, run = steps[number], self._run
         prompt = self._prompt(steps, number)
         body = json.dumps(
@@ -238,7 +243,7 @@ class _Played:
             run.e2e_s.append(now_s - sent_s)
 
 
-def _tokens(step: Step, first: int) -> list[int]:
+def _tokens(step: ProgramStep, first: int) -> list[int]:
     """Returns the prompt's tokens from the block ``first`` on: those of a block follow from its key."""
     tokens: list[int] = []
     for key in step.keys[first:]:

@@ -21,7 +21,7 @@ def role_of(name: str) -> str:
     return kind if kind in (CONDUCTOR, CONTROLLER, KVSTORE, LB) else WORKER
 
 
-class Access:
+class SuiteAccess:
     """The way to reach a cluster's services.
 
     ``root`` is the folder of the certificates, or None for a plain cluster. Instance ids begin with ``prefix``.

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from launch.access import Access, role_of
+from launch.access import SuiteAccess, role_of
 from launch.ports import HeldPorts, Port, next_port
 from launch.process import INTERPRETER, START_S, Launch, Process, Progress, ServiceProcess, end_all, first_ready
 from launch.redis_server import NoRedis, RedisServer, find_redis
@@ -218,7 +218,7 @@ class LocalCluster:
             _check_folder(folder, option)
         self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
         self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
-        self.access = Access(None)
+        self.access = SuiteAccess(None)
         """The way to reach the services from outside."""
         self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -322,7 +322,7 @@ class LocalCluster:
         prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
         for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,), spec.region)), now)
-        self.access = Access(root, spec.prefix)
+        self.access = SuiteAccess(root, spec.prefix)
 
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:

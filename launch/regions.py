@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch.access import Access
+from launch.access import SuiteAccess
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.ports import HeldPorts, Port
 from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess
@@ -175,7 +175,7 @@ class LocalRegions:
         if self.controller is None:
             raise RuntimeError("these regions have no controller")
         # The controller's id has no region prefix.
-        access = Access(next(iter(self.clusters.values())).access.root)
+        access = SuiteAccess(next(iter(self.clusters.values())).access.root)
         with access.channel(self.controller) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             reply: controller_pb2.ListRegionsResponse = stub.ListRegions(

@@ -48,7 +48,7 @@ class Restarts:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedProcess:
     process: Process
     restarts: Restarts
     due_s: float | None = None
@@ -72,7 +72,7 @@ class Supervisor:
     ) -> None:
         """Takes the processes, which serve since ``started_s``; ``say`` receives a line about each event."""
         self._say = say
-        self._watched = [_Watched(each, Restarts(started_s, quick_deaths_max)) for each in processes]
+        self._watched = [_WatchedProcess(each, Restarts(started_s, quick_deaths_max)) for each in processes]
         self.given_up: list[str] = []
         """The messages about processes that are not restarted any more."""
 
@@ -82,7 +82,7 @@ class Supervisor:
             if not watched.given_up:
                 self._look(watched, watched.process, now_s)
 
-    def _look(self, watched: _Watched, process: Process, now_s: float) -> None:
+    def _look(self, watched: _WatchedProcess, process: Process, now_s: float) -> None:
         if watched.due_s is not None:
             if now_s >= watched.due_s:
                 watched.due_s = None
@@ -105,7 +105,7 @@ class Supervisor:
             self._say(f"{process} hangs: killed")
             process.kill()
 
-    def _await_ready(self, watched: _Watched, process: Process, ready_by_s: float, now_s: float) -> None:
+    def _await_ready(self, watched: _WatchedProcess, process: Process, ready_by_s: float, now_s: float) -> None:
         try:
             ready = process.announced(0)
         except PinyonError:  # the process has ended, or is about to
@@ -119,7 +119,7 @@ class Supervisor:
             self._say(f"{process} was not ready within {process.start_s:g} s")
             process.kill()
 
-    def _plan(self, watched: _Watched, how: str, now_s: float) -> None:
+    def _plan(self, watched: _WatchedProcess, how: str, now_s: float) -> None:
         process, restarts = watched.process, watched.restarts
         where = "" if process.log_path is None else f"; its log: {process.log_path}"
         pause_s = restarts.died(now_s, watched.served)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.interface import Batching, BatchingPolicy, Rounds, ServiceOrder, WaitingLine
-from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
+from pinyon.batching.policy import BatchRequest, HeldBlocks, StepSeen
 from pinyon.batching.rounds import Formed
 from pinyon.batching.stopping import Always
 from pinyon.batching.waiting_line import ByNumber
@@ -141,7 +141,7 @@ class Few(Batching):
     def __init__(self, settings: FewSettings) -> None:
         self._at_once = settings.at_once
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         return FewAdmitted(holdings, self._at_once)
 
     def rounds(self, kernel: str) -> Rounds:
@@ -151,7 +151,7 @@ class Few(Batching):
 class FewAdmitted(BatchingPolicy):
     """The ``fcfs`` policy with fewer slots."""
 
-    def __init__(self, holdings: Holdings, at_once: int) -> None:
+    def __init__(self, holdings: HeldBlocks, at_once: int) -> None:
         self._fcfs, self._at_once = Fcfs(holdings, AsTheyCame()), at_once
 
     @property

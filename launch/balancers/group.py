@@ -36,7 +36,7 @@ CERTIFICATE: Final = "pinyon_certificate_not_after_seconds"
 _log = get_logger("lb.processes")
 
 
-class Group(Collector):
+class BalancerGroup(Collector):
     """The load balancer processes: ``start`` → ``keep`` → ``close``. As a collector it yields the metrics of all."""
 
     def __init__(self, balancers: Sequence[Balancer], drain_s: float, quick_deaths_max: int = QUICK_DEATHS_MAX) -> None:
@@ -143,7 +143,7 @@ async def _serve(settings: LbSettings, context: ServiceContext, arguments: Seque
     check_processes(settings, context.instance_id, "" if tls is None else tls.material.identity.instance_id)
     load_api_keys(settings.api_keys_file, shared=True)
     with closing(HeldPort(settings.http_listen)) as held:
-        group = Group(
+        group = BalancerGroup(
             [
                 Balancer(number, [*arguments, *process_arguments(settings, context.instance_id, number, held.address)])
                 for number in range(settings.processes)

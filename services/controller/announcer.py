@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from pinyon.api.controller.v1 import controller_pb2
-from pinyon.federation.registry import Registry
+from pinyon.federation.registry import LbRegistry
 from pinyon.messages.federation import federation_to_proto
 
 GAP_S = 0.02
@@ -19,7 +19,7 @@ PER_LEASE = 4
 class Announcer:
     """The source of messages, each of which is built once, however many load balancers get it."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: LbRegistry) -> None:
         self._registry = registry
         self._news = asyncio.Event()
         self._built: controller_pb2.SessionResponse | None = None

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.federation.distances import Pair, parse_distances
-from pinyon.federation.registry import VERSION_MAX, Registry
+from pinyon.federation.registry import VERSION_MAX, LbRegistry
 from pinyon.routing.geography import ANYWHERE, Geography, parse_geography
 from pinyon.runtime.admin import add_admin
 from pinyon.runtime.grpc_server import GrpcServer
@@ -37,7 +37,7 @@ class Controller:
 
     settings: ControllerSettings
     security: Security
-    registry: Registry
+    registry: LbRegistry
     control: Control
     server: GrpcServer
     pages: PageServer | None = None
@@ -68,7 +68,7 @@ def build(
     state = read_state(Path(settings.state_file)) if settings.state_file else None
     # Versions that go on from one beyond all measure could not be told some day, so they begin anew.
     epoch = state.epoch if state is not None and state.version <= VERSION_MAX else secrets.token_hex(EPOCH_BYTES)
-    registry = Registry(
+    registry = LbRegistry(
         epoch, clock(), settings.timing(), load_geography(settings), load_distances(settings), settings.lbs_max
     )
     if state is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbInfo, LbLoad
-from pinyon.federation.registry import Registry
+from pinyon.federation.registry import LbRegistry
 from pinyon.federation.view import Federation
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.logging import get_logger
@@ -18,7 +18,7 @@ from services.controller.announcer import Announcer
 from services.controller.metrics import ControllerMetrics
 from services.controller.prober import Prober
 from services.controller.regions_page import RegionsPage
-from services.controller.restarts import Restarts
+from services.controller.restarts import LbRestarts
 from services.controller.settings import ControllerSettings
 from services.controller.state_file import StateFile
 
@@ -35,7 +35,7 @@ class Control:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: LbRegistry,
         settings: ControllerSettings,
         metrics: ControllerMetrics,
         channels: Channels,
@@ -51,7 +51,7 @@ class Control:
         self.announcer = Announcer(registry)
         self.page = RegionsPage()
         self._file = StateFile(Path(settings.state_file) if settings.state_file else None, metrics.wrote)
-        self._restarts = Restarts(
+        self._restarts = LbRestarts(
             settings.restart_hook, settings.restart_timeout_s, settings.restart_attempts, metrics.restarted
         )
         self._prober = Prober(registry, channels, settings.probe_timeout_s, clock, self.settle, metrics.probed)
@@ -78,7 +78,7 @@ class Control:
     # -- sessions
 
     def register(self, info: LbInfo, known: Federation | None) -> int:
-        """Begins a session and returns its number; raises as :meth:`Registry.register` does."""
+        """Begins a session and returns its number; raises as :meth:`LbRegistry.register` does."""
         now_s = self._clock()
         session = self.registry.register(info, now_s)
         _log.info("%s of %s is here", info.lb_id, info.region, extra={"boot_id": info.boot_id})

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbState
-from pinyon.federation.registry import Registry
+from pinyon.federation.registry import LbRegistry
 from pinyon.federation.view import Federation
 from pinyon.runtime.metrics import Figure, Figures
 
@@ -17,7 +17,7 @@ from pinyon.runtime.metrics import Figure, Figures
 class ControllerMetrics:
     """Counters to increment; the gauges read the federation when they are scraped."""
 
-    def __init__(self, registry: CollectorRegistry, known: Registry, clock: Clock) -> None:
+    def __init__(self, registry: CollectorRegistry, known: LbRegistry, clock: Clock) -> None:
         self._registry = registry
         self.probed = self._outcomes("probes", "Probes of load balancers", "answered", "silent")
         self.restarted = self._outcomes("restarts", "Runs of the restart hook", "ok", "failed")
@@ -50,7 +50,7 @@ class ControllerMetrics:
         return lambda good: counter.labels(well if good else badly).inc()
 
 
-def _count_state(known: Registry, state: LbState) -> float:
+def _count_state(known: LbRegistry, state: LbState) -> float:
     return float(sum(member.state is state for member in known.federation.members))
 
 

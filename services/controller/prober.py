@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
 from pinyon.federation.members import LbInfo
-from pinyon.federation.registry import Registry
+from pinyon.federation.registry import LbRegistry
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import LB, peer_name
 from pinyon.runtime.logging import get_logger
@@ -41,7 +41,7 @@ class Prober:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: LbRegistry,
         channels: Channels,
         timeout_s: float,
         clock: Clock,

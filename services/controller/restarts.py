@@ -22,7 +22,7 @@ OUTPUT_BYTES = 4096
 _log = get_logger("controller.restarts")
 
 
-class Restarts:
+class LbRestarts:
     """The restarts of each load balancer, from ``failed`` to ``back``. Without a command, nothing happens."""
 
     def __init__(

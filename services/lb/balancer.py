@@ -14,7 +14,7 @@ from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal
 from pinyon.federation.members import LbInfo, OwnedCluster
 from pinyon.federation.position import parse_position
 from pinyon.frontdoor.access_log import AccessLog
-from pinyon.frontdoor.admission import Admission
+from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.app import HttpApp
 from pinyon.frontdoor.auth import ApiKeys, load_api_keys
 from pinyon.frontdoor.clusters import Adopted
@@ -29,13 +29,13 @@ from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.readiness import Readiness, Watched
 from pinyon.frontdoor.regions.inbound import PEER_CALLERS, Serving
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.regions.membership import Membership
-from pinyon.frontdoor.regions.peer import Peer, parse_peers
+from pinyon.frontdoor.regions.membership import RegionMembership
+from pinyon.frontdoor.regions.peer import PeerBalancer, parse_peers
 from pinyon.frontdoor.routes import Routes
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.url import parse_upstreams
 from pinyon.http.budget import Budget
-from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.peers import PeerPlaces, TrustedProxies
 from pinyon.http.server import HttpServer
 from pinyon.http.state import HttpState
 from pinyon.routing.geography import ANYWHERE, parse_geography
@@ -100,7 +100,7 @@ class LoadBalancer:
         self.off_loop = OffLoop()
         self.bodies = Budget(settings.bodies_limit_mib << 20)
         self.access = AccessLog(settings.access_log, clock)
-        self.own = Peer(context.instance_id, settings.region, "", self.kind)
+        self.own = PeerBalancer(context.instance_id, settings.region, "", self.kind)
         delays_s = parse_delays(settings.test_region_delays_ms)
 
         def sessions_to(region: str) -> OpenSession:
@@ -113,10 +113,10 @@ class LoadBalancer:
 
     # -- for the constructor of a kind
 
-    def admission(self, metrics: DoorMetrics[Any]) -> Admission:
+    def admission(self, metrics: DoorMetrics[Any]) -> TenantAdmission:
         settings = self.settings
         default = Rates(settings.tenant_rpm, settings.tenant_tpm)
-        return Admission(self.line, self._rates, default, metrics, self.clock)
+        return TenantAdmission(self.line, self._rates, default, metrics, self.clock)
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics[Any]) -> None:
         """Makes the HTTP and gRPC servers, which report whether ``watched`` serves."""
@@ -141,8 +141,8 @@ class LoadBalancer:
             metrics.http_connections,
             TrustedProxies(settings.trusted_proxies, settings.forwarded_field),
             settings.proxy_protocol,
-            Peers(settings.connections_per_peer),
-            Peers(settings.requests_per_peer),
+            PeerPlaces(settings.connections_per_peer),
+            PeerPlaces(settings.requests_per_peer),
         )
         self.https = https = Https.of(settings.http_tls_cert, settings.http_tls_key, context.security)
         tls = None if https is None else lambda: https.context
@@ -169,7 +169,7 @@ class LoadBalancer:
             peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
             PEER_CALLERS,
         )
-        self.membership = member = Membership(self.models, self.line, self.regions, metrics, self.clusters)
+        self.membership = member = RegionMembership(self.models, self.line, self.regions, metrics, self.clusters)
         session = member.session = ControllerSession(
             controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
             context.security.channels.sessions_to(peer_name(CONTROLLER)), self.clock,

@@ -16,7 +16,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import NO_LIMIT, SAMPLING_FIELDS, check_geographies
 from pinyon.frontdoor.access_log import grpc_call, metadata
-from pinyon.frontdoor.admission import Admission, Ticket
+from pinyon.frontdoor.admission import TenantAdmission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import Labels, classify, traceparent
@@ -46,7 +46,7 @@ _SAMPLING = frozenset(each.name for each in SAMPLING_FIELDS)
 class LbServicer(lb_pb2_grpc.LbServiceServicer):
     """Converts messages to values, dispatches requests and converts values to messages."""
 
-    admission: Admission
+    admission: TenantAdmission
     dispatcher: Dispatcher
     models: Models
     keys: ApiKeys

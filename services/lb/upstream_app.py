@@ -12,7 +12,7 @@ from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
-from pinyon.frontdoor.upstreams.kind import ServerKind
+from pinyon.frontdoor.upstreams.kind import UpstreamKind
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.frontdoor.upstreams.routes import UpstreamRoutes
@@ -38,14 +38,14 @@ class UpstreamLb(LoadBalancer):
         """Builds the parts. Raises :class:`PinyonError` for missing or invalid files."""
         super().__init__(settings, context, clock)
         models = self.models
-        self.servers = servers = _Servers(settings)
+        self.servers = servers = _ServerFactory(settings)
         times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
         self.clusters: UpstreamClusters = UpstreamClusters(servers.urls, models, servers.make, times, clock)
         self.fleet = self.clusters.fleet
         metrics = UpstreamMetrics(context.registry, self.line, self.clusters.servers)
         regions = RegionTargets(models, self.regions, metrics, clock)
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
-        kind = ServerKind(models, self.clusters, regions, metrics, limits, settings.upstream_first_byte_s, clock)
+        kind = UpstreamKind(models, self.clusters, regions, metrics, limits, settings.upstream_first_byte_s, clock)
         loop = RequestLoop(models, kind, metrics, context.telemetry, limits, clock)
         forwarding = Forwarding(
             self.admission(metrics), models, loop, self.off_loop, settings.request_timeout_s, settings.chat_max_tokens,
@@ -65,7 +65,7 @@ class UpstreamLb(LoadBalancer):
             server.use_key(self.servers.key_of(server.name))
 
 
-class _Servers:
+class _ServerFactory:
     """The factory of servers, both those that the settings name and others that are adopted."""
 
     def __init__(self, settings: LbSettings) -> None:

@@ -14,10 +14,10 @@ from pinyon.runtime.eviction_choice import checked_eviction
 from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, checked, plain_redis, service_config
 from pinyon.runtime.transfer_engine import TransferSettings
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 
 
-class WorkerSettings(TransferSettings, JournalSettings, Limits):
+class WorkerSettings(TransferSettings, JournalSettings, WorkerLimits):
     """An engine instance that computes prompts, generates tokens, or both."""
 
     model_config = service_config("worker")

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 
 from pinyon.core.clock import Clock
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.routing.target import Report
 from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
 
@@ -43,8 +43,8 @@ class Regions(dict[str, Bench]):
             await bench.idle()
 
 
-def peer_of(name: str, bench: Bench) -> Peer:
-    return Peer(f"lb-{name}", name, bench.endpoints["grpc"])
+def peer_of(name: str, bench: Bench) -> PeerBalancer:
+    return PeerBalancer(f"lb-{name}", name, bench.endpoints["grpc"])
 
 
 @contextlib.asynccontextmanager

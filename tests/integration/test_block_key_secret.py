@@ -14,7 +14,7 @@ from pinyon.core.block_keys import namespace, secret_id
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.messages.instance import layout_from_proto
 from pinyon.routing.layer import Layer
-from pinyon.routing.plain import LeastLoaded
+from pinyon.routing.plain import LeastLoadedTarget
 from pinyon.routing.pushing import Blind
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.security import Security
@@ -60,7 +60,7 @@ async def test_a_worker_with_another_secret_does_not_register() -> None:
 
 
 def test_a_load_balancer_leaves_them_out_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    layer = Layer(Blind(), LeastLoaded())
+    layer = Layer(Blind(), LeastLoadedTarget())
     view = InstanceView(lambda model: layer, secret=b"ours")
     instances = [
         conductor_pb2.Instance(info=info(name, secret), schedulable=True)

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import InvalidArgument
-from pinyon.federation.members import InstanceLoad, LbLoad, LbState, OwnedCluster
+from pinyon.federation.members import LbLoad, LbState, MemberLoad, OwnedCluster
 from pinyon.federation.position import Position
 from pinyon.federation.registry import VERSION_MAX
 from pinyon.federation.view import Cluster, Federation
@@ -238,7 +238,7 @@ async def test_a_stranger_cannot_add_servers_to_other_clusters():
 
 async def test_reports_and_the_list_of_regions():
     async with running_controller() as (_, address, _), lbs(address, "a-0", "b-0") as (a, b):
-        a.load = LbLoad(queue=3, instances=2, forwarded_by_region={"b": 7}, per_instance=(InstanceLoad("i", 1, 2, 3),))
+        a.load = LbLoad(queue=3, instances=2, forwarded_by_region={"b": 7}, per_instance=(MemberLoad("i", 1, 2, 3),))
         a.latencies_ms = {"b-0": 12.5}
         a.session.wake()
         async with stub_of(address) as stub, asyncio.timeout(WAIT_S):

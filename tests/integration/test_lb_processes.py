@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from launch import supervisor
 from launch.balancers.balancer import Balancer
-from launch.balancers.group import Group
+from launch.balancers.group import BalancerGroup
 from launch.ports import HeldPort
 from launch.process import ServiceProcess
 from pinyon.core.address import parse_address
@@ -235,9 +235,9 @@ def child(code: str, **limits: Any) -> Balancer:
 
 
 @contextlib.asynccontextmanager
-async def group_of(*codes: str, ask_s: float = 60.0, **limits: Any) -> AsyncIterator[Group]:
+async def group_of(*codes: str, ask_s: float = 60.0, **limits: Any) -> AsyncIterator[BalancerGroup]:
     """Yields a group that is not started; checks that none of its processes is left."""
-    group = Group([child(code, ask_s=ask_s) for code in codes], **{"drain_s": 1.0, **limits})
+    group = BalancerGroup([child(code, ask_s=ask_s) for code in codes], **{"drain_s": 1.0, **limits})
     try:
         yield group
     finally:
@@ -321,7 +321,7 @@ async def test_one_that_hangs_is_killed_and_started_again() -> None:
             await keeping
 
 
-def processes_of(group: Group) -> float:
+def processes_of(group: BalancerGroup) -> float:
     return next(each.samples[0].value for each in group.collect() if each.name == "pinyon_lb_processes")
 
 

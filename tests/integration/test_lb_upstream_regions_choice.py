@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.routing.geography import parse_geography
 from tests.integration.lb_harness import spin
 from tests.integration.upstream_parts import MODEL, Asked, Wire, generate
@@ -133,7 +133,7 @@ async def test_requests_for_a_region_that_is_away_hold_up_nobody():
         "us", linked=False, in_flight_limit=8, queue_limit=64, placement_wait_s=600.0
     ) as regions:
         us = regions["us"]
-        us.lb.regions.know([Peer("lb-eu", "eu", "127.0.0.1:1")])
+        us.lb.regions.know([PeerBalancer("lb-eu", "eu", "127.0.0.1:1")])
         away = [asyncio.ensure_future(us.chat(headers={"x-pinyon-geographies": "eu"})) for _ in range(16)]
         await spin(lambda: sum(each.done() for each in away) == 14)
         assert {(await each).status for each in away if each.done()} == {503}

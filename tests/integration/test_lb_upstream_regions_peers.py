@@ -10,7 +10,7 @@ import pytest
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.frontdoor.regions.links import PEER_VERSION
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name
 from pinyon.runtime.security import Security
@@ -102,7 +102,7 @@ async def test_another_certificate_is_no_peer(region, authority, spoken_with, tm
         issuer = ours if authority == "ours" else TestAuthority(tmp_path / authority)
         security = secured(issuer, "lb-eu", region)
         async with running_upstreams(FakeServer(), name="lb-eu", region="eu", security=security) as eu:
-            us.lb.regions.know([Peer("lb-eu", "eu", eu.endpoints["admin"])])
+            us.lb.regions.know([PeerBalancer("lb-eu", "eu", eu.endpoints["admin"])])
             (link,) = us.lb.regions.links
             await spin(lambda: link.talk is not None)
             await spin(lambda: link.connected if spoken_with else link.talk is None)

@@ -6,7 +6,7 @@ import contextlib
 import json
 from typing import Any
 
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from tests.integration.upstream_parts import MODEL, Bench, FakeServer, running_upstreams
 
 STREAM = json.dumps({"model": MODEL, "stream": True, "messages": []}).encode()
@@ -40,8 +40,8 @@ class Regions(dict[str, Bench]):
             await bench.idle()
 
 
-def peer_of(name: str, bench: Bench) -> Peer:
-    return Peer(f"lb-{name}", name, bench.endpoints["grpc"])
+def peer_of(name: str, bench: Bench) -> PeerBalancer:
+    return PeerBalancer(f"lb-{name}", name, bench.endpoints["grpc"])
 
 
 @contextlib.asynccontextmanager

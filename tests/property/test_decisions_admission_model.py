@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pinyon.batching import BatchRequest, Fcfs
-from pinyon.decisions import Admission, Grant
+from pinyon.decisions import Admission, BlockGrant
 from pinyon.decisions.admission import RECENT
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservation, Reservations
@@ -97,7 +97,7 @@ class Model(RuleBasedStateMachine):
         used = self.references()
         return BLOCKS - len(used) - (self.headroom if used else 0)
 
-    def admit(self) -> list[Grant]:
+    def admit(self) -> list[BlockGrant]:
         """Admits requests; none overtakes the first if that had room without later ones.
 
         Prompts for other instances may pass a request that is decoded here, until others are to give way for it.
@@ -355,7 +355,7 @@ def test_misuse_is_refused() -> None:
     admission = Admission(Fcfs, pool, Reservations(pool, LeaseTable()), slots=9, headroom=0)
     admission.enqueue(asked(1, 2))
     (grant,) = admission.admit(0.0)
-    assert grant == Grant(1, Reservation(grant.reservation.table, 0), 0.0)
+    assert grant == BlockGrant(1, Reservation(grant.reservation.table, 0), 0.0)
     admission.enqueue(asked(2, 1))
     assert admission.admit(0.0) == []
     for number in (1, 2):

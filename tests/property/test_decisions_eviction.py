@@ -17,7 +17,7 @@ from pinyon.core.request import RequestClass
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header, replay_journal
 from pinyon.eviction import EVICTION_POLICIES, Traits, fit
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import Learning
+from pinyon.eviction.policy import LearningEviction
 from pinyon.paging.second_tier import NO_SLOT
 from tests.long import usually
 
@@ -135,7 +135,7 @@ def test_a_journal_holds_the_fit_of_every_policy_that_learns() -> None:
     learning = 0
     for name in EVICTION_POLICIES.names:
         policy = EVICTION_POLICIES.make(name)
-        if not isinstance(policy, Learning):
+        if not isinstance(policy, LearningEviction):
             continue
         learning += 1
         for at in range(100):

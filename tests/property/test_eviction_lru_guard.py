@@ -12,7 +12,7 @@ from pinyon.eviction import Traits
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.lru_guard import HOLD, LIMIT_MAX, LruGuard
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
-from pinyon_lab.caches.replay import Asked, CacheReplay, replayed
+from pinyon_lab.caches.replay import CacheReplay, CacheRequest, replayed
 from tests.long import usually
 
 
@@ -22,9 +22,9 @@ def guarded(**values: float) -> tuple[ReuseHazard[int], LruGuard[int]]:
     return policy, policy._guard
 
 
-def prompts(rng: Random, count: int) -> list[Asked]:
+def prompts(rng: Random, count: int) -> list[CacheRequest]:
     """Returns chains that share prefixes; most, but not all, repeated requests are recent."""
-    asked: list[Asked] = []
+    asked: list[CacheRequest] = []
     known: list[tuple[int, ...]] = [()]
     now_s = 0.0
     for number in range(count):
@@ -34,7 +34,7 @@ def prompts(rng: Random, count: int) -> list[Asked]:
         blocks = (*kept, *(100 * number + more for more in range(1, rng.randint(1, 7))))
         known.append(blocks)
         if blocks:
-            asked.append(Asked(blocks, now_s, Traits(f"text/{rng.randint(1, 3)}", str(rng.randrange(3)))))
+            asked.append(CacheRequest(blocks, now_s, Traits(f"text/{rng.randint(1, 3)}", str(rng.randrange(3)))))
     return asked
 
 
@@ -73,17 +73,17 @@ def test_while_it_is_on_nothing_goes_that_lru_would_have_kept(seed: int, capacit
         assert both & lru.resident <= cache.resident
 
 
-def turned_over(rng: Random) -> list[Asked]:
+def turned_over(rng: Random) -> list[CacheRequest]:
     """Returns requests of two kinds: one comes back within a minute, one never. In the middle they swap their names."""
-    asked: list[Asked] = []
+    asked: list[CacheRequest] = []
     count = usually(2_400, long=4_000)
     for number in range(count):
         at_s = number * 1.0
         blocks = [10 * number + more for more in range(8)]
         kind = rng.random() < 0.5
-        asked.append(Asked(blocks, at_s, Traits(f"{'ab'[kind]}/1", "t")))
+        asked.append(CacheRequest(blocks, at_s, Traits(f"{'ab'[kind]}/1", "t")))
         if kind == (number < count // 2):
-            asked.append(Asked(blocks, at_s + rng.uniform(1.0, 60.0), Traits(f"{'ab'[kind]}/1", "t")))
+            asked.append(CacheRequest(blocks, at_s + rng.uniform(1.0, 60.0), Traits(f"{'ab'[kind]}/1", "t")))
     return sorted(asked, key=lambda each: each.now_s)
 
 

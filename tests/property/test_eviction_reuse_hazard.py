@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pinyon.eviction import Traits
 from pinyon.eviction.fair_queues import RunQueues
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
-from pinyon.eviction.prefix_tree import Run
+from pinyon.eviction.prefix_tree import TreeRun
 from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
 from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.tenant_shares import (
@@ -28,7 +28,7 @@ from pinyon.eviction.tenant_shares import (
     ReuseGaps,
     TenantShares,
 )
-from pinyon_lab.caches.replay import Asked, CacheReplay, replay
+from pinyon_lab.caches.replay import CacheReplay, CacheRequest, replay
 from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS
 
@@ -280,21 +280,21 @@ def test_what_is_learned_of_an_exponential_is_its_hazard() -> None:
     assert belief.mean_s == pytest.approx(100.0, rel=0.15)
 
 
-def conversations(seed: int, count: int, again: float) -> list[Asked]:
+def conversations(seed: int, count: int, again: float) -> list[CacheRequest]:
     """Returns two kinds: one continues with probability ``again`` after 50 s; one, four times as common, never does."""
     rng = Random(seed)
-    asked: list[Asked] = []
+    asked: list[CacheRequest] = []
     ids = iter(range(10_000_000))
     for number in range(count):
         start_s = number * 1.0
         if number % 5:
-            asked.append(Asked([next(ids) for _ in range(8)], start_s, Traits("once/1", "t")))
+            asked.append(CacheRequest([next(ids) for _ in range(8)], start_s, Traits("once/1", "t")))
             continue
         blocks: list[int] = []
         turn = 1
         while True:
             blocks = [*blocks, *(next(ids) for _ in range(8))]
-            asked.append(Asked(blocks, start_s, Traits(f"chat/{turn}", "t")))
+            asked.append(CacheRequest(blocks, start_s, Traits(f"chat/{turn}", "t")))
             if rng.random() >= again:
                 break
             start_s += -50.0 * math.log(1 - rng.random())
@@ -323,7 +323,7 @@ def test_it_follows_when_the_workload_shifts() -> None:
     names = {"once": "chat", "chat": "once"}
     shift_s = first[-1].now_s + 1.0
     later = [
-        Asked(
+        CacheRequest(
             [block + 20_000_000 for block in each.blocks],
             each.now_s + shift_s,
             Traits("/".join((names[each.traits.category.split("/")[0]], each.traits.category.split("/")[1])), "t"),
@@ -443,14 +443,14 @@ def test_tenants_near_their_shares_cost_no_more_than_others(monkeypatch: pytest.
     entered = 0
     append = RunQueues._append
 
-    def counted(self: RunQueues[int], run: Run[int], note: RunNote) -> None:
+    def counted(self: RunQueues[int], run: TreeRun[int], note: RunNote) -> None:
         nonlocal entered
         entered += 1
         append(self, run, note)
 
     cache = CacheReplay(own(guard=False), 400)
     tenants = "x" * 200 + "y" * 200 + "yx" * 100
-    requests = [Asked([number], 0.5, Traits("a/1", tenant)) for number, tenant in enumerate(tenants)]
+    requests = [CacheRequest([number], 0.5, Traits("a/1", tenant)) for number, tenant in enumerate(tenants)]
     for each in requests[:400]:
         cache.request(*each)
     monkeypatch.setattr(RunQueues, "_append", counted)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import FailedPrecondition
 from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
-from pinyon.federation.registry import Registry
+from pinyon.federation.registry import LbRegistry
 from pinyon.federation.takeover import Standing, assign
 from pinyon.federation.view import Federation
 from pinyon.federation.watched import Timing
@@ -159,7 +159,7 @@ class World:
         self.started_s = self.now_s
         epoch = file.epoch if file else f"epoch{self.boots}"
         self.boots += 1
-        self.registry = Registry(epoch, self.now_s, TIMING, self.geography, self.table)
+        self.registry = LbRegistry(epoch, self.now_s, TIMING, self.geography, self.table)
         if file is not None:
             self.registry.recover(file, self.now_s)
         for lb in self.lbs.values():
@@ -309,7 +309,7 @@ def test_an_owner_that_comes_and_goes_moves_little(seed):
 
 
 def test_a_boot_that_was_replaced_does_not_come_back():
-    registry = Registry("e", 0.0)
+    registry = LbRegistry("e", 0.0)
     old, new = LbInfo("x", "1", "a", "x:1"), LbInfo("x", "2", "a", "x:1")
     first = registry.register(old, 0.0)
     second = registry.register(new, 1.0)
@@ -319,7 +319,7 @@ def test_a_boot_that_was_replaced_does_not_come_back():
     assert registry.heard(second, LbLoad(queue=1), {}, False, 2.0)
     with pytest.raises(FailedPrecondition):
         registry.register(old, 3.0)
-    later = Registry("e", 10.0)
+    later = LbRegistry("e", 10.0)
     later.recover(registry.federation, 10.0)
     with pytest.raises(FailedPrecondition):
         later.register(old, 10.0)

@@ -23,10 +23,10 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.runtime.http2.connection import FRAME_BYTES, STREAMS_MAX, WORK_UNITS, Connection
-from pinyon.runtime.http2.heads import ANSWER, RequestHead, parse_request, parse_trailers, request_head, trailers
-from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
-from pinyon.runtime.http2.wire import PREFACE, Code, ConnectionFailed, frame
+from pinyon.runtime.http2.connection import FRAME_BYTES, STREAMS_MAX, WORK_UNITS, Http2Connection
+from pinyon.runtime.http2.heads import ANSWER, Http2RequestHead, parse_request, parse_trailers, request_head, trailers
+from pinyon.runtime.http2.stream import Field, Http2Stream, StreamFailed
+from pinyon.runtime.http2.wire import PREFACE, ConnectionFailed, ErrorCode, frame
 from pinyon.runtime.http2.wire import settings as settings_frame
 from tests.long import usually
 
@@ -43,7 +43,7 @@ class Kept:
     """A receiver that keeps its events, and accepts messages when the test says so."""
 
     def __init__(self) -> None:
-        self.stream: Stream
+        self.stream: Http2Stream
         self.messages: list[bytes] = []
         self.taken = 0
         self.heads: list[tuple[Sequence[Field], bool]] = []
@@ -105,10 +105,10 @@ class Ours:
     def __init__(self, wire: Wire, stream_window: int) -> None:
         self.kept: list[Kept] = []
         self.fields: list[Sequence[Field]] = []
-        self.connection = Connection(wire.write, self._opened, stream_window=stream_window)
+        self.connection = Http2Connection(wire.write, self._opened, stream_window=stream_window)
         wire.write(self.connection.opening)
 
-    def _opened(self, stream: Stream, fields: Sequence[Field], end: bool) -> Kept:
+    def _opened(self, stream: Http2Stream, fields: Sequence[Field], end: bool) -> Kept:
         kept = Kept()
         kept.stream = stream
         self.kept.append(kept)
@@ -126,7 +126,7 @@ def test_both_sides_of_ours_get_what_the_other_sent(seed: int, asked: list[int],
     random = Random(seed)
     there, back = Wire(random), Wire(random)
     server = Ours(back, window)
-    client = Connection(there.write, stream_window=window)
+    client = Http2Connection(there.write, stream_window=window)
     there.write(client.opening)
     questions, answers = texts(random, asked), texts(random, answered)
     kept = Kept()
@@ -159,7 +159,7 @@ def test_both_sides_of_ours_get_what_the_other_sent(seed: int, asked: list[int],
             elif not answering and theirs.halves and not theirs.stream.local_closed:
                 theirs.stream.end(lambda: server.connection.headers(1, trailers("ABORTED", "so ist's"), end=True))
     theirs = server.kept[0]
-    assert parse_request(server.fields[0]) == RequestHead(PATH, None, [("some-bin", b"\0\xff"), ("word", "yes")])
+    assert parse_request(server.fields[0]) == Http2RequestHead(PATH, None, [("some-bin", b"\0\xff"), ("word", "yes")])
     assert (theirs.messages, kept.messages) == (questions, answers)
     ended_with = parse_trailers(kept.heads[-1][0])
     assert (ended_with.code, ended_with.message) == ("ABORTED", "so ist's")
@@ -174,7 +174,7 @@ def test_who_takes_nothing_is_sent_no_more_than_its_window(seed: int, window: in
     random = Random(seed)
     there, back = Wire(random), Wire(random)
     server = Ours(back, window)
-    client = Connection(there.write)
+    client = Http2Connection(there.write)
     there.write(client.opening)
     kept, sent, quiet = Kept(), 0, 0
     steps = iter(range(STEPS))
@@ -301,7 +301,7 @@ def test_our_client_and_a_server_of_h2(seed: int, asked: list[int], answered: li
     random = Random(seed)
     there, back = Wire(random), Wire(random)
     server = Library(back, client=False)
-    client = Connection(there.write)
+    client = Http2Connection(there.write)
     there.write(client.opening)
     questions, answers = texts(random, asked), texts(random, answered)
     kept, sending, said, finished = Kept(), list(questions), False, False
@@ -338,13 +338,13 @@ def test_our_client_and_a_server_of_h2(seed: int, asked: list[int], answered: li
 def recorded(random: Random) -> bytes:
     """Returns what a client sends in a short conversation."""
     wire = Wire(random)
-    client = Connection(wire.write)
+    client = Http2Connection(wire.write)
     wire.write(client.opening)
     for _ in range(random.randint(1, 3)):
         stream = client.open(HEAD, Kept())
         for _ in range(random.randint(0, 4)):
             stream.send(random.randbytes(random.randint(0, 2000)))
-        random.choice((stream.end, lambda stream=stream: stream.reset(Code.CANCEL), client.ping))()
+        random.choice((stream.end, lambda stream=stream: stream.reset(ErrorCode.CANCEL), client.ping))()
     return bytes(wire.waiting)
 
 
@@ -382,7 +382,7 @@ def test_nonsense_ends_a_connection_or_is_skipped(seed: int, changes: int):
 @settings(max_examples=usually(70, long=20_000))
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_after_the_beginning(data: bytes, client: bool):
-    connection = Connection(lambda _: None) if client else Ours(Wire(Random(0)), 1 << 20).connection
+    connection = Http2Connection(lambda _: None) if client else Ours(Wire(Random(0)), 1 << 20).connection
     beginning = b"" if client else PREFACE
     with suppress(ConnectionFailed):
         connection.receive(beginning + settings_frame({}) + data)
@@ -404,15 +404,15 @@ def test_frames_that_carry_nothing_are_not_read_for_ever(name: str):
     server = Ours(Wire(Random(0)), 1 << 20)
     server.connection.receive(PREFACE + settings_frame({}))
     client_wire = Wire(Random(0))
-    client = Connection(client_wire.write)
+    client = Http2Connection(client_wire.write)
     client.open(HEAD, Kept())
     server.connection.receive(bytes(client_wire.waiting))
     with pytest.raises(ConnectionFailed) as failed:
         server.connection.receive(ATTACKS[name] * (WORK_UNITS + 1))
-    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+    assert failed.value.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
-def served_until_cut(unit: Callable[[int], bytes], first: bytes = b"", most: int = WORK_UNITS) -> tuple[Code, int]:
+def served_until_cut(unit: Callable[[int], bytes], first: bytes = b"", most: int = WORK_UNITS) -> tuple[ErrorCode, int]:
     """Returns the code with which a server ends a connection of repeated ``unit``, and how many it took before."""
     server = Ours(Wire(Random(0)), 1 << 20)
     server.connection.receive(PREFACE + settings_frame({}) + first)
@@ -427,14 +427,14 @@ def served_until_cut(unit: Callable[[int], bytes], first: bytes = b"", most: int
 def test_messages_do_not_pay_for_frames_that_carry_nothing():
     head = frame(1, 4, 1, Encoder().encode(HEAD))
     code, taken = served_until_cut(lambda _: frame(0, 0, 1, bytes(5)) + ATTACKS["pings"] * 100, head)
-    assert code is Code.ENHANCE_YOUR_CALM
+    assert code is ErrorCode.ENHANCE_YOUR_CALM
     assert taken * 100 <= WORK_UNITS
 
 
 def test_a_message_that_comes_byte_by_byte_is_budgeted():
     head = frame(1, 4, 1, Encoder().encode(HEAD)) + frame(0, 0, 1, b"\0\0\x20\0\0")
     code, taken = served_until_cut(lambda _: frame(0, 0, 1, b"x") * 100, head)
-    assert code is Code.ENHANCE_YOUR_CALM
+    assert code is ErrorCode.ENHANCE_YOUR_CALM
     assert taken * 100 <= WORK_UNITS
 
 
@@ -449,14 +449,14 @@ def test_a_message_that_comes_byte_by_byte_is_budgeted():
 def test_header_blocks_are_budgeted_by_their_fields_and_size(block: bytes, most: int):
     """The budget holds for blocks that open streams and for answers on an open stream."""
     code, taken = served_until_cut(lambda number: frame(1, 4, 2 * number + 1, block))
-    assert code is Code.ENHANCE_YOUR_CALM
+    assert code is ErrorCode.ENHANCE_YOUR_CALM
     assert taken <= most
-    client = Connection(lambda _: None)
+    client = Http2Connection(lambda _: None)
     client.receive(settings_frame({}))
     client.open(HEAD, Kept())
     with pytest.raises(ConnectionFailed) as failed:
         client.receive(frame(1, 4, 1, block) * (most + 1))
-    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+    assert failed.value.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize("name", ["settings", "window updates"])
@@ -475,21 +475,21 @@ def test_what_concerns_all_streams_is_budgeted_by_their_number(name: str):
         for room in range(WORK_UNITS // STREAMS_MAX + 1):
             update = settings_frame({4: room + 1}) if of_streams else ATTACKS[name]
             server.connection.receive(update)
-    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+    assert failed.value.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_table_is_not_resized_again_and_again():
     code, taken = served_until_cut(lambda _: frame(1, 4, 1, b"\x20\x3f\xe1\x1f\x20\x82"))
-    assert (code, taken) == (Code.COMPRESSION_ERROR, 0)
+    assert (code, taken) == (ErrorCode.COMPRESSION_ERROR, 0)
     server = Ours(Wire(Random(0)), 1 << 20)
     server.connection.receive(PREFACE + settings_frame({}) + frame(1, 4, 1, b"\x20\x3f\xe1\x1f\x82"))
     assert server.fields == [[(b":method", b"GET")]]
 
 
 def test_heads_on_a_stream_that_is_over_end_the_connection():
-    head = frame(1, 4, 1, Encoder().encode(HEAD)) + frame(3, 0, 1, Code.CANCEL.to_bytes(4, "big"))
+    head = frame(1, 4, 1, Encoder().encode(HEAD)) + frame(3, 0, 1, ErrorCode.CANCEL.to_bytes(4, "big"))
     code, taken = served_until_cut(lambda _: frame(1, 5, 1, b"\x82" * 385), head)
-    assert (code, taken) == (Code.STREAM_CLOSED, 0)
+    assert (code, taken) == (ErrorCode.STREAM_CLOSED, 0)
 
 
 @pytest.mark.parametrize("ticks", [1, 2, 50])
@@ -513,17 +513,19 @@ def test_calls_that_are_reset_are_not_served_for_ever(message: bytes):
     def call(number: int) -> bytes:
         stream = 2 * number + 1
         said = frame(0, 0, stream, message) if message else b""
-        return frame(1, 4, stream, encoder.encode(HEAD)) + said + frame(3, 0, stream, Code.CANCEL.to_bytes(4, "big"))
+        return (
+            frame(1, 4, stream, encoder.encode(HEAD)) + said + frame(3, 0, stream, ErrorCode.CANCEL.to_bytes(4, "big"))
+        )
 
     code, taken = served_until_cut(call)
-    assert code is Code.ENHANCE_YOUR_CALM
+    assert code is ErrorCode.ENHANCE_YOUR_CALM
     assert taken < 200
 
 
 def test_a_peer_whose_calls_are_served_may_make_all_of_them():
     """Calls within one tick: as many streams as a connection has in its life, as many at once as are allowed."""
     back, there = Wire(Random(0)), Wire(Random(0))
-    server, client = Ours(back, 1 << 20), Connection(there.write)
+    server, client = Ours(back, 1 << 20), Http2Connection(there.write)
     server.connection.receive(client.opening)
     calls = 10_048
     for begun in range(0, calls, STREAMS_MAX):
@@ -553,13 +555,13 @@ def test_a_served_call_gives_back_only_what_a_common_one_costs():
     server.connection.served()
     with pytest.raises(ConnectionFailed) as failed:
         server.connection.receive(ATTACKS["unknown"] * 100)
-    assert failed.value.code is Code.ENHANCE_YOUR_CALM
+    assert failed.value.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_peer_with_many_messages_on_few_streams_is_never_cut():
     """The streams carry 100,000 messages each way within one tick, with reads and new grants."""
     back, there = Wire(Random(0)), Wire(Random(0))
-    server, client = Ours(back, 1 << 20), Connection(there.write)
+    server, client = Ours(back, 1 << 20), Http2Connection(there.write)
     server.connection.receive(client.opening)
     client.receive(back.whole())
     asking = [Kept() for _ in range(4)]
@@ -594,13 +596,13 @@ def test_header_blocks_are_bounded(last: bool):
             server.connection.receive(frame(1, 0, 1, b"\x82"))
             while True:
                 server.connection.receive(frame(9, 0, 1, b"\x82" * 1000))
-    assert failed.value.code in (Code.ENHANCE_YOUR_CALM, Code.COMPRESSION_ERROR)
+    assert failed.value.code in (ErrorCode.ENHANCE_YOUR_CALM, ErrorCode.COMPRESSION_ERROR)
 
 
 def test_more_send_room_is_used_once_settings_are_acknowledged():
     """grpcio holds a sender to the old room before that, and resets the stream."""
     wire = Wire(Random(0))
-    client = Connection(wire.write)
+    client = Http2Connection(wire.write)
     client.receive(settings_frame({4: 10}))
     stream = client.open(HEAD, Kept())
     stream.send(bytes(100))
@@ -614,7 +616,7 @@ def test_streams_over_the_limit_are_refused_and_others_go_on():
     back = Wire(Random(0))
     server = Ours(back, 1 << 20)
     there = Wire(Random(0))
-    client = Connection(there.write)
+    client = Http2Connection(there.write)
     server.connection.receive(client.opening)
     client.receive(bytes(back.waiting))
     kept = [Kept() for _ in range(64)]
@@ -636,7 +638,7 @@ def test_compressed_and_oversized_messages_are_refused_by_name():
     for data, status in ((b"\1\0\0\0\1x", "UNIMPLEMENTED"), (b"\0\xff\0\0\0", "RESOURCE_EXHAUSTED")):
         server = Ours(Wire(Random(0)), 1 << 20)
         wire = Wire(Random(0))
-        client = Connection(wire.write)
+        client = Http2Connection(wire.write)
         stream = client.open(HEAD, Kept())
         server.connection.receive(client.opening + bytes(wire.waiting) + frame(0, 0, stream.stream_id, data))
         (kept,) = server.kept
@@ -646,7 +648,7 @@ def test_compressed_and_oversized_messages_are_refused_by_name():
 def test_a_farewell_says_what_was_done_and_why():
     """RFC 9113, 6.8: streams above its number may be tried again elsewhere; h2 reads it the same way."""
     back, there = Wire(Random(0)), Wire(Random(0))
-    server, client = Ours(back, 1 << 20), Connection(there.write)
+    server, client = Ours(back, 1 << 20), Http2Connection(there.write)
     done, late = Kept(), Kept()
     done.stream = client.open(HEAD, done)
     server.connection.receive(client.opening + bytes(there.waiting))
@@ -658,7 +660,7 @@ def test_a_farewell_says_what_was_done_and_why():
     peer = H2Connection(H2Configuration(client_side=True))
     peer.initiate_connection()
     (said,) = [each for each in peer.receive_data(bytes(back.waiting)) if isinstance(each, ConnectionTerminated)]
-    assert (said.last_stream_id, said.error_code, said.additional_data) == (1, Code.PROTOCOL_ERROR, b"push is off")
+    assert (said.last_stream_id, said.error_code, said.additional_data) == (1, ErrorCode.PROTOCOL_ERROR, b"push is off")
 
     client.receive(bytes(back.waiting))
     assert not done.errors
@@ -671,7 +673,7 @@ def test_a_farewell_says_what_was_done_and_why():
 
 @pytest.mark.parametrize("words", [b"\x1b[2J", b"\xff\xfe", b"x" * 60_000])
 def test_a_farewell_is_bounded_and_printable(words: bytes):
-    client, late = Connection(lambda _: None), Kept()
+    client, late = Http2Connection(lambda _: None), Kept()
     client.receive(settings_frame({}))
     late.stream = client.open(HEAD, late)
     client.receive(frame(7, 0, 0, bytes(7) + b"\x0b" + words))
@@ -685,29 +687,29 @@ def test_a_window_update_of_nothing_is_an_error_of_the_protocol(stream_id: int):
     """RFC 9113, 6.9: of the stream, or of the connection."""
     back = Wire(Random(0))
     server, there = Ours(back, 1 << 20), Wire(Random(0))
-    client = Connection(there.write)
+    client = Http2Connection(there.write)
     client.open(HEAD, Kept())
     server.connection.receive(client.opening + bytes(there.waiting))
     back.waiting.clear()
     update = frame(8, 0, stream_id, bytes(4))
     if stream_id:
         server.connection.receive(update)
-        assert back.waiting.endswith(frame(3, 0, 1, Code.PROTOCOL_ERROR.to_bytes(4, "big")))
+        assert back.waiting.endswith(frame(3, 0, 1, ErrorCode.PROTOCOL_ERROR.to_bytes(4, "big")))
     else:
         with pytest.raises(ConnectionFailed) as failed:
             server.connection.receive(update)
-        assert failed.value.code is Code.PROTOCOL_ERROR
+        assert failed.value.code is ErrorCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize("stream_id", [0, 1, 3])
 def test_a_header_block_nobody_began_is_a_protocol_error(stream_id: int):
     there = Wire(Random(0))
-    server, client = Ours(Wire(Random(0)), 1 << 20), Connection(there.write)
+    server, client = Ours(Wire(Random(0)), 1 << 20), Http2Connection(there.write)
     client.open(HEAD, Kept())
     server.connection.receive(client.opening + bytes(there.waiting))
     with pytest.raises(ConnectionFailed) as failed:
         server.connection.receive(frame(9, 4, stream_id, b"x"))
-    assert failed.value.code is Code.PROTOCOL_ERROR
+    assert failed.value.code is ErrorCode.PROTOCOL_ERROR
 
 
 def test_unfinished_messages_of_a_connection_are_bounded():
@@ -727,5 +729,5 @@ def test_unfinished_messages_of_a_connection_are_bounded():
     assert [bool(each.errors) for each in server.kept] == [False] * 4 + [True] * 2
     server.connection.receive(frame(0, 0, 1, part))
     assert [len(message) for message in server.kept[0].messages] == [4 << 20]
-    server.connection.receive(frame(3, 0, 3, Code.CANCEL.to_bytes(4, "big")))
+    server.connection.receive(frame(3, 0, 3, ErrorCode.CANCEL.to_bytes(4, "big")))
     assert server.connection.unfinished < 9 << 20

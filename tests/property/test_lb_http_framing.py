@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.http.answer import HttpError
 from pinyon.http.budget import HttpLimits
-from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.peers import PeerPlaces, TrustedProxies
 from pinyon.http.proxy_line import BLOCK_MAX, read_proxy_line
 from pinyon.http.reader import RequestReader
 from tests.long import usually
@@ -205,4 +205,4 @@ def test_any_bytes_are_a_proxy_header_or_refused(data):
 def test_any_forwarded_header_names_an_address_that_counts(fields):
     for name in ("x-forwarded-for", "forwarded"):
         client = TrustedProxies("10.0.0.0/8", name).client("10.0.0.1", fields)
-        assert Peers(1).take(client) is not None
+        assert PeerPlaces(1).take(client) is not None

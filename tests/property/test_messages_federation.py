@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
+from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad, OwnedCluster
 from pinyon.federation.position import Position
-from pinyon.federation.view import Cluster, Federation, Member, Region
+from pinyon.federation.view import Cluster, Federation, Member, RegionView
 from pinyon.messages.federation import (
     check_instance,
     check_url,
@@ -42,13 +42,13 @@ loads = st.builds(
     *([counts] * 8),
     st.dictionaries(names, counts, max_size=3),
     st.dictionaries(names, counts, max_size=3),
-    st.lists(st.builds(InstanceLoad, names, counts, counts, counts, st.booleans()), max_size=3).map(tuple),
+    st.lists(st.builds(MemberLoad, names, counts, counts, counts, st.booleans()), max_size=3).map(tuple),
 )
 federations = st.builds(
     Federation,
     names,
     st.integers(0, 2**64 - 1),
-    st.lists(st.builds(Region, names, st.lists(names, max_size=2).map(tuple), positions), max_size=3).map(tuple),
+    st.lists(st.builds(RegionView, names, st.lists(names, max_size=2).map(tuple), positions), max_size=3).map(tuple),
     st.lists(
         st.builds(Member, infos, st.sampled_from(LbState), st.booleans(), st.lists(names, max_size=2).map(tuple)),
         max_size=3,
@@ -124,7 +124,7 @@ def test_a_cluster_without_a_name_has_its_regions():
 
 
 def test_reports_are_bounded():
-    many = LbLoad(per_instance=tuple(InstanceLoad(f"i{n}") for n in range(300)))
+    many = LbLoad(per_instance=tuple(MemberLoad(f"i{n}") for n in range(300)))
     assert len(lb_load_from_proto(lb_load_to_proto(many)).per_instance) == 256
     for wrong in ({"x": -1.0}, {"x": float("nan")}, {"": 1.0}, {f"x{n}": 1.0 for n in range(257)}):
         with pytest.raises(InvalidArgument):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.request import Role
 from pinyon.routing.layer import Layer
-from pinyon.routing.pair import Candidate, choose_pair, serving_groups
+from pinyon.routing.pair import PairCandidate, choose_pair, serving_groups
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.routing_keys import byte_keys
@@ -17,7 +17,7 @@ from pinyon.routing.target_policy import Routed
 
 CANDIDATES = st.lists(
     st.builds(
-        Candidate,
+        PairCandidate,
         st.sampled_from("abcdef"),
         st.just("host:1"),
         st.sampled_from(Role),
@@ -36,7 +36,7 @@ REQUESTS = st.builds(
 ASKED = st.tuples(CANDIDATES, REQUESTS, st.sets(st.sampled_from("abcdef")), st.sets(st.sampled_from("abcdef")))
 
 
-def layer_of(policy: str, candidates: list[Candidate], pushing: str = "pending") -> Layer:
+def layer_of(policy: str, candidates: list[PairCandidate], pushing: str = "pending") -> Layer:
     layer = Layer(PUSHING_RULES.make(pushing), ROUTING_POLICIES.make(policy))
     for each in candidates:
         layer.join(each.instance_id, each.max_batch)
@@ -45,7 +45,7 @@ def layer_of(policy: str, candidates: list[Candidate], pushing: str = "pending")
 
 @pytest.mark.parametrize("name", ROUTING_POLICIES.names)
 @given(asked=st.lists(ASKED, max_size=8))
-def test_pairs_fit(name: str, asked: list[tuple[list[Candidate], Routed, set[str], set[str]]]) -> None:
+def test_pairs_fit(name: str, asked: list[tuple[list[PairCandidate], Routed, set[str], set[str]]]) -> None:
     layers = [layer_of(name, []) for _ in range(2)]
     for now_s, (candidates, request, exclude, full) in enumerate(asked):
         for layer in layers:
@@ -82,7 +82,7 @@ def test_pairs_fit(name: str, asked: list[tuple[list[Candidate], Routed, set[str
 
 @pytest.mark.parametrize("name", ["least_loaded", "round_robin", "skywalker"])
 def test_everyone_gets_work(name: str) -> None:
-    fleet = [Candidate(name, f"{name}:1", Role.MIXED, "g") for name in "abcd"]
+    fleet = [PairCandidate(name, f"{name}:1", Role.MIXED, "g") for name in "abcd"]
     layer = layer_of(name, fleet, "blind")
     for _ in range(12):
         pair = choose_pair(serving_groups(fleet, 1), layer, Routed(), 0.0)
@@ -93,7 +93,10 @@ def test_everyone_gets_work(name: str) -> None:
 
 
 def test_decode_instances_of_a_group_get_work_in_turn() -> None:
-    fleet = [Candidate("p", "p:1", Role.PREFILL, "g"), *[Candidate(name, "d:1", Role.DECODE, "g") for name in "de"]]
+    fleet = [
+        PairCandidate("p", "p:1", Role.PREFILL, "g"),
+        *[PairCandidate(name, "d:1", Role.DECODE, "g") for name in "de"],
+    ]
     layer = layer_of("round_robin", fleet, "blind")
     chosen = []
     for _ in range(4):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
+from pinyon.core.field_kinds import FieldKind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
 from pinyon.core.request import NO_LIMIT, SAMPLING_FIELDS, SamplingField, SamplingParams
 from pinyon.messages.sampling import put_sampling, sampling_from_proto, sampling_to_proto
 from pinyon.openai.fields import CHAT, COMPLETION, INT_MAX
@@ -33,7 +33,7 @@ SEED_MAX = (1 << 64) - 1
 """The largest seed that a message holds."""
 
 
-def values_of(kind: Kind) -> st.SearchStrategy[Any]:
+def values_of(kind: FieldKind) -> st.SearchStrategy[Any]:
     """Returns Python values. Numbers have few decimals, and no bias is 0, which equals no bias."""
     if isinstance(kind, Switch):
         return st.booleans()
@@ -51,7 +51,7 @@ def values_of(kind: Kind) -> st.SearchStrategy[Any]:
     return pairs.map(lambda by_token: tuple(sorted(by_token.items())))
 
 
-def beyond(kind: Kind) -> list[Any]:
+def beyond(kind: FieldKind) -> list[Any]:
     """Returns values that messages must not have."""
     if isinstance(kind, Whole):
         return [kind.low - 1] * (kind.low > 0) + ([] if kind.high is None or kind.high == SEED_MAX else [kind.high + 1])
@@ -66,7 +66,7 @@ def beyond(kind: Kind) -> list[Any]:
     return []
 
 
-def as_json(kind: Kind, value: Any) -> Any:
+def as_json(kind: FieldKind, value: Any) -> Any:
     return {str(token): bias for token, bias in value} if isinstance(kind, TokenBiases) else value
 
 

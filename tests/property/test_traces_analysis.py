@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon_lab.traces import TraceRow
-from pinyon_lab.traces.analysis import Figure, analyse, read_columns, uses
+from pinyon_lab.traces.analysis import TraceFigure, analyse, read_columns, uses
 from pinyon_lab.traces.analysis.models import MODELS
 from pinyon_lab.traces.analysis.reuse import EDGES_S, bins_of, ks_exponential, quantile_s
 from tests.long import usually
@@ -92,12 +92,12 @@ class Naive:
         return self.rows[at].time_s
 
 
-def by_number(rows: list[TraceRow], step: int = 7) -> dict[str, Figure]:
+def by_number(rows: list[TraceRow], step: int = 7) -> dict[str, TraceFigure]:
     with mock.patch.object(uses, "STEP_IDS", step):
         return {figure.number: figure for figure in analyse(read_columns(rows, BLOCK, 1 << 30))}
 
 
-def table(figure: Figure, key: str) -> list[dict[str, object]]:
+def table(figure: TraceFigure, key: str) -> list[dict[str, object]]:
     rows = figure.json()[key]
     assert isinstance(rows, list)
     return rows

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pinyon.transfer import WireError
 from pinyon.transfer.transports.rdma import wire as rdma_wire
-from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
+from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp, RegionGrant
 from pinyon.transfer.types.segment import KEY_BYTES
 from pinyon.transfer.types.spans import merge_ranges
 
@@ -43,8 +43,8 @@ keys = st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), min_size=1, m
 
 PARSERS: list[Callable[[bytes], object]] = [
     rdma_wire.parse_request,
-    lambda data: rdma_wire.parse_reply(data, Op.PAIR, 1),
-    lambda data: rdma_wire.parse_reply(data, Op.RESOLVE, 7),
+    lambda data: rdma_wire.parse_reply(data, RdmaOp.PAIR, 1),
+    lambda data: rdma_wire.parse_reply(data, RdmaOp.RESOLVE, 7),
     rdma_wire.parse_pair,
     rdma_wire.parse_half,
     rdma_wire.parse_keys,
@@ -66,8 +66,8 @@ def test_keys_and_grants_round_trip(asked: list[bytes], granted: list[RegionGran
     request = rdma_wire.pack_resolve(asked)
     assert rdma_wire.parse_request(request[: rdma_wire.HEADER_BYTES]).parts == len(asked)
     assert rdma_wire.parse_keys(request[rdma_wire.HEADER_BYTES :]) == asked
-    reply = rdma_wire.pack_resolved(Code.OK, granted)
-    rdma_wire.parse_reply(reply[: rdma_wire.HEADER_BYTES], Op.RESOLVE, len(granted))
+    reply = rdma_wire.pack_resolved(RdmaCode.OK, granted)
+    rdma_wire.parse_reply(reply[: rdma_wire.HEADER_BYTES], RdmaOp.RESOLVE, len(granted))
     assert rdma_wire.parse_grants(reply[rdma_wire.HEADER_BYTES :], len(granted)) == granted
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_pair_stays_within_its_bounds(name: str, half: Half, where: in
     message[where % len(message)] = value
     try:
         header = rdma_wire.parse_request(message[: rdma_wire.HEADER_BYTES])
-        if header.op is not Op.PAIR:
+        if header.op is not RdmaOp.PAIR:
             return
         hca, parsed = rdma_wire.parse_pair(bytes(message[rdma_wire.HEADER_BYTES :]))
     except WireError:
@@ -103,7 +103,7 @@ def test_a_damaged_pair_stays_within_its_bounds(name: str, half: Half, where: in
 
 @given(st.lists(grants, min_size=1, max_size=4), st.integers(0), st.integers(0, 255))
 def test_damaged_grants_stay_within_the_address_space(granted: list[RegionGrant], where: int, value: int) -> None:
-    body = bytearray(rdma_wire.pack_resolved(Code.OK, granted)[rdma_wire.HEADER_BYTES :])
+    body = bytearray(rdma_wire.pack_resolved(RdmaCode.OK, granted)[rdma_wire.HEADER_BYTES :])
     body[where % len(body)] = value
     try:
         parsed = rdma_wire.parse_grants(bytes(body), len(granted))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pinyon.transfer import WireError
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.wire import Place, RequestHead, Seal
+from pinyon.transfer.transports.shm.wire import Seal, ShmPlace, ShmRequestHead
 from pinyon.transfer.types.request import Reason
 from pinyon.transfer.types.spans import Spans, merge_ranges
 
@@ -21,7 +21,7 @@ ids = st.integers(0, (1 << 64) - 1)
 seals = st.builds(Seal, addresses, keys)
 
 
-def split(data: bytes) -> tuple[RequestHead, memoryview]:
+def split(data: bytes) -> tuple[ShmRequestHead, memoryview]:
     head = shm_wire.parse_request(data[: shm_wire.HEAD_BYTES])
     return head, memoryview(data)[shm_wire.HEAD_BYTES : shm_wire.HEAD_BYTES + head.body_bytes]
 
@@ -50,14 +50,14 @@ def test_writes(message_id, parts) -> None:
 
 
 spans = st.lists(st.tuples(addresses, sizes), min_size=1, max_size=5).map(lambda ranges: merge_ranges(ranges, 1 << 63))
-places = st.builds(Place, st.just(0), st.integers(0, 1 << 61), seals, spans) | st.sampled_from(
-    [Place(Reason.UNKNOWN_REGION), Place(Reason.ACCESS_DENIED)]
+places = st.builds(ShmPlace, st.just(0), st.integers(0, 1 << 61), seals, spans) | st.sampled_from(
+    [ShmPlace(Reason.UNKNOWN_REGION), ShmPlace(Reason.ACCESS_DENIED)]
 )
 
 
 @given(ids, st.lists(places, min_size=1, max_size=40))
 def test_places(message_id, given_places) -> None:
-    request = RequestHead(shm_wire.RESOLVE, 0, len(given_places), message_id, 0)
+    request = ShmRequestHead(shm_wire.RESOLVE, 0, len(given_places), message_id, 0)
     data = shm_wire.pack_places(request, given_places)
     head, body = data[: shm_wire.HEAD_BYTES], data[shm_wire.HEAD_BYTES :]
     assert shm_wire.parse_answer(head, shm_wire.RESOLVE, len(given_places), message_id) == (shm_wire.OK, len(body))
@@ -67,18 +67,18 @@ def test_places(message_id, given_places) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        Place(0),  # opens nothing
-        Place(Reason.ACCESS_DENIED, spans=Spans((0,), (1,))),  # a refusal that opens something
-        Place(9),
-        Place(0, spans=Spans((0, 4), (4, 8))),  # one span in two
-        Place(0, spans=Spans((8, 0), (9, 1))),
-        Place(0, spans=Spans((8,), (8,))),
-        Place(0, 1 << 62, spans=Spans((1 << 62,), ((1 << 62) + 1,))),  # beyond the address space
-        Place(0, 0, Seal((1 << 63) - 8, bytes(16)), Spans((0,), (1,))),
+        ShmPlace(0),  # opens nothing
+        ShmPlace(Reason.ACCESS_DENIED, spans=Spans((0,), (1,))),  # a refusal that opens something
+        ShmPlace(9),
+        ShmPlace(0, spans=Spans((0, 4), (4, 8))),  # one span in two
+        ShmPlace(0, spans=Spans((8, 0), (9, 1))),
+        ShmPlace(0, spans=Spans((8,), (8,))),
+        ShmPlace(0, 1 << 62, spans=Spans((1 << 62,), ((1 << 62) + 1,))),  # beyond the address space
+        ShmPlace(0, 0, Seal((1 << 63) - 8, bytes(16)), Spans((0,), (1,))),
     ],
 )
 def test_places_that_make_no_sense(place) -> None:
-    request = RequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
+    request = ShmRequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
     with pytest.raises(WireError):
         shm_wire.parse_places(shm_wire.pack_places(request, [place])[shm_wire.HEAD_BYTES :], 1)
 
@@ -97,7 +97,7 @@ def test_an_answer_has_a_bounded_number_of_spans() -> None:
 @given(ids, st.none() | st.binary(min_size=1, max_size=40))
 def test_answers_to_writes(message_id, refusals) -> None:
     count = len(refusals) if refusals else 3
-    data = shm_wire.pack_answer(RequestHead(shm_wire.WRITE, 0, count, message_id, count), refusals)
+    data = shm_wire.pack_answer(ShmRequestHead(shm_wire.WRITE, 0, count, message_id, count), refusals)
     answer = shm_wire.parse_answer(data[: shm_wire.HEAD_BYTES], shm_wire.WRITE, count, message_id)
     assert answer == ((shm_wire.SOME_REFUSED, count) if refusals else (shm_wire.OK, 0))
     for wrong in ((shm_wire.RESOLVE, count, message_id), (shm_wire.WRITE, count + 1, message_id)):
@@ -114,8 +114,8 @@ def test_noise_is_a_wire_error(noise, count) -> None:
         shm_wire.parse_request,
         lambda data: shm_wire.parse_answer(data, shm_wire.WRITE, count, 1),
         lambda data: shm_wire.parse_places(data, count),
-        lambda data: shm_wire.parse_keys(memoryview(data), RequestHead(shm_wire.RESOLVE, 0, count, 1, 0)),
-        lambda data: shm_wire.parse_ranges(memoryview(data), RequestHead(shm_wire.WRITE, 0, count + 1, 1, 1)),
+        lambda data: shm_wire.parse_keys(memoryview(data), ShmRequestHead(shm_wire.RESOLVE, 0, count, 1, 0)),
+        lambda data: shm_wire.parse_ranges(memoryview(data), ShmRequestHead(shm_wire.WRITE, 0, count + 1, 1, 1)),
     ):
         with suppress(WireError):
             parse(noise)
@@ -146,7 +146,7 @@ def test_a_changed_write_is_another_valid_one_or_a_wire_error(at, change, messag
     ],
 )
 def test_bounds_of_requests(change) -> None:
-    message = RequestHead(shm_wire.WRITE, 0, 2, 1, 7)._replace(**change)
+    message = ShmRequestHead(shm_wire.WRITE, 0, 2, 1, 7)._replace(**change)
     with pytest.raises(WireError):
         shm_wire.parse_request(shm_wire._HEAD.pack(shm_wire.MAGIC, *message))
 

@@ -15,7 +15,7 @@ from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS
 from pinyon.store.writer import PutOutcome
 from services.worker.kv.storage import POOL_SHARE, Storage
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
@@ -59,7 +59,7 @@ class Play:
         self.cache = new_cache(LAYOUT, POOL, lambda: self.now)
         self.store = Store()
         region: Any = None
-        self.storage = Storage(self.cache, region, self.store, Limits(store_queue_s=QUEUE_S), lambda: self.now)
+        self.storage = Storage(self.cache, region, self.store, WorkerLimits(store_queue_s=QUEUE_S), lambda: self.now)
         self.requests: list[tuple[Holder, list[bytes]]] = []
 
     def do(self, operation: str, number: int, blocks: int) -> None:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pinyon_lab.papers import FIGURES, Result, Workload, dualmap
-from pinyon_lab.papers.dualmap.runs import DECODING, PREFILL_ONLY, System, goodput, load_of, ran
+from pinyon_lab.papers.dualmap.runs import DECODING, PREFILL_ONLY, DualMapSystem, goodput, load_of, ran
 from pinyon_lab.pictures import svg
 from pinyon_lab.traces import TraceRow
 
@@ -87,13 +87,13 @@ def test_a_goodput_is_where_attainment_falls_below_the_share() -> None:
 
 def test_a_run_is_the_same_again_and_another_with_another_seed(small: None) -> None:
     load = load_of(workload("conversation"), "7B")
-    first = ran(load, System(DECODING, "dualmap"), 8.0, lambda _: None)
+    first = ran(load, DualMapSystem(DECODING, "dualmap"), 8.0, lambda _: None)
     dualmap.runs._ran.cache_clear()
-    assert ran(load, System(DECODING, "dualmap"), 8.0, lambda _: None) == first
-    assert ran(load, System(DECODING, "dualmap", seed=1), 8.0, lambda _: None) != first
+    assert ran(load, DualMapSystem(DECODING, "dualmap"), 8.0, lambda _: None) == first
+    assert ran(load, DualMapSystem(DECODING, "dualmap", seed=1), 8.0, lambda _: None) != first
     assert first.samples
     assert all(len(loads) == 8 for _, loads in first.samples)
-    assert not ran(load, System(PREFILL_ONLY, "dualmap"), 8.0, lambda _: None).samples
+    assert not ran(load, DualMapSystem(PREFILL_ONLY, "dualmap"), 8.0, lambda _: None).samples
 
 
 def test_prompts_are_cut_as_the_model_has_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pinyon_lab.figures.figure import Clock
 from pinyon_lab.figures.tree_costs import TreeLoad
 from pinyon_lab.papers import FIGURES, Result, feather
-from pinyon_lab.papers.feather.runs import Load, Prompts, Server, batches, one_batch, served, tree
+from pinyon_lab.papers.feather.runs import FeatherLoad, FeatherServer, PromptParts, batches, one_batch, served, tree
 from pinyon_lab.pictures import svg
 from pinyon_lab.simulator.cluster_settings import GROUPED, SchedulingCost
 from tests.long import usually
@@ -95,7 +95,7 @@ def plain(text: str) -> str:
 
 
 def test_prompts_share_the_blocks_of_what_they_begin_with() -> None:
-    made = Prompts()
+    made = PromptParts()
     first = made.blocks([("a", 40), ("x", 20)])
     second = made.blocks([("a", 40), ("y", 20)])
     third = made.blocks([("b", 40), ("x", 20)])
@@ -113,7 +113,7 @@ def test_a_tree_has_twice_the_branches_on_each_level() -> None:
 
 
 def test_a_rate_that_changes_does_so_when_it_says() -> None:
-    times = [each.time_s for each in Load(rates=((1.0, 50.0), (10.0, 50.0)), groups=1).arrivals()]
+    times = [each.time_s for each in FeatherLoad(rates=((1.0, 50.0), (10.0, 50.0)), groups=1).arrivals()]
     assert times == sorted(times)
     assert 30 < sum(time < 50 for time in times) < 75
     assert 400 < sum(50 <= time < 100 for time in times) < 600
@@ -130,21 +130,23 @@ def test_one_stranger_takes_the_gain_from_all() -> None:
     same = shared_by(1)
     stranger = [*same[:-1], [("other", 10_000), ("own", 20)]]
     halves = shared_by(2)
-    rates = [one_batch(each, 20, Server()).decode_tokens_s for each in (same, stranger, halves)]
+    rates = [one_batch(each, 20, FeatherServer()).decode_tokens_s for each in (same, stranger, halves)]
     assert rates[0] > 1.4 * rates[1], "takeaway 1"
     assert rates[1] == pytest.approx(rates[2], rel=0.03), "takeaway 3: how many strangers is all the same"
 
 
 def test_more_of_a_shared_prefix_is_faster() -> None:
     rates = [
-        one_batch([[("all", 500 * part), (f"own {n}", 2_000 - 500 * part + 16)] for n in range(40)], 20, Server())
+        one_batch(
+            [[("all", 500 * part), (f"own {n}", 2_000 - 500 * part + 16)] for n in range(40)], 20, FeatherServer()
+        )
         for part in range(1, 5)
     ]
     assert [each.decode_tokens_s for each in rates] == sorted(each.decode_tokens_s for each in rates), "takeaway 2"
 
 
 def test_what_memory_does_not_hold_is_computed_again() -> None:
-    few, many = (one_batch(shared_by(groups), 20, Server()) for groups in (5, 30))
+    few, many = (one_batch(shared_by(groups), 20, FeatherServer()) for groups in (5, 30))
     assert not few.evicted
     assert many.evicted
     assert many.tokens_s < few.tokens_s / 2, "takeaway 3"
@@ -155,7 +157,7 @@ def test_the_first_level_counts_and_the_others_do_not() -> None:
     for length in (1_000, 2_000):
         for levels in (1, 2, 3):
             prompts = [[*tree(n % (1 << levels - 1), levels, 4 * length), (f"own {n}", 20)] for n in range(40)]
-            rates[length, levels] = one_batch(prompts, 20, Server()).decode_tokens_s
+            rates[length, levels] = one_batch(prompts, 20, FeatherServer()).decode_tokens_s
     for length in (1_000, 2_000):
         assert rates[length, 1] > 1.2 * rates[length, 2], "takeaway 4"
         assert rates[length, 2] == pytest.approx(rates[length, 3], rel=0.01)
@@ -164,7 +166,8 @@ def test_the_first_level_counts_and_the_others_do_not() -> None:
 def test_the_gain_is_with_long_prefixes_only() -> None:
     def gain(tokens: int) -> float:
         one, two = (
-            one_batch(shared_by(groups, 200, tokens), 10, Server(machine="rtx6000ada-qwen-0.5b")) for groups in (1, 2)
+            one_batch(shared_by(groups, 200, tokens), 10, FeatherServer(machine="rtx6000ada-qwen-0.5b"))
+            for groups in (1, 2)
         )
         return one.decode_tokens_s / two.decode_tokens_s - 1
 
@@ -177,7 +180,7 @@ def test_batches_of_one_prefix_are_faster_unless_small_or_short() -> None:
         prompts = sorted(shared_by(groups, 160))
         size = len(prompts) // split
         parts = [prompts[at : at + size] for at in range(0, len(prompts), size)]
-        return batches(parts, output_tokens, Server()).tokens_s
+        return batches(parts, output_tokens, FeatherServer()).tokens_s
 
     assert rate(4, 4, 100) > 1.1 * rate(4, 1, 100), "takeaway 8"
     assert rate(4, 32, 100) < rate(4, 4, 100), "takeaway 8"
@@ -186,17 +189,19 @@ def test_batches_of_one_prefix_are_faster_unless_small_or_short() -> None:
 
 def test_larger_batches_gain_less_and_later_with_a_shared_prefix() -> None:
     def full_at(groups: int) -> int:
-        rates = {n: one_batch(shared_by(groups, n), 10, Server()).decode_tokens_s for n in (5, 10, 20, 40, 80, 160)}
+        rates = {
+            n: one_batch(shared_by(groups, n), 10, FeatherServer()).decode_tokens_s for n in (5, 10, 20, 40, 80, 160)
+        }
         return next(n for n in rates if rates[n] > 0.8 * rates[160])
 
     assert full_at(5) < full_at(1), "takeaway 7"
 
 
 def test_a_run_is_the_same_again() -> None:
-    load = Load(requests=40, output_tokens=20)
-    first = served(load, Server("bandit"), lambda _: None)
+    load = FeatherLoad(requests=40, output_tokens=20)
+    first = served(load, FeatherServer("bandit"), lambda _: None)
     feather.runs._served.cache_clear()
-    assert served(load, Server("bandit"), lambda _: None) == first
+    assert served(load, FeatherServer("bandit"), lambda _: None) == first
     assert first.tokens_s > 0
     assert first.batch <= 40
 
@@ -223,9 +228,9 @@ def test_a_server_waits_for_its_scheduler_as_long_as_measured(small: None) -> No
 
 
 def test_a_schedulers_time_lowers_throughput_and_delays_tokens() -> None:
-    load = Load(requests=60, output_tokens=20, prefix_tokens=640)
+    load = FeatherLoad(requests=60, output_tokens=20, prefix_tokens=640)
     free, slow = (
-        served(load, Server(max_batch=20, scheduling=cost), lambda _: None)
+        served(load, FeatherServer(max_batch=20, scheduling=cost), lambda _: None)
         for cost in (SchedulingCost(), SchedulingCost(0.0, 2e-3))
     )
     assert free.stalled == 0
@@ -237,7 +242,7 @@ def test_a_schedulers_time_lowers_throughput_and_delays_tokens() -> None:
 
 
 def test_a_kernel_that_reads_groups_once_speeds_up_mixed_batches() -> None:
-    load = Load(requests=60, output_tokens=50)
-    plain, grouped = (served(load, Server(kernel=kernel), lambda _: None) for kernel in ("whole", GROUPED))
+    load = FeatherLoad(requests=60, output_tokens=50)
+    plain, grouped = (served(load, FeatherServer(kernel=kernel), lambda _: None) for kernel in ("whole", GROUPED))
     assert grouped.tokens_s > 1.1 * plain.tokens_s
     assert grouped.read_s < plain.read_s

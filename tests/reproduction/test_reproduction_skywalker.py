@@ -11,14 +11,14 @@ from xml.etree import ElementTree
 import pytest
 
 from pinyon_lab.papers import FIGURES, Result, skywalker
-from pinyon_lab.papers.skywalker.runs import Load
+from pinyon_lab.papers.skywalker.runs import RegionLoad
 from pinyon_lab.pictures import svg
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 SKYWALKER = [name for name in FIGURES if name.startswith("skywalker-")]
 
 
-def short(load: Load) -> Load:
+def short(load: RegionLoad) -> RegionLoad:
     """Returns the load with a tenth of its clients and 18 seconds."""
     return replace(load, clients=tuple((region, max(1, count // 10)) for region, count in load.clients), until_s=18.0)
 
@@ -26,7 +26,7 @@ def short(load: Load) -> Load:
 @pytest.fixture(scope="module")
 def made() -> Iterator[dict[str, Result]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Load, "quick", lambda load: replace(short(load), warm_s=5.0))
+        patch.setattr(RegionLoad, "quick", lambda load: replace(short(load), warm_s=5.0))
         patch.setattr(skywalker.serving, "LIMITS", (20, 50))
         patch.setattr(skywalker.sharing, "PROGRAMS", 150)
         yield {name: FIGURES[name].make((), lambda _: None, quick=True) for name in SKYWALKER}

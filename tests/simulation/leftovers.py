@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pinyon_lab.simulator.cluster import Cluster
-from pinyon_lab.simulator.engine import Engine
+from pinyon_lab.simulator.cluster import SimCluster
+from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.prefill_reference import PrefillReference
 
 
-def check_idle(engine: Engine) -> None:
+def check_idle(engine: SimEngine) -> None:
     """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
     engine.admission.check_integrity()
     engine.prompts.check_integrity()
@@ -24,7 +24,7 @@ def check_idle(engine: Engine) -> None:
     assert not any(held.values()), f"{engine.name}: {held}"
 
 
-def check_cluster(cluster: Cluster) -> None:
+def check_cluster(cluster: SimCluster) -> None:
     """Raises if a request has not ended, or anything is left anywhere."""
     front, inflight = cluster.front, cluster.fleet.inflight
     assert not front.requests, sorted(front.requests)

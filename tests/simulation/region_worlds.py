@@ -12,15 +12,15 @@ from pinyon.core.request import Role
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.routing.target import Report
-from pinyon_lab.simulator.attempt import Request
+from pinyon_lab.simulator.attempt import SimRequest
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon_lab.simulator.regions.calls import Call
-from pinyon_lab.simulator.regions.chats import Chats, ChatSettings, ChatSource
+from pinyon_lab.simulator.regions.calls import ClientCall
+from pinyon_lab.simulator.regions.chats import ChatSettings, RegionChatSource, SharedTexts
 from pinyon_lab.simulator.regions.doors import Door
-from pinyon_lab.simulator.regions.programs import Program, Source, Text, fresh_keys
-from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System, WorldSettings
+from pinyon_lab.simulator.regions.programs import Program, RegionProgramSource, Text, fresh_keys
+from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, RoutingSystem, WorldSettings
 from pinyon_lab.simulator.regions.workloads import TreeSettings, TreeSource
-from pinyon_lab.simulator.regions.world import World
+from pinyon_lab.simulator.regions.world import RegionsWorld
 from pinyon_lab.simulator.world import Faults
 from tests.simulation.leftovers import check_idle
 
@@ -91,13 +91,13 @@ class Way:
 USUAL = Repairs()
 
 
-class BreakableWorld(World):
+class BreakableWorld(RegionsWorld):
     """A world in which instances and load balancers die, and regions are cut off."""
 
     def __init__(
         self,
         settings: WorldSettings,
-        system: System,
+        system: RoutingSystem,
         instance: ClusterSettings,
         machine: MachineProfile,
         engine: EngineProfile,
@@ -197,7 +197,7 @@ class BreakableWorld(World):
         """Returns whether messages get through."""
         return one == other or (one not in self._cut and other not in self._cut)
 
-    def _reach(self, call: Call) -> int:
+    def _reach(self, call: ClientCall) -> int:
         """Returns the number of the call's load balancers before the cut, or -1 if its path is whole."""
         front = self._ways[call.number].front
         if not front:
@@ -211,7 +211,7 @@ class BreakableWorld(World):
 
     # -- ways that break: the part of a call's way that is left sends it on again, after the time that noticing takes
 
-    def _broken(self, call: Call, kept: int) -> None:
+    def _broken(self, call: ClientCall, kept: int) -> None:
         """Breaks a call's way but for its first ``kept`` load balancers, the last of which sends it on again. 0: the
         client begins anew."""
         way = self._ways[call.number]
@@ -233,18 +233,18 @@ class BreakableWorld(World):
         else:
             self._later(call, self.repairs.notice_s, lambda: self._retry(call, kept))
 
-    def _cancel(self, call: Call) -> None:
+    def _cancel(self, call: ClientCall) -> None:
         """Cancels a request, for which nobody waits any more, if it is at an instance."""
         attempt = call.request.attempt
         if attempt is not None and not attempt.over:
             self.instances._gone(call.request, attempt)
             self.instances._attempts.tear_down(attempt)
 
-    def _retry(self, call: Call, kept: int) -> None:
+    def _retry(self, call: ClientCall, kept: int) -> None:
         if not kept:
             step = call.step  # the new request knows nothing of the tokens that were generated
             output_tokens = max(1, step.output_tokens)
-            call.request = Request(
+            call.request = SimRequest(
                 call.number, step.keys, step.tokens, output_tokens, self.time.now_s, answer=step.answer
             )
             self._enter(call)
@@ -256,21 +256,21 @@ class BreakableWorld(World):
         self._later(call, FORGIVEN_S, lambda: self._forgive(call, door))
         door.arrive(call, sender, again=True)
 
-    def _forgive(self, call: Call, door: Door) -> None:
+    def _forgive(self, call: ClientCall, door: Door) -> None:
         call.exclude = ()
         door.pump()
 
     # -- what is otherwise where something is broken
 
-    def failed(self, request: Request) -> None:
+    def failed(self, request: SimRequest) -> None:
         call = self.calls[request.number]
         self._broken(call, len(call.hops))
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: ClientCall) -> None:
         self._ways[call.number].epoch += 1
         super()._give_up(call)
 
-    def _enter(self, call: Call) -> None:
+    def _enter(self, call: ClientCall) -> None:
         near = [door for door in self.doors.values() if self._lives(door) and self.reaches(call.region, door.region)]
         if not near:
             self._later(call, AGAIN_S, lambda: self._retry(call, 0))
@@ -279,12 +279,12 @@ class BreakableWorld(World):
         self._ways[call.number].front = door.region
         self._later(call, self.network.one_way_s(call.region, door.region), lambda: door.arrive(call, ""))
 
-    def _forward(self, door: Door, call: Call) -> None:
+    def _forward(self, door: Door, call: ClientCall) -> None:
         if len(call.hops) > 1:
             self.counts["twice forwarded"] += 1
         super()._forward(door, call)
 
-    def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
+    def _carry(self, call: ClientCall, sender: str, receiver: str, then: Callable[[], None]) -> None:
         if not self.reaches(sender, receiver):
             self._broken(call, len(call.hops))
             return
@@ -298,7 +298,7 @@ class BreakableWorld(World):
 
         super()._carry(call, sender, receiver, arrive)
 
-    def _later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
+    def _later(self, call: ClientCall, delay_s: float, then: Callable[[], None]) -> None:
         way = self._ways[call.number]
         epoch = way.epoch
 
@@ -308,7 +308,7 @@ class BreakableWorld(World):
 
         super()._later(call, delay_s, act)
 
-    def _told(self, call: Call) -> None:
+    def _told(self, call: ClientCall) -> None:
         if self.owners[call.hops[-1].name] == call.hops[-1].region:
             super()._told(call)
 
@@ -355,7 +355,7 @@ class BreakableWorld(World):
 class Troubled:
     """A world, the faults that befall it, and the answers that its clients got."""
 
-    def __init__(self, seed: int, system: System | None = None, faults: int | None = None) -> None:
+    def __init__(self, seed: int, system: RoutingSystem | None = None, faults: int | None = None) -> None:
         rng = self.rng = random.Random(seed)
         regions = NAMES[: rng.randint(1, 4)]
         instances = {region: rng.randint(0, 3) for region in regions}
@@ -366,7 +366,7 @@ class Troubled:
             forwards = rng.random() < 0.7
             alone = rng.choice(regions) if not forwards and rng.random() < 0.5 else ""
             pushing, told = rng.choice(PUSHING), rng.random() < 0.5
-            system = System("any", rng.choice(POLICIES), pushing, alone, forwards or not alone, told)
+            system = RoutingSystem("any", rng.choice(POLICIES), pushing, alone, forwards or not alone, told)
         instance = replace(SMALL, step_rule=rng.choice([StepRule.MIXED, StepRule.PREFILL_FIRST]))
         self.until_s = rng.choice([5.0, 8.0])
         self.told: dict[tuple[str, int, int], int] = {}
@@ -375,7 +375,7 @@ class Troubled:
         self.world = BreakableWorld(
             settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None, repairs
         )
-        chats, system_text = Chats(SHORT, rng), Text().extended(32, fresh_keys(rng))
+        chats, system_text = SharedTexts(SHORT, rng), Text().extended(32, fresh_keys(rng))
         for region in regions:
             source = self._source(region, chats, system_text)
             self.world.add_clients(region, source, random.Random(rng.random()), rng.randint(1, 6))
@@ -383,12 +383,12 @@ class Troubled:
         for _ in range(rng.randint(0, 8) if faults is None else faults):
             self.world.time.at(rng.uniform(0.0, self.until_s), self._fault)
 
-    def _source(self, region: str, chats: Chats, system_text: Text) -> Source:
+    def _source(self, region: str, chats: SharedTexts, system_text: Text) -> RegionProgramSource:
         kind = self.rng.randrange(3)
         if kind == 0:
             tree = TreeSettings(2, 3, 32, 30.0, 16, 20.0, 40)
             return TreeSource(system_text, tree, region)
-        return ChatSource(chats, region, self.rng, 1, 1 if kind == 1 else 3)
+        return RegionChatSource(chats, region, self.rng, 1, 1 if kind == 1 else 3)
 
     def _count_answers(self) -> None:
         send = self.world.send
@@ -439,7 +439,7 @@ class Troubled:
         assert world.counts["twice forwarded"] == 0
 
 
-def troubled(seed: int, system: System | None = None, faults: int | None = None) -> Troubled:
+def troubled(seed: int, system: RoutingSystem | None = None, faults: int | None = None) -> Troubled:
     print(f"seed {seed}")
     world = Troubled(seed, system, faults)
     world.run()

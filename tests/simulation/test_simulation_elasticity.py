@@ -11,9 +11,9 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.report import Outcome
+from pinyon_lab.simulator.report import RequestOutcome
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 from tests.simulation.leftovers import check_cluster
@@ -45,8 +45,10 @@ def traffic(seed: int, phases: list[tuple[float, float]]) -> list[Arrival]:
     return arrivals
 
 
-def run(settings: ClusterSettings, phases: list[tuple[float, float]], policy: str) -> tuple[Cluster, list[Outcome]]:
-    cluster = Cluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make(policy))
+def run(
+    settings: ClusterSettings, phases: list[tuple[float, float]], policy: str
+) -> tuple[SimCluster, list[RequestOutcome]]:
+    cluster = SimCluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make(policy))
     outcomes = cluster.run(traffic(5, phases))
     check_cluster(cluster)
     return cluster, outcomes
@@ -88,7 +90,7 @@ def test_prompts_that_take_longer_than_the_slo_add_none() -> None:
         for number in range(100)
     ]
     settings = replace(SETTINGS, roles=(Role.MIXED,) * 12, scaling=ScalingSettings(12, 24, slo_s=2.0))
-    cluster = Cluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make("least_loaded"))
+    cluster = SimCluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make("least_loaded"))
     outcomes = cluster.run(arrivals)
     assert cluster.elasticity is not None
     assert [size for _, size in cluster.elasticity.sizes] == [12]

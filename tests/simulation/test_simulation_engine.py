@@ -13,9 +13,9 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator import engine as engine_module
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, SchedulingCost, StepRule
-from pinyon_lab.simulator.report import Outcome, longest_tenth
+from pinyon_lab.simulator.report import RequestOutcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
 from tests.simulation.leftovers import check_cluster
@@ -31,8 +31,8 @@ ONE = ClusterSettings(
 )  # fmt: skip
 
 
-def cluster(settings: ClusterSettings, engine: EngineProfile = ENGINE, policy: str = "least_loaded") -> Cluster:
-    return Cluster(settings, MACHINE, engine, PLACEMENT_POLICIES.make(policy))
+def cluster(settings: ClusterSettings, engine: EngineProfile = ENGINE, policy: str = "least_loaded") -> SimCluster:
+    return SimCluster(settings, MACHINE, engine, PLACEMENT_POLICIES.make(policy))
 
 
 def traffic(seed: int, count: int, per_s: float) -> list[Arrival]:
@@ -70,7 +70,7 @@ def test_one_instance_is_the_plain_one_row_by_row(rule: StepRule, per_s: float, 
 def test_leaps_change_nothing(monkeypatch: pytest.MonkeyPatch, scheduling: SchedulingCost) -> None:
     """The test has one instance: with more, a leap reports its load later, and placements differ."""
 
-    def outcomes(seed: int) -> list[Outcome]:
+    def outcomes(seed: int) -> list[RequestOutcome]:
         plan = random_plan(seed)
         settings = replace(
             plan.settings,
@@ -100,7 +100,7 @@ def test_chunks_pass_through_a_pipeline(stages: int) -> None:
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=stages, step_tokens=64)
     fast = replace(MACHINE, nic_bytes_s=1e15)
-    played = Cluster(settings, fast, linear, PLACEMENT_POLICIES.make("least_loaded"))
+    played = SimCluster(settings, fast, linear, PLACEMENT_POLICIES.make("least_loaded"))
     first, second = played.run([alone(640), alone(640, first_block=1000)])
     part_s = 64 * 2e-5 / stages
     assert first.ttft_s == pytest.approx((10 + stages - 1) * part_s, rel=1e-6)
@@ -113,7 +113,7 @@ def test_a_short_chunk_does_not_overtake_a_long_one() -> None:
     linear = replace(ENGINE, step_s=0.0, prefill_pair_s=0.0)
     settings = replace(ONE, roles=(Role.PREFILL, Role.DECODE), pipeline=2, step_tokens=64, active_prefills=2)
     fast = replace(MACHINE, nic_bytes_s=1e15)
-    played = Cluster(settings, fast, linear, PLACEMENT_POLICIES.make("least_loaded"))
+    played = SimCluster(settings, fast, linear, PLACEMENT_POLICIES.make("least_loaded"))
     first, second = played.run([alone(64), alone(16, first_block=1000)])
     assert first.ttft_s == pytest.approx(1.28e-3, rel=1e-6)
     assert second.ttft_s == pytest.approx(1.44e-3, rel=1e-6)
@@ -147,7 +147,7 @@ def test_what_hbm_has_no_room_for_comes_back_from_dram() -> None:
     """The read of 39 of 40 blocks of 16,000 B at 1 MB/s takes as long as asserted; the last block is computed."""
     settings = replace(ONE, hbm_tokens=48 * BLOCK, dram_tokens=1 << 12, step_tokens=1 << 20, chunk_tokens=1 << 20)
     slow = replace(MACHINE, dram_bytes_s=1e6)
-    played = Cluster(settings, slow, ENGINE, PLACEMENT_POLICIES.make("least_loaded"))
+    played = SimCluster(settings, slow, ENGINE, PLACEMENT_POLICIES.make("least_loaded"))
     arrivals = [alone(640), alone(640, 1, 100.0, 1000), alone(640, 1, 200.0)]
     outcomes = played.run(arrivals)
     assert [each.hit_tokens for each in outcomes] == [0, 0, 624]

@@ -14,9 +14,9 @@ from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Attempt
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon_lab.simulator.report import Outcome, cluster_report
+from pinyon_lab.simulator.report import RequestOutcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival
 from tests.simulation.leftovers import check_cluster
 
@@ -26,9 +26,9 @@ MACHINE = MachineProfile("s", "", "", "tiny", 1000, 1, 0, 1e6, 1e12, 1e9)
 """A machine with 1,000 bytes of KV per token and 1 MB/s from the host's memory."""
 
 
-def cluster(*roles: Role, policy: str = "min_ttft", **changes: object) -> Cluster:
+def cluster(*roles: Role, policy: str = "min_ttft", **changes: object) -> SimCluster:
     settings = replace(ClusterSettings(roles, BLOCK, 1 << 14), **changes)  # type: ignore[arg-type]
-    return Cluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make(policy))
+    return SimCluster(settings, MACHINE, ENGINE, PLACEMENT_POLICIES.make(policy))
 
 
 def ask(when_s: float, blocks: range, output_tokens: int = 2) -> Arrival:
@@ -127,7 +127,7 @@ def test_each_node_of_a_group_reads_its_part_of_the_pool(stages: int, on_ssd: bo
     settings = ClusterSettings((Role.PREFILL, Role.DECODE), BLOCK, 64 * BLOCK, pipeline=stages)
     settings = replace(settings, pool_tokens=1 << 16, pool_on_ssd=on_ssd)
     slow, machine = replace(ENGINE, prefill_token_s=0.1), replace(MACHINE, ssd_bytes_s=5e5)
-    of = Cluster(settings, machine, slow, PLACEMENT_POLICIES.make("kvcache_centric"))
+    of = SimCluster(settings, machine, slow, PLACEMENT_POLICIES.make("kvcache_centric"))
     others = [ask(1000.0 * number, range(1000 * number, 1000 * number + 61)) for number in range(1, 7)]
     seen = of.run([ask(0.0, range(61)), *others, ask(10_000.0, range(61))])[-1]
     assert (seen.hit_tokens, seen.fetched_tokens) == (0, 60 * BLOCK)
@@ -216,7 +216,7 @@ def test_who_would_slow_down_the_tokens_of_all_is_refused(roles: tuple[Role, ...
     outcomes = []
     for limit_s in (0.0, 20e-3):
         settings = ClusterSettings(roles, BLOCK, 1 << 14, tbt_slo_s=limit_s)
-        played = Cluster(settings, MACHINE, engine, PLACEMENT_POLICIES.make(policy))
+        played = SimCluster(settings, MACHINE, engine, PLACEMENT_POLICIES.make(policy))
         outcomes.append(played.run([*first, *many])[-60:])
     free, limited = outcomes
     assert {each.end for each in free} == {"finished"}
@@ -229,14 +229,16 @@ def test_who_would_slow_down_the_tokens_of_all_is_refused(roles: tuple[Role, ...
 
 
 def test_where_nobody_has_a_first_token() -> None:
-    refused = Outcome(0.0, "", "", -1.0, 0.0, 0.0, 10, 0, 0, 0, -1.0, 0, "rejected")
+    refused = RequestOutcome(0.0, "", "", -1.0, 0.0, 0.0, 10, 0, 0, 0, -1.0, 0, "rejected")
     result = cluster_report([refused] * 3, 5.0, 0.1, 1)
     assert (result["counted"], result["attainment"]) == (2, 0.0)
 
 
 def test_tokens_per_second_count_from_the_first_one_sent() -> None:
     """A turn that waits for the turn before it is sent after later rows."""
-    served = [Outcome(when_s, "p", "d", 0.1, 0.01, 1.0, 10, 100, 0, 0, 0.1, 1, "finished") for when_s in (99, 1, 50)]
+    served = [
+        RequestOutcome(when_s, "p", "d", 0.1, 0.01, 1.0, 10, 100, 0, 0, 0.1, 1, "finished") for when_s in (99, 1, 50)
+    ]
     assert cluster_report(served, 5.0, 0.1, 0)["output_tokens_per_s"] == pytest.approx(300 / 99)
 
 

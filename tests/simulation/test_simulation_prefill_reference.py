@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.batching.service_order import Fifo
+from pinyon.batching.service_order import FifoOrder
 from pinyon.cli.main import main
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
-from pinyon_lab.simulator.report import Served, report
+from pinyon_lab.simulator.report import ServedRequest, report
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut
 from pinyon_lab.traces import TraceFile, TraceRow
 from tests.long import usually
@@ -50,7 +50,9 @@ def chains(rng: Random, count: int, tokens_max: int) -> list[tuple[float, int, t
 
 def compare(rows: list[tuple[float, int, tuple[int, ...]]], policy: str, instances: int, cache: int) -> None:
     arrivals = [Arrival(time_s, tokens, 0, blocks, Traits()) for time_s, tokens, blocks in rows]
-    cluster = PrefillReference(ReferenceSettings(instances, cache), PLACEMENT_POLICIES.make(POLICIES[policy]), Fifo)
+    cluster = PrefillReference(
+        ReferenceSettings(instances, cache), PLACEMENT_POLICIES.make(POLICIES[policy]), FifoOrder
+    )
     ours = cluster.run(arrivals)
     theirs = plain.simulate([plain.Row(*row) for row in rows], policy, instances, cache)
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
@@ -94,7 +96,7 @@ def test_at_one_time_what_ends_comes_before_what_arrives() -> None:
     prompts = [(0.0, 2000, (1, 2, 3, 4)), (end_s, 2000, (1, 2, 3, 4)), (end_s, 1000, (1, 9))]
     arrivals = [Arrival(time_s, tokens, 0, blocks, Traits()) for time_s, tokens, blocks in prompts]
     settings_ = ReferenceSettings(2, 2 * plain.BLOCK)
-    served = PrefillReference(settings_, PLACEMENT_POLICIES.make("min_ttft"), Fifo).run(arrivals)
+    served = PrefillReference(settings_, PLACEMENT_POLICIES.make("min_ttft"), FifoOrder).run(arrivals)
     assert [each.instance for each in served] == [0, 0, 1]
     assert [each.hit_tokens for each in served] == [0, 1024, 0]
 
@@ -120,7 +122,7 @@ def test_waits_at_one_server_match_the_md1_formula() -> None:
     for number, (gap_s, _) in enumerate(expected):
         now_s += gap_s
         arrivals.append(Arrival(now_s, tokens, 0, (number,), Traits()))
-    served = PrefillReference(ReferenceSettings(1, 512), PLACEMENT_POLICIES.make("random"), Fifo).run(arrivals)
+    served = PrefillReference(ReferenceSettings(1, 512), PLACEMENT_POLICIES.make("random"), FifoOrder).run(arrivals)
     waits = [each.ttft_s - service_s for each in served]
     assert waits == pytest.approx([wait_s for _, wait_s in expected], abs=1e-6)
     many = [wait_s for _, wait_s in gaps_and_waits(1, usually(100_000, long=300_000))]
@@ -137,7 +139,7 @@ def test_every_request_ends_once_under_every_policy(seed: int) -> None:
         runs = []
         for _ in range(2):
             settings_ = ReferenceSettings(3, 20 * plain.BLOCK, slo_s=0.5, seed=seed)
-            cluster = PrefillReference(settings_, PLACEMENT_POLICIES.make(policy), Fifo)
+            cluster = PrefillReference(settings_, PLACEMENT_POLICIES.make(policy), FifoOrder)
             runs.append(cluster.run(arrivals))
             check_reference(cluster)
         assert runs[0] == runs[1], f"{name}: the same seed, another run"
@@ -145,7 +147,9 @@ def test_every_request_ends_once_under_every_policy(seed: int) -> None:
 
 
 def test_what_the_report_counts() -> None:
-    served = [Served(float(number), 0, float(number), 1.0 + number, 10 * (number + 1), number) for number in range(10)]
+    served = [
+        ServedRequest(float(number), 0, float(number), 1.0 + number, 10 * (number + 1), number) for number in range(10)
+    ]
     found = report(served, slo_s=8.0, warm_up=2)
     assert (found["requests"], found["counted"]) == (10, 8)
     assert found["attainment"] == 6 / 8
@@ -229,14 +233,14 @@ def test_rounding_decides_neither_order_nor_lateness() -> None:
         (1.6306, 100, (0,)),
     ]
     arrivals = [Arrival(time_s, tokens, 0, blocks, Traits()) for time_s, tokens, blocks in rows]
-    cluster = PrefillReference(ReferenceSettings(2, 512), PLACEMENT_POLICIES.make("min_ttft"), Fifo)
+    cluster = PrefillReference(ReferenceSettings(2, 512), PLACEMENT_POLICIES.make("min_ttft"), FifoOrder)
     assert cluster.run(arrivals)[3].instance == 0
     late = [(0.0, 512), (110.0, 20_000), (110.08, 20_000)]
     ids = itertools.count(1000)
     apart = [
         Arrival(time_s, tokens, 0, tuple(itertools.islice(ids, -(-tokens // 512))), Traits()) for time_s, tokens in late
     ]
-    served = PrefillReference(ReferenceSettings(1, 100_000), PLACEMENT_POLICIES.make("min_ttft"), Fifo).run(apart)
+    served = PrefillReference(ReferenceSettings(1, 100_000), PLACEMENT_POLICIES.make("min_ttft"), FifoOrder).run(apart)
     assert served[2].ttft_s == pytest.approx(5.0)
     assert report(served, 5.0, 0)["attainment"] == 1.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.batching.service_order import Fifo
+from pinyon.batching.service_order import FifoOrder
 from pinyon.eviction import Traits
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
@@ -59,7 +59,7 @@ def test_hits_and_times_are_those_of_lists(seed: int, ssd: int, dram: int) -> No
     arrivals = arrivals_of(rng, 60)
     rules = PoolRules(10.0, 20.0, ssd)
     reference = ReferenceSettings(3, dram * BLOCK, BLOCK, pool=rules, token_us=100.0)
-    cluster = PrefillReference(reference, PLACEMENT_POLICIES.make("round_robin"), Fifo)
+    cluster = PrefillReference(reference, PLACEMENT_POLICIES.make("round_robin"), FifoOrder)
     served = cluster.run(arrivals)
     check_reference(cluster)
     parts = [Plain(dram, ssd) for _ in range(3)]
@@ -87,7 +87,7 @@ def test_hits_and_times_are_those_of_lists(seed: int, ssd: int, dram: int) -> No
 def test_a_block_is_kept_once() -> None:
     rng = Random(7)
     reference = ReferenceSettings(4, 1_000 * BLOCK, BLOCK, pool=PoolRules(4.6))
-    cluster = PrefillReference(reference, PLACEMENT_POLICIES.make("round_robin"), Fifo)
+    cluster = PrefillReference(reference, PLACEMENT_POLICIES.make("round_robin"), FifoOrder)
     arrivals = arrivals_of(rng, 100)
     cluster.run(arrivals)
     held = [block for each in cluster._instances for block in each.cache.cache.resident]

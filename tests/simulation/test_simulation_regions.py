@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pinyon_lab.simulator.regions.programs import Program, Step, Text, fresh_keys
-from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings
+from pinyon_lab.simulator.regions.programs import Program, ProgramStep, Text, fresh_keys
+from pinyon_lab.simulator.regions.settings import SYSTEMS, RoutingSystem, WorldSettings
 from tests.long import usually
 from tests.simulation.region_worlds import ENGINE, MACHINE, SMALL, USUAL, BreakableWorld, Repairs, troubled
 
@@ -29,11 +29,11 @@ class Chain:
         steps = []
         for place in range(self._count):
             prompt = Text().extended(self._tokens, fresh_keys(rng))
-            steps.append(Step(-1 if self._together else place - 1, prompt.tokens, self._output, prompt.keys, ()))
+            steps.append(ProgramStep(-1 if self._together else place - 1, prompt.tokens, self._output, prompt.keys, ()))
         return Program(f"user {self.made}", tuple(steps))
 
 
-def world_of(system: System | str, instances: dict[str, int] = ONE, repairs: Repairs = USUAL) -> BreakableWorld:
+def world_of(system: RoutingSystem | str, instances: dict[str, int] = ONE, repairs: Repairs = USUAL) -> BreakableWorld:
     settings, chosen = WorldSettings(instances, TRIPS_S), SYSTEMS[system] if isinstance(system, str) else system
     return BreakableWorld(settings, chosen, SMALL, MACHINE, ENGINE, repairs=repairs)
 
@@ -172,7 +172,7 @@ def test_clients_have_one_program_under_way() -> None:
 def test_siblings_are_sent_at_once_children_after_their_parent() -> None:
     world = world_of("skywalker", {"us": 1})
     prompt = Text().extended(40, fresh_keys(random.Random(1)))
-    steps = tuple(Step(after, 40, 10, prompt.keys, ()) for after in (-1, 0, 0, 1))
+    steps = tuple(ProgramStep(after, 40, 10, prompt.keys, ()) for after in (-1, 0, 0, 1))
 
     class Once:
         def program(self, rng: random.Random) -> Program:

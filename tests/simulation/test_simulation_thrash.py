@@ -12,7 +12,7 @@ from pinyon.eviction import NO_TRAITS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.workload import Arrival
 from tests.long import usually
@@ -36,7 +36,7 @@ def test_long_answers_in_full_memory_give_way_seldom(rule: StepRule, batching: s
         arrivals.append(Arrival(now_s, tokens, int(rng.expovariate(1 / 343)) + 1, blocks, NO_TRAITS))
     settings = ClusterSettings((Role.MIXED,), BLOCK, 150_000, step_rule=rule, batching=batching)
     engine = load_profile(machine.engine)
-    cluster = Cluster(settings, machine, engine, PLACEMENT_POLICIES.make("least_loaded"))
+    cluster = SimCluster(settings, machine, engine, PLACEMENT_POLICIES.make("least_loaded"))
     outcomes = cluster.run(arrivals)
     assert {each.end for each in outcomes} == {"finished"}
     assert cluster.counts["preempted"] < len(outcomes) / 10

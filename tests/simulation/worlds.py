@@ -14,9 +14,9 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
-from pinyon_lab.simulator.report import Outcome
+from pinyon_lab.simulator.report import RequestOutcome
 from pinyon_lab.simulator.workload import Arrival
 from tests.simulation.leftovers import check_cluster
 
@@ -86,7 +86,7 @@ class World:
         self._digest = hashlib.sha256()
         self.journals: dict[str, list[str]] = {}
         self._recording: list[Journal] = []
-        self.cluster = Cluster(
+        self.cluster = SimCluster(
             plan.settings,
             MACHINE,
             ENGINE,
@@ -97,7 +97,7 @@ class World:
             self._heard,
         )
         self.counts = self.cluster.counts
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestOutcome] = []
 
     def _heard(self, now_s: float, *what: object) -> None:
         self._digest.update(repr((round(now_s, 9), *what)).encode())

@@ -17,14 +17,14 @@ from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import Fetcher
 from services.worker.kv.storage import Storage
 from services.worker.orders.ledger import Ledger
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 
 
 @dataclass(eq=False)
 class Parts:
     """The shared parts, which live on one event loop, except the engine's thread and the transfer engine's."""
 
-    limits: Limits
+    limits: WorkerLimits
     served: Served
     card: ModelCard
     cache: KvCache

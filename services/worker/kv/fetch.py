@@ -27,7 +27,7 @@ from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
 from services.worker.orders.ledger import SpanFetched
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 
 MAX_PAUSE_S = 10.0
 """The longest pause in s after failures. A trial costs little, so a source that came back is soon used again."""
@@ -134,7 +134,7 @@ class Fetcher:
         region: Region,
         layout: KvLayout,
         clock: Clock,
-        limits: Limits,
+        limits: WorkerLimits,
         layers: TransferEngine | None = None,
         store: StoreClient | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.telemetry import Telemetry
 from services.worker.kv.cache import KvCache
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 
 MAX_KEYS = 4096
 
@@ -20,7 +20,7 @@ MAX_KEYS = 4096
 class CachedBlockServicer:
     """The ``pinyon.api.kvstore.v1.BlockReadService`` over the cache; ``host`` is the segment of its memory."""
 
-    def __init__(self, cache: KvCache, host: common_pb2.Segment, limits: Limits, telemetry: Telemetry) -> None:
+    def __init__(self, cache: KvCache, host: common_pb2.Segment, limits: WorkerLimits, telemetry: Telemetry) -> None:
         self._cache = cache
         self._host = host
         self._limits = limits

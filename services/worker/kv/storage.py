@@ -31,7 +31,7 @@ from pinyon.store.runs import Run, Runs
 from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 
 BATCH_BLOCKS = 64
 POOL_SHARE = 4
@@ -83,7 +83,7 @@ class Storage:
         cache: KvCache,
         region: Region,
         store: StoreClient | None,
-        limits: Limits,
+        limits: WorkerLimits,
         clock: Clock,
     ) -> None:
         self._cache = cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.orders import PrefillReport
 from pinyon.messages.orders import FirstToken
-from pinyon.placement.decision_log import FirstToken as FirstTokenSeen
+from pinyon.placement.decision_log import MeasuredFirstToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Happened:
         self.ended_prefills: deque[str] = deque(maxlen=KEPT)
         self.ended_decodes: deque[str] = deque(maxlen=KEPT)
         self.measured: deque[PrefillOutcome] = deque(maxlen=KEPT)
-        self.first_tokens: deque[tuple[int, FirstTokenSeen]] = deque(maxlen=KEPT)
+        self.first_tokens: deque[tuple[int, MeasuredFirstToken]] = deque(maxlen=KEPT)
         """First tokens with the numbers of their placements."""
 
 
@@ -83,7 +83,7 @@ class Ledger:
     def first_token(self, placement_number: int, seconds: float, report: PrefillReport) -> None:
         """Notes a first token for the next report; number 0 is skipped, as nobody asked for it."""
         if placement_number:
-            self._happened.first_tokens.append((placement_number, FirstTokenSeen(seconds, report)))
+            self._happened.first_tokens.append((placement_number, MeasuredFirstToken(seconds, report)))
 
     def take(self) -> Happened:
         """Returns all events and forgets them."""

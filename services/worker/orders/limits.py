@@ -9,7 +9,7 @@ from pydantic import Field
 from pinyon.runtime.settings import ServiceSettings, service_config
 
 
-class Limits(ServiceSettings):
+class WorkerLimits(ServiceSettings):
     """The bounds on requests and prompts; a part of the worker's settings."""
 
     model_config = service_config("service")

@@ -6,7 +6,7 @@ from pinyon.batching.engine_step import DecodeSlot, LayerHook, PrefillChunk
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.interface import BatchingPolicy
 from pinyon.batching.policies import BATCHING_DEFAULT, BATCHING_POLICIES
-from pinyon.batching.policy import BatchRequest, BlockNeed, Holdings, StepSeen
+from pinyon.batching.policy import BatchRequest, BlockNeed, HeldBlocks, StepSeen
 from pinyon.batching.prompt_queue import Prompt, PromptQueue
 from pinyon.batching.rounds import Formed
 from pinyon.batching.step import PromptWork, StepLimits, StepPlan, StepScheduler, plan_chunks
@@ -25,7 +25,7 @@ __all__ = [
     "DecodedPrefixes",
     "Fcfs",
     "Formed",
-    "Holdings",
+    "HeldBlocks",
     "LayerHook",
     "PrefillChunk",
     "Prompt",

@@ -59,16 +59,16 @@ class ActiveGroup(NamedTuple):
     requests: int
 
 
-class _Node:
+class _TreeNode:
     """The levels behind its parent's up to ``level``: requests that pass one of them pass all."""
 
     __slots__ = ("active", "best", "children", "ends", "hashes", "heap", "level", "parent", "ranks", "waiting")
 
-    def __init__(self, parent: _Node | None, level: int, hashes: list[Hashable]) -> None:
+    def __init__(self, parent: _TreeNode | None, level: int, hashes: list[Hashable]) -> None:
         self.parent = parent
         self.level = level
         self.hashes = hashes
-        self.children: dict[Hashable, _Node] = {}
+        self.children: dict[Hashable, _TreeNode] = {}
         """Children by their first hash."""
         self.ends = 0
         """Active requests that end here."""
@@ -87,7 +87,7 @@ class _Node:
 class _Entry:
     __slots__ = ("node", "rank")
 
-    def __init__(self, node: _Node, rank: int) -> None:
+    def __init__(self, node: _TreeNode, rank: int) -> None:
         self.node = node
         self.rank = rank
         """Levels and arrival; ``_NOBODY`` if it is active."""
@@ -104,14 +104,14 @@ class ChunkedHashTree(Generic[R]):
         if chunk < 1:
             raise ValueError(f"a chunk has at least one token, not {chunk}")
         self.chunk = chunk
-        self._root = _Node(None, 0, [])
+        self._root = _TreeNode(None, 0, [])
         self._entries: dict[R, _Entry] = {}
         self._by_arrival: dict[int, R] = {}
         """Waiting requests."""
-        self._by_hash: dict[Hashable, _Node] = {}
-        self._active: dict[R, _Node] = {}
+        self._by_hash: dict[Hashable, _TreeNode] = {}
+        self._active: dict[R, _TreeNode] = {}
         """The node where each request ends."""
-        self._tip: _Node = self._root
+        self._tip: _TreeNode = self._root
         """The deepest node that all active requests pass; without any, the root."""
         self._arrivals = 0
         self._nodes = 1
@@ -170,7 +170,7 @@ class ChunkedHashTree(Generic[R]):
         node.ranks.add(rank)
         self._push(node, rank)
         better = True
-        up: _Node | None = node
+        up: _TreeNode | None = node
         while up is not None:
             up.waiting += 1
             if better:
@@ -227,13 +227,13 @@ class ChunkedHashTree(Generic[R]):
         order = [node for node in self._root.children.values() if node.active > 1]
         for node in order:  # grows meanwhile: parents before their children
             order.extend([child for child in node.children.values() if child.active > 1])
-        saved: dict[_Node, int] = {}
-        below: dict[_Node, int] = {}
+        saved: dict[_TreeNode, int] = {}
+        below: dict[_TreeNode, int] = {}
         for node in reversed(order):
             saved[node] = max((node.active - 1) * node.level, below.get(node, 0))
             if node.parent is not None:
                 below[node.parent] = below.get(node.parent, 0) + saved[node]
-        tips: list[_Node] = []
+        tips: list[_TreeNode] = []
         nodes = [node for node in self._root.children.values() if node.active > 1]
         while nodes:
             node = nodes.pop()
@@ -254,7 +254,7 @@ class ChunkedHashTree(Generic[R]):
         self._wait_no_more(entry)
         end = entry.node
         end.ends += 1
-        node: _Node | None = end
+        node: _TreeNode | None = end
         while node is not None:
             node.active += 1
             if node.active == 1:
@@ -270,7 +270,7 @@ class ChunkedHashTree(Generic[R]):
         del self._entries[request]
         end.ends -= 1
         uncovered = False
-        node: _Node | None = end
+        node: _TreeNode | None = end
         while node is not None:
             node.active -= 1
             if node.active == 0:
@@ -319,14 +319,14 @@ class ChunkedHashTree(Generic[R]):
             covered = covered.parent
         return offered == entry.rank - (covered.level << _ARRIVAL_BITS)
 
-    def _shared_above(self, node: _Node) -> _Node:
+    def _shared_above(self, node: _TreeNode) -> _TreeNode:
         """Returns the deepest node, this one or above, that all active requests pass."""
         count = len(self._active)
         while node.active < count and node.parent is not None:
             node = node.parent
         return node
 
-    def _offer(self, node: _Node) -> None:
+    def _offer(self, node: _TreeNode) -> None:
         """Offers the best of a covered node, after the cover or the best has changed."""
         if node.best == _NOBODY or (node.active == 0 and node.parent is not None):
             return
@@ -349,7 +349,7 @@ class ChunkedHashTree(Generic[R]):
 
     # -- waiting requests below a node
 
-    def _push(self, node: _Node, rank: int) -> None:
+    def _push(self, node: _TreeNode, rank: int) -> None:
         heappush(node.heap, rank)
         if len(node.heap) > 2 * (len(node.children) + len(node.ranks)) + _STALE_MIN:
             heap = list(node.ranks)
@@ -365,7 +365,7 @@ class ChunkedHashTree(Generic[R]):
         end = entry.node
         end.ranks.discard(rank)
         below = _NOBODY
-        node: _Node | None = end
+        node: _TreeNode | None = end
         while node is not None:
             node.waiting -= 1
             if below != _NOBODY:
@@ -377,7 +377,7 @@ class ChunkedHashTree(Generic[R]):
                 self._offer(node)
             node = node.parent
 
-    def _first(self, node: _Node) -> int:
+    def _first(self, node: _TreeNode) -> int:
         """Returns the smallest rank of the requests that wait below a node."""
         heap = node.heap
         while heap and (heap[0] & ARRIVALS) not in self._by_arrival:
@@ -386,7 +386,7 @@ class ChunkedHashTree(Generic[R]):
 
     # -- nodes
 
-    def _end_of(self, hashes: Sequence[Hashable]) -> _Node:
+    def _end_of(self, hashes: Sequence[Hashable]) -> _TreeNode:
         """Returns the node that ends with the last hash, made if need be."""
         known = self._known_levels(hashes)
         node = self._by_hash[hashes[known - 1]] if known else self._root
@@ -395,7 +395,7 @@ class ChunkedHashTree(Generic[R]):
         if known == len(hashes):
             return node
         rest = list(hashes[known:])
-        leaf = _Node(node, len(hashes), rest)
+        leaf = _TreeNode(node, len(hashes), rest)
         node.children[rest[0]] = leaf
         self._nodes += 1
         self._by_hash.update(dict.fromkeys(rest, leaf))
@@ -412,12 +412,12 @@ class ChunkedHashTree(Generic[R]):
                 high = middle
         return low
 
-    def _split(self, lower: _Node, level: int) -> _Node:
+    def _split(self, lower: _TreeNode, level: int) -> _TreeNode:
         """Returns a new node that ends at ``level``, above ``lower``, which keeps what is behind."""
         parent = lower.parent
         assert parent is not None
         count = level - parent.level
-        upper = _Node(parent, level, lower.hashes[:count])
+        upper = _TreeNode(parent, level, lower.hashes[:count])
         lower.hashes = lower.hashes[count:]
         lower.parent = upper
         parent.children[upper.hashes[0]] = upper
@@ -429,7 +429,7 @@ class ChunkedHashTree(Generic[R]):
         self._by_hash.update(dict.fromkeys(upper.hashes, upper))
         return upper
 
-    def _prune(self, node: _Node) -> None:
+    def _prune(self, node: _TreeNode) -> None:
         """Removes nodes where no request ends or branches off."""
         while node.parent is not None and not node.ends and not node.ranks:
             parent = node.parent
@@ -451,7 +451,7 @@ class ChunkedHashTree(Generic[R]):
             node = parent
 
 
-def _least_saved(node: _Node) -> int:
+def _least_saved(node: _TreeNode) -> int:
     return (1 - node.active) * node.level
 
 
@@ -459,7 +459,7 @@ def _fewest_requests(group: ActiveGroup) -> int:
     return -group.requests
 
 
-def _most_waiting(node: _Node) -> tuple[int, int]:
+def _most_waiting(node: _TreeNode) -> tuple[int, int]:
     return -node.waiting, node.best & ARRIVALS
 
 

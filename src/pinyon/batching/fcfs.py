@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pinyon.batching.interface import WaitingLine
-from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
+from pinyon.batching.policy import BatchRequest, HeldBlocks, StepSeen
 from pinyon.batching.waiting_line import ByNumber, passed_over_max_s
 
 LOOK_AHEAD = 8
@@ -37,7 +37,7 @@ class Fcfs:
     Decoded requests may stand in another ``line`` than that in which they came.
     """
 
-    def __init__(self, holdings: Holdings, line: WaitingLine | None = None) -> None:
+    def __init__(self, holdings: HeldBlocks, line: WaitingLine | None = None) -> None:
         self._holdings = holdings
         self._decoded: WaitingLine = ByNumber() if line is None else line
         self._foreign: WaitingLine = ByNumber()

@@ -21,7 +21,7 @@ WHOLE = "whole"
 """The kernel that reads once what all of a batch share."""
 
 
-class Learning(StrEnum):
+class StoppingRule(StrEnum):
     """The rule by which ``feather`` decides that a batch stays as it is."""
 
     BANDIT = "bandit"
@@ -33,7 +33,7 @@ class Learning(StrEnum):
 class FeatherSettings(SharedPrefixSettings):
     """Options with ``stop``, the rule by which a batch stays as it is."""
 
-    stop: Learning = Learning.BANDIT
+    stop: StoppingRule = StoppingRule.BANDIT
 
     def stopping(self, kernel: str = "") -> StoppingPolicy:
         """Returns the rule for a ``kernel``: how the engine's decode attention reads shared KV.
@@ -41,8 +41,8 @@ class FeatherSettings(SharedPrefixSettings):
         Where each group of a batch reads its own prefix once (``grouped``, as PAT does), a larger batch costs no prefix
         anything. Rules that keep it from growing are of no use, and those that learn find that out.
         """
-        if self.stop is Learning.HEURISTIC and kernel == GROUPED:
+        if self.stop is StoppingRule.HEURISTIC and kernel == GROUPED:
             return Always()
-        if self.stop is Learning.BANDIT:
+        if self.stop is StoppingRule.BANDIT:
             return Bandit(BanditSettings())
-        return Heuristic(HeuristicSettings()) if self.stop is Learning.HEURISTIC else Always()
+        return Heuristic(HeuristicSettings()) if self.stop is StoppingRule.HEURISTIC else Always()

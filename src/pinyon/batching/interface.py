@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol, TypeVar
 
-from pinyon.batching.policy import BatchRequest, Holdings, StepSeen
+from pinyon.batching.policy import BatchRequest, HeldBlocks, StepSeen
 from pinyon.batching.rounds import Formed
 from pinyon.batching.stopping import StoppingPolicy
 
@@ -15,7 +15,7 @@ Waiting = TypeVar("Waiting")
 class Batching(Protocol):
     """A choice of which requests get KV memory, and which of these a step decodes."""
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         """Returns a new policy over these holdings."""
 
     def rounds(self, kernel: str) -> Rounds | None:
@@ -24,7 +24,7 @@ class Batching(Protocol):
 
 
 class BatchingPolicy(Protocol):
-    """A policy that admits requests to KV memory, made with :class:`Holdings`. Owned by one thread; not re-entrant."""
+    """A policy that admits requests to KV memory, made with :class:`HeldBlocks`. Not re-entrant; one thread owns it."""
 
     @property
     def waiting(self) -> int:

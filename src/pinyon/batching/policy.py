@@ -52,7 +52,7 @@ class BlockNeed(NamedTuple):
     """Blocks it takes out of the room; unused blocks are part of the room, held or not."""
 
 
-class Holdings(Protocol):
+class HeldBlocks(Protocol):
     """The blocks that requests hold now."""
 
     def need(self, request: BatchRequest) -> BlockNeed:

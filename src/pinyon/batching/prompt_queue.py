@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Protocol
 
 from pinyon.batching.interface import ServiceOrder
-from pinyon.batching.service_order import Fifo
+from pinyon.batching.service_order import FifoOrder
 from pinyon.batching.step import PromptWork
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import ResourceExhausted
@@ -69,7 +69,7 @@ class PromptQueue:
     def __init__(self, prefixes: Prefixes, *, active: int, limit: int, order: ServiceOrder[int] | None = None) -> None:
         """Starts an empty queue. Without an ``order``: first come, first served."""
         self._prefixes = prefixes
-        self._order: ServiceOrder[int] = Fifo() if order is None else order
+        self._order: ServiceOrder[int] = FifoOrder() if order is None else order
         self._slots = active
         self._limit = limit
         self._queue: dict[int, Prompt] = {}

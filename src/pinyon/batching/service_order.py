@@ -42,7 +42,7 @@ class _Arrived(Generic[Waiting, What]):
         return len(self._all)
 
 
-class Fifo(_Arrived[Waiting, None]):
+class FifoOrder(_Arrived[Waiting, None]):
     """The order of arrival."""
 
     name: ClassVar[str] = "fifo"
@@ -309,7 +309,7 @@ def _shortest_in_time(prompts: Sequence[tuple[_Prompt, object]], now_s: float) -
 SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
     "service order",
     {
-        Fifo.name: (NoSettings, lambda _: Fifo()),
+        FifoOrder.name: (NoSettings, lambda _: FifoOrder()),
         ShortestInTime.name: (ShortestInTimeSettings, ShortestInTime),
         MostInTime.name: (MostInTimeSettings, MostInTime),
     },

@@ -21,7 +21,7 @@ from pinyon.batching.interface import Rounds, ServiceOrder
 from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.rounds import Formed
-from pinyon.batching.service_order import Fifo
+from pinyon.batching.service_order import FifoOrder
 from pinyon.batching.step_cost import StepCost, TimeLeft
 
 
@@ -76,7 +76,7 @@ class StepPlan:
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _StepPrompt:
     position: int
     tokens: int
     token_s: float
@@ -106,8 +106,8 @@ class StepScheduler:
         """Paths of waiting requests, if there are rounds."""
         self._planned: Rounds | None = None
         """The rounds that made the last plan."""
-        self._order: ServiceOrder[int] = Fifo() if order is None else order
-        self._prompts: dict[int, _Prompt] = {}
+        self._order: ServiceOrder[int] = FifoOrder() if order is None else order
+        self._prompts: dict[int, _StepPrompt] = {}
         self._waiting: dict[int, int] = {}
         self._running: dict[int, int] = {}
         """Requests in order of arrival, as ``_waiting``, with the tokens that their blocks have room for yet."""
@@ -138,7 +138,7 @@ class StepScheduler:
         if not 0 <= work.position < work.tokens:
             raise ValueError(f"nothing to compute from token {work.position} to {work.tokens}")
         token_s = work.seconds / (work.tokens - work.position)
-        self._prompts[work.number] = _Prompt(work.position, work.tokens, token_s)
+        self._prompts[work.number] = _StepPrompt(work.position, work.tokens, token_s)
         self._order.add(work.number, work.arrived_s, work.seconds, work.deadline_s or math.inf)
 
     def remove_prefill(self, number: int) -> None:

@@ -26,7 +26,7 @@ from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import CONDUCTOR_ADDRESS, add_timeout, add_tls_dir, check_address, open_channel, trusted
 from pinyon.cli.regions import CONTROLLER_ADDRESS
 from pinyon.cli.top_frame import (
-    Sample,
+    ControllerSample,
     SuiteSample,
     controller_frame,
     door_of,
@@ -115,13 +115,13 @@ def _regions(arguments: argparse.Namespace) -> Look:
     """Returns the way to look at the regions of a controller."""
     address = arguments.controller or CONTROLLER_ADDRESS
     check_address(address)
-    samples: deque[Sample] = deque(maxlen=2)
+    samples: deque[ControllerSample] = deque(maxlen=2)
 
     def look() -> tuple[Draw, Sequence[str]]:
         with open_channel(address, CONTROLLER, arguments.tls_dir) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             reply = stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=arguments.timeout_s)
-        samples.append(Sample(time.monotonic(), reply))
+        samples.append(ControllerSample(time.monotonic(), reply))
         now, before = samples[-1], samples[0]
         return lambda width, height: controller_frame(now, before, width, height, f"pinyon top  {address}"), ()
 

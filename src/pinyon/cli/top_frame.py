@@ -26,26 +26,26 @@ LEAST_HEIGHT = 4
 NOTHING = "-"
 
 
-class Sample(NamedTuple):
+class ControllerSample(NamedTuple):
     """The controller's reply at ``at_s`` by a monotonic clock."""
 
     at_s: float
     reply: controller_pb2.ListRegionsResponse
 
 
-class Column(NamedTuple):
+class TopColumn(NamedTuple):
     title: str
     right: bool = False
     least: int = 0
     """The least width in characters, so that a table of changing values stands still."""
 
 
-def words(*titles: str) -> tuple[Column, ...]:
-    return tuple(Column(title) for title in titles)
+def words(*titles: str) -> tuple[TopColumn, ...]:
+    return tuple(TopColumn(title) for title in titles)
 
 
-def numbers(*titles: str, least: int = 0) -> tuple[Column, ...]:
-    return tuple(Column(title, True, least) for title in titles)
+def numbers(*titles: str, least: int = 0) -> tuple[TopColumn, ...]:
+    return tuple(TopColumn(title, True, least) for title in titles)
 
 
 MEMBERS = (
@@ -57,7 +57,9 @@ INSTANCES = (*words("LB", "INSTANCE"), *numbers("PEND", "RUN", "SENT"), *words("
 METRICS = (*words("METRIC"), *numbers("VALUE", "PER s"))
 
 
-def controller_frame(now: Sample, before: Sample | None, width: int, height: int, title: str) -> list[Text]:
+def controller_frame(
+    now: ControllerSample, before: ControllerSample | None, width: int, height: int, title: str
+) -> list[Text]:
     """Returns regions, load balancers, and as many instances as there is room for, the busiest first."""
     federation = federation_from_proto(now.reply.federation)
     live = sum([member.state is LbState.LIVE for member in federation.members])
@@ -85,7 +87,7 @@ def metrics_frame(
     return fit([Text(title, "bold"), *table(METRICS, rows)], width, height)
 
 
-def _members(now: Sample, before: Sample | None, federation: Federation) -> list[Text]:
+def _members(now: ControllerSample, before: ControllerSample | None, federation: Federation) -> list[Text]:
     rows, styles = [], []
     before = before or now
     for member in sorted(federation.members, key=lambda each: (each.info.region, each.info.lb_id)):
@@ -142,7 +144,9 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
     return table(INSTANCES, rows) if rows else []
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Iterable[str] = repeat("")) -> list[Text]:
+def table(
+    columns: Sequence[TopColumn], rows: Sequence[Sequence[str]], styles: Iterable[str] = repeat("")
+) -> list[Text]:
     """Returns a head, and a line for each row in its style."""
     clean = [[plain(cell) for cell in row] for row in rows]
     widths = [
@@ -196,9 +200,9 @@ LAST_S = 60.0
 
 ORDER: dict[Role | None, int] = {Role.PREFILL: 0, Role.MIXED: 1, Role.DECODE: 2, Role.STORE: 3}
 
-RATES = (Column("", least=11), *numbers("TOKENS/s", "PROMPT/s", "REQUESTS/s", "FAILED/s", "HITS"))
+RATES = (TopColumn("", least=11), *numbers("TOKENS/s", "PROMPT/s", "REQUESTS/s", "FAILED/s", "HITS"))
 TIMES = (
-    *(Column("", least=11), *numbers("TTFT P50"), *numbers("P90", "P99", least=7)),
+    *(TopColumn("", least=11), *numbers("TTFT P50"), *numbers("P90", "P99", least=7)),
     *(*numbers("TBT P50"), *numbers("P90", "P99", least=7)),
 )
 SUITE_INSTANCES = (
@@ -207,7 +211,7 @@ SUITE_INSTANCES = (
 )
 
 
-class Door(NamedTuple):
+class BalancerPage(NamedTuple):
     """A load balancer's metrics, with labels summed."""
 
     values: Mapping[str, float]
@@ -226,7 +230,7 @@ class Door(NamedTuple):
         return self.value("generated_tokens_total") + self.value("unfinished_tokens")
 
 
-START = Door({}, 0.0, {TTFT: {}, TBT: {}})
+START = BalancerPage({}, 0.0, {TTFT: {}, TBT: {}})
 """The metrics of a load balancer at its start."""
 
 
@@ -234,7 +238,7 @@ class SuiteSample(NamedTuple):
     """A sample at ``at_s`` by a monotonic clock. A source without an answer is None, and ``failures`` says why."""
 
     at_s: float
-    door: Door | None
+    door: BalancerPage | None
     instances: Sequence[conductor_pb2.Instance] | None
     failures: tuple[str, ...] = ()
 
@@ -248,7 +252,7 @@ def pinyon_samples(page: str) -> Iterator[MetricSample]:
         raise Unavailable(f"this is no page of metrics: {error}") from None
 
 
-def door_of(page: str) -> Door:
+def door_of(page: str) -> BalancerPage:
     """Parses a load balancer's page of metrics. Raises :class:`Unavailable` if it is none."""
     values: dict[str, float] = {}
     histograms: dict[str, dict[float, float]] = {TTFT: {}, TBT: {}}
@@ -267,7 +271,7 @@ def door_of(page: str) -> Door:
             failed += value
     if "pinyon_lb_queue_requests" not in values:
         raise Unavailable("this is no load balancer's page of metrics")
-    return Door(values, failed, histograms)
+    return BalancerPage(values, failed, histograms)
 
 
 def _bound(text: str) -> float:
@@ -322,7 +326,7 @@ def state_of(instance: conductor_pb2.Instance) -> str:
     return "" if instance.schedulable or role_from_proto(instance.info.role) is Role.STORE else "away"
 
 
-Row = tuple[str, Door, Door, float]
+Row = tuple[str, BalancerPage, BalancerPage, float]
 """A row: its name, the newer and the older counts, and the seconds between them; 0: no rates are shown."""
 
 
@@ -331,7 +335,7 @@ def _rows(samples: Sequence[SuiteSample]) -> list[Row]:
     answered = [(each.at_s, each.door) for each in samples if each.door is not None]
     at_s, now = answered[-1]
     rows: list[Row] = []
-    since: list[tuple[float, Door]] = []
+    since: list[tuple[float, BalancerPage]] = []
     """The earlier samples, the newest first."""
     for then_s, then in reversed(answered[:-1]):
         newer = since[-1][1] if since else now
@@ -344,7 +348,7 @@ def _rows(samples: Sequence[SuiteSample]) -> list[Row]:
     return rows
 
 
-def _rates(name: str, now: Door, before: Door, seconds: float) -> tuple[str, ...]:
+def _rates(name: str, now: BalancerPage, before: BalancerPage, seconds: float) -> tuple[str, ...]:
     prompt = now.value("prompt_tokens_total") - before.value("prompt_tokens_total")
     cached = now.value("cached_tokens_total") - before.value("cached_tokens_total")
     requests = now.value(REQUESTS) - before.value(REQUESTS)
@@ -352,7 +356,7 @@ def _rates(name: str, now: Door, before: Door, seconds: float) -> tuple[str, ...
     return (name, *[per_second(each, seconds) for each in grown], share(cached, prompt))
 
 
-def _times(name: str, now: Door, before: Door, seconds: float) -> tuple[str, ...]:
+def _times(name: str, now: BalancerPage, before: BalancerPage, seconds: float) -> tuple[str, ...]:
     cells = [name]
     for histogram in (TTFT, TBT):
         counts = dict(now.histograms[histogram])

@@ -9,7 +9,7 @@ from pinyon.core.errors import InvalidArgument
 TOKEN_ID_BYTES, BIAS_BYTES, TEXT_CHAR_BYTES, TEXT_LENGTH_BYTES = 5, 13, 4, 4
 
 
-class Kind:
+class FieldKind:
     """A kind of value. JSON and messages guarantee its Python type, which is not checked here."""
 
     def check(self, name: str, value: Any) -> None:
@@ -24,11 +24,11 @@ class Kind:
         return 0
 
 
-class Switch(Kind):
+class Switch(FieldKind):
     """True or false."""
 
 
-class Whole(Kind):
+class Whole(FieldKind):
     """A whole number, up to ``high`` if there is one."""
 
     def __init__(self, low: int, high: int | None = None) -> None:
@@ -41,7 +41,7 @@ class Whole(Kind):
             raise InvalidArgument(f"{name} must be {wanted}, got {value}", field=name)
 
 
-class Number(Kind):
+class Number(FieldKind):
     """A number from ``low``, or from ``above`` it, to ``high``."""
 
     def __init__(self, low: float, high: float, *, above: bool = False) -> None:
@@ -56,7 +56,7 @@ class Number(Kind):
             )
 
 
-class Texts(Kind):
+class Texts(FieldKind):
     """A list of up to ``count`` texts of 1 to ``size_bytes`` bytes."""
 
     def __init__(self, count: int, size_bytes: int) -> None:
@@ -77,7 +77,7 @@ class Texts(Kind):
         return TEXT_CHAR_BYTES * len("".join(value)) + TEXT_LENGTH_BYTES * len(value)
 
 
-class TokenIds(Kind):
+class TokenIds(FieldKind):
     """A list of up to ``count`` token ids."""
 
     def __init__(self, count: int) -> None:
@@ -94,7 +94,7 @@ class TokenIds(Kind):
         return TOKEN_ID_BYTES * len(value)
 
 
-class TokenBiases(Kind):
+class TokenBiases(FieldKind):
     """Numbers from -``most`` to ``most`` for up to ``count`` token ids: pairs by rising token id, each id once."""
 
     def __init__(self, count: int, most: float) -> None:

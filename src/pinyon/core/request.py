@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
+from pinyon.core.field_kinds import FieldKind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
 
 LOGPROBS_MAX = 20
 
@@ -53,7 +53,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-def _sampled(kind: Kind, *, of_logits: bool = False) -> dict[str, Any]:
+def _sampled(kind: FieldKind, *, of_logits: bool = False) -> dict[str, Any]:
     """Returns the metadata of a sampling field. ``of_logits``: an engine without logits must refuse the field."""
     return {"kind": kind, "of_logits": of_logits}
 
@@ -148,7 +148,7 @@ class SamplingParams:
 class SamplingField(NamedTuple):
     name: str
     default: Any
-    kind: Kind
+    kind: FieldKind
     of_logits: bool
 
 

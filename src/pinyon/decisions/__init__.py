@@ -1,6 +1,6 @@
 """The decisions of a service, composed of the pure rooms in one way: for the service, a simulator, and a replay."""
 
-from pinyon.decisions.admission import Admission, Grant
+from pinyon.decisions.admission import Admission, BlockGrant
 from pinyon.decisions.batch_room import BatchLoad, BatchRoom
 from pinyon.decisions.front import FrontConfig, FrontDecisions
 from pinyon.decisions.growth import Room, make_room
@@ -13,9 +13,9 @@ __all__ = [
     "Admission",
     "BatchLoad",
     "BatchRoom",
+    "BlockGrant",
     "FrontConfig",
     "FrontDecisions",
-    "Grant",
     "InstanceConfig",
     "InstanceDecisions",
     "Room",

@@ -18,7 +18,7 @@ from pinyon.batching import (
     BatchRequest,
     BlockNeed,
     DecodedPrefixes,
-    Holdings,
+    HeldBlocks,
     StepSeen,
 )
 from pinyon.paging import BlockPool, Reservation, Reservations
@@ -30,7 +30,7 @@ USUAL_WEIGHT = 0.125
 """The weight of the request that ended last, in the mean of those that ended."""
 
 
-class Grant(NamedTuple):
+class BlockGrant(NamedTuple):
     """The blocks that the request with this number has from now on."""
 
     number: int
@@ -45,7 +45,7 @@ class Admission:
 
     def __init__(
         self,
-        policy: Callable[[Holdings], BatchingPolicy],
+        policy: Callable[[HeldBlocks], BatchingPolicy],
         pool: BlockPool,
         reservations: Reservations,
         slots: int,
@@ -155,9 +155,9 @@ class Admission:
             self._grown += count
         return blocks
 
-    def admit(self, now_s: float) -> list[Grant]:
+    def admit(self, now_s: float) -> list[BlockGrant]:
         """Admits waiting requests that have room now, and returns their grants in order."""
-        grants: list[Grant] = []
+        grants: list[BlockGrant] = []
         while self._waiting:
             chosen = self._policy.admit(self.free_slots, self.room_blocks, now_s)
             if not chosen:
@@ -166,7 +166,7 @@ class Admission:
         self._spare_new()
         return grants
 
-    def _grant(self, number: int, now_s: float) -> Grant:
+    def _grant(self, number: int, now_s: float) -> BlockGrant:
         request = self._waiting.pop(number)
         self._foreign -= not request.decodes
         used = self._pool.used
@@ -187,7 +187,7 @@ class Admission:
         self._anew.append(self._pool.used - used)
         self._requests[number] = request
         self._last = max(self._last, number) if len(self._blocks) > 1 else number
-        return Grant(number, reservation, self._policy.passed_over_s(number))
+        return BlockGrant(number, reservation, self._policy.passed_over_s(number))
 
     def _spare_new(self) -> None:
         if self._new is not None:
@@ -247,12 +247,12 @@ class Admission:
     # -- what the policy looks at
 
     def need(self, request: BatchRequest) -> BlockNeed:
-        """Returns the request's need: see :class:`pinyon.batching.policy.Holdings`."""
+        """Returns the request's need: see :class:`pinyon.batching.policy.HeldBlocks`."""
         keys = request.block_keys[: request.reusable]
         return BlockNeed(*self._pool.need(keys, request.blocks, promised=request.computes))
 
     def behind(self, number: int) -> int:
-        """Returns the blocks of those admitted after it: see :class:`pinyon.batching.policy.Holdings`."""
+        """Returns the blocks of those admitted after it: see :class:`pinyon.batching.policy.HeldBlocks`."""
         if number > self._last:  # the usual case of those that wait, and asked at every release
             return 0
         return sum([blocks for other, blocks in self._blocks.items() if other > number])

@@ -9,7 +9,7 @@ from typing import Any
 from pinyon.batching import BatchRequest, Prompt, PromptWork, StepPlan, StepSeen
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Replay, replay
-from pinyon.decisions.admission import Grant
+from pinyon.decisions.admission import BlockGrant
 from pinyon.decisions.front import FRONT_GONE, FRONT_INPUTS, FrontConfig, FrontDecisions
 from pinyon.decisions.instance import INSTANCE_INPUTS, InstanceConfig, InstanceDecisions
 from pinyon.eviction import Traits, Use
@@ -19,7 +19,7 @@ from pinyon.paging import Reservation, Swap
 from pinyon.routing.rates import Rates
 
 JOURNAL_TYPES = (
-    *(BatchRequest, Fit, Grant, Prompt, PromptWork, Rates),
+    *(BatchRequest, Fit, BlockGrant, Prompt, PromptWork, Rates),
     *(Reservation, Rows, StepPlan, StepSeen, Swap, Traits, Use),
 )
 """The types of the values that the decisions are told and that they return."""

@@ -13,7 +13,7 @@ from pinyon.eviction.policy import (
     EvictionPolicy,
     Key,
     KnownOf,
-    Learning,
+    LearningEviction,
     Pinning,
     Refit,
     Traits,
@@ -230,7 +230,7 @@ class Evictor(Generic[Key]):
 
     def adopt(self, fit: Any) -> None:
         """Applies a fit from now on; it has to come from the present policy's own work."""
-        if isinstance(self._policy, Learning):
+        if isinstance(self._policy, LearningEviction):
             self._policy.adopt(_as_made(fit))
 
     # -- for people
@@ -251,9 +251,9 @@ class Evictor(Generic[Key]):
         return Regrets(self._regretted, self._regretted_s)
 
     def beliefs(self) -> Mapping[str, Belief]:
-        """Returns the policy's :meth:`Learning.beliefs`, or none if it does not learn."""
+        """Returns the policy's :meth:`LearningEviction.beliefs`, or none if it does not learn."""
         policy = self._policy
-        return policy.beliefs() if isinstance(policy, Learning) else {}
+        return policy.beliefs() if isinstance(policy, LearningEviction) else {}
 
 
 def _plain(fit: Any) -> Any:

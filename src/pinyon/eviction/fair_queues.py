@@ -9,7 +9,7 @@ from typing import Generic
 
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
 from pinyon.eviction.policy import Key
-from pinyon.eviction.prefix_tree import Run
+from pinyon.eviction.prefix_tree import TreeRun
 from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.tenant_shares import TenantShares
 
@@ -28,7 +28,7 @@ class RunQueues(Generic[Key]):
 
     def __init__(self, table: HazardTable) -> None:
         self._table = table
-        self._queues: dict[tuple[int, int], list[tuple[float, int, Run[Key], int]]] = {}
+        self._queues: dict[tuple[int, int], list[tuple[float, int, TreeRun[Key], int]]] = {}
         """Heaps by last use, as a run may enter long after its last use."""
         self._number = itertools.count()
         self._order: list[tuple[float, int, int]] = []
@@ -39,11 +39,11 @@ class RunQueues(Generic[Key]):
         """The time before which :meth:`advance` has nothing to do."""
         self._inside = 0
         self._entries = 0
-        self._first: tuple[tuple[float, int, int], Run[Key]] | None = None
+        self._first: tuple[tuple[float, int, int], TreeRun[Key]] | None = None
         self._known = False
         """True while ``_first`` is valid."""
 
-    def enter(self, run: Run[Key], now_s: float) -> None:
+    def enter(self, run: TreeRun[Key], now_s: float) -> None:
         """Adds a run that may go, if it is not there already."""
         note: RunNote = run.note
         if not note.stamp & 1:
@@ -63,7 +63,7 @@ class RunQueues(Generic[Key]):
             if self._first is not None and self._first[1].note is note:
                 self._known = False
 
-    def _append(self, run: Run[Key], note: RunNote) -> None:
+    def _append(self, run: TreeRun[Key], note: RunNote) -> None:
         name = (note.of.number, note.bin)
         queue = self._queues.get(name)
         if queue is None:
@@ -117,13 +117,13 @@ class RunQueues(Generic[Key]):
                 del queues[number, bin]
         self.due_s = timers[0][0] if timers else math.inf
 
-    def first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
+    def first(self) -> tuple[tuple[float, int, int], TreeRun[Key]] | None:
         """Returns ((worth, class, bin), run) of the run that is worth least, or None."""
         if not self._known:
             self._first, self._known = self._look_for_first(), True
         return self._first
 
-    def _look_for_first(self) -> tuple[tuple[float, int, int], Run[Key]] | None:
+    def _look_for_first(self) -> tuple[tuple[float, int, int], TreeRun[Key]] | None:
         order = self._order
         while order:
             _, number, bin = order[0]
@@ -167,7 +167,7 @@ class FairQueues(Generic[Key]):
         if self._shares is not None:
             note.group = self._shares.group(tenant)
 
-    def hand(self, run: Run[Key], tenant: str, now_s: float) -> None:
+    def hand(self, run: TreeRun[Key], tenant: str, now_s: float) -> None:
         """Hands a run over to another tenant."""
         self.leave(run)
         self.count(run, -len(run.keys))
@@ -175,7 +175,7 @@ class FairQueues(Generic[Key]):
         self.count(run, len(run.keys))
         self.place(run, now_s)
 
-    def count(self, run: Run[Key], more: int) -> None:
+    def count(self, run: TreeRun[Key], more: int) -> None:
         """Counts ``more`` keys for the tenant of this run."""
         shares = self._shares
         if shares is not None:
@@ -187,7 +187,7 @@ class FairQueues(Generic[Key]):
         if self._shares is not None:
             self._shares.again(note.group, now_s - note.last_s)
 
-    def most(self, run: Run[Key]) -> int:
+    def most(self, run: TreeRun[Key]) -> int:
         """Returns how many of the run's keys may be taken now."""
         note: RunNote = run.note
         free = len(run.keys) - note.fixed
@@ -202,7 +202,7 @@ class FairQueues(Generic[Key]):
         """Returns how many keys may be taken from a group of tenants now."""
         return MANY if self._shares is None or self._nobody_above else self._shares.above(group)
 
-    def place(self, run: Run[Key], now_s: float) -> None:
+    def place(self, run: TreeRun[Key], now_s: float) -> None:
         """Queues a run if its end may go, else takes it out: another run extends it, or its end is pinned."""
         note: RunNote = run.note
         if len(run.keys) == note.fixed or run.children:
@@ -213,7 +213,7 @@ class FairQueues(Generic[Key]):
             queues = self._queues[note.group] = RunQueues(self._table)
         queues.enter(run, now_s)
 
-    def leave(self, run: Run[Key]) -> None:
+    def leave(self, run: TreeRun[Key]) -> None:
         """Takes a run out of its queue, if it is in one."""
         note: RunNote = run.note
         queues = self._queues.get(note.group)
@@ -228,7 +228,7 @@ class FairQueues(Generic[Key]):
         self._now_s = now_s
         self._nobody_above = False
 
-    def first(self) -> Run[Key] | None:
+    def first(self) -> TreeRun[Key] | None:
         """Returns the run that is worth least of those that may go, or None.
 
         Of a group within its share, only the run that is worth least is looked at: it may have faded."""
@@ -238,7 +238,7 @@ class FairQueues(Generic[Key]):
             least = self._least()
         return least
 
-    def _least(self) -> Run[Key] | None:
+    def _least(self) -> TreeRun[Key] | None:
         least = None
         for queues in self._queues.values():
             found = queues.first()

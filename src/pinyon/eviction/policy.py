@@ -62,7 +62,7 @@ class Belief(NamedTuple):
 
 
 @runtime_checkable
-class Learning(Protocol):
+class LearningEviction(Protocol):
     """The further methods of policies that learn."""
 
     def refit(self, now_s: float) -> Callable[[], Any] | None:
@@ -86,7 +86,7 @@ def at_once(work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
 
 def learner(policy: object, refit: Refit = at_once) -> Callable[[float], None]:
     """Returns a function that lets a policy which learns do so when it is due; call it often, with the time."""
-    if not isinstance(policy, Learning):
+    if not isinstance(policy, LearningEviction):
         return lambda now_s: None
     learning = policy
 

@@ -13,12 +13,12 @@ from typing import Any, Generic
 from pinyon.eviction.policy import Key
 
 
-class Run(Generic[Key]):
+class TreeRun(Generic[Key]):
     """A run; ``keys`` are in the order of the prompt, and never empty while the run is in the tree."""
 
     __slots__ = ("children", "first", "keys", "note", "parent")
 
-    def __init__(self, keys: list[Key], first: int, parent: Run[Key] | None) -> None:
+    def __init__(self, keys: list[Key], first: int, parent: TreeRun[Key] | None) -> None:
         self.keys = keys
         self.first = first
         """The place of the first key in its prompt, in blocks."""
@@ -33,7 +33,7 @@ class PrefixTree(Generic[Key]):
     """A prefix tree whose calls cost O(keys of the call), but for cuts in the middle of long runs."""
 
     def __init__(self) -> None:
-        self._run_of: dict[Key, Run[Key]] = {}
+        self._run_of: dict[Key, TreeRun[Key]] = {}
 
     def __len__(self) -> int:
         return len(self._run_of)
@@ -41,33 +41,33 @@ class PrefixTree(Generic[Key]):
     def __contains__(self, key: object) -> bool:
         return key in self._run_of
 
-    def run_of(self, key: Key) -> Run[Key]:
+    def run_of(self, key: Key) -> TreeRun[Key]:
         return self._run_of[key]
 
-    def get(self, key: Key | None) -> Run[Key] | None:
+    def get(self, key: Key | None) -> TreeRun[Key] | None:
         return None if key is None else self._run_of.get(key)
 
-    def by_run(self, keys: Sequence[Key]) -> dict[Run[Key], list[Key]]:
+    def by_run(self, keys: Sequence[Key]) -> dict[TreeRun[Key], list[Key]]:
         """Returns held keys, grouped by run."""
-        found: dict[Run[Key], list[Key]] = {}
+        found: dict[TreeRun[Key], list[Key]] = {}
         for key in keys:
             found.setdefault(self._run_of[key], []).append(key)
         return found
 
-    def add(self, keys: Sequence[Key], first: int, parent: Run[Key] | None) -> Run[Key]:
+    def add(self, keys: Sequence[Key], first: int, parent: TreeRun[Key] | None) -> TreeRun[Key]:
         """Adds a run at the end of ``parent`` and returns it; ``first`` is its first key's place in the prompt."""
-        run = Run(list(keys), first, parent)
+        run = TreeRun(list(keys), first, parent)
         if parent is not None:
             parent.children += 1
         self._run_of.update(dict.fromkeys(keys, run))
         return run
 
-    def extend(self, run: Run[Key], keys: Sequence[Key]) -> None:
+    def extend(self, run: TreeRun[Key], keys: Sequence[Key]) -> None:
         """Appends keys to a run, which must have no children."""
         run.keys.extend(keys)
         self._run_of.update(dict.fromkeys(keys, run))
 
-    def match(self, run: Run[Key], keys: Sequence[Key], at: int) -> tuple[int, int]:
+    def match(self, run: TreeRun[Key], keys: Sequence[Key], at: int) -> tuple[int, int]:
         """Returns the place in the run where ``keys[at:]`` leave it, and how many of them are in it."""
         held = run.keys
         start = 0 if held[0] == keys[at] else held.index(keys[at])
@@ -76,9 +76,9 @@ class PrefixTree(Generic[Key]):
             count = next(number for number in range(count) if held[start + number] != keys[at + number])
         return start + count, count
 
-    def cut(self, run: Run[Key], at: int) -> Run[Key]:
+    def cut(self, run: TreeRun[Key], at: int) -> TreeRun[Key]:
         """Makes the keys before ``at`` (above 0) a run of its own and returns that; ``run`` keeps the rest."""
-        head = Run(run.keys[:at], run.first, run.parent)
+        head = TreeRun(run.keys[:at], run.first, run.parent)
         head.children = 1
         del run.keys[:at]
         run.first += at
@@ -86,9 +86,9 @@ class PrefixTree(Generic[Key]):
         self._run_of.update(dict.fromkeys(head.keys, head))
         return head
 
-    def follow(self, run: Run[Key], parent: Run[Key]) -> None:
+    def follow(self, run: TreeRun[Key], parent: TreeRun[Key]) -> None:
         """Notes that ``run``, which stood alone, begins where ``parent`` ends; ignored if that would make a circle."""
-        before: Run[Key] | None = parent if run.children else None
+        before: TreeRun[Key] | None = parent if run.children else None
         while before is not None:  # no circle, even if a caller is wrong
             if before is run:
                 return
@@ -96,7 +96,7 @@ class PrefixTree(Generic[Key]):
         run.parent = parent
         parent.children += 1
 
-    def remove(self, run: Run[Key], keys: Sequence[Key]) -> None:
+    def remove(self, run: TreeRun[Key], keys: Sequence[Key]) -> None:
         """Removes keys from any place of a run, which is out of the tree once it is empty.
 
         Costs O(keys of the run), unless the keys are at its end."""
@@ -109,7 +109,7 @@ class PrefixTree(Generic[Key]):
             held[:] = [key for key in held if key not in gone]
         self._emptied(run)
 
-    def drop_end(self, run: Run[Key], count: int) -> list[Key]:
+    def drop_end(self, run: TreeRun[Key], count: int) -> list[Key]:
         """Removes the last ``count`` keys of a run, at least one, and returns them, the last one first."""
         if count < 1:
             raise ValueError(f"{count} keys of a run cannot go")
@@ -121,10 +121,10 @@ class PrefixTree(Generic[Key]):
         return gone
 
     @staticmethod
-    def _emptied(run: Run[Key]) -> None:
+    def _emptied(run: TreeRun[Key]) -> None:
         if not run.keys and run.parent is not None:
             run.parent.children -= 1
 
-    def runs(self) -> Iterable[Run[Key]]:
+    def runs(self) -> Iterable[TreeRun[Key]]:
         """Returns all runs, in O(all held keys): for use where there is no faster way."""
         return dict.fromkeys(self._run_of.values())

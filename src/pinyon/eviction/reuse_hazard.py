@@ -28,7 +28,7 @@ from pinyon.eviction.fair_queues import FairQueues
 from pinyon.eviction.hazard_table import HazardTable, Sample, bin_of
 from pinyon.eviction.lru_guard import LruGuard
 from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
-from pinyon.eviction.prefix_tree import PrefixTree, Run
+from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
 from pinyon.eviction.request_classes import RequestClasses
 from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.run_pins import RunPins
@@ -153,7 +153,7 @@ class ReuseHazard(Generic[Key]):
         for run, some in self._tree.by_run(keys).items():
             self._remove(run, some, now_s)
 
-    def _remove(self, run: Run[Key], keys: Sequence[Key], now_s: float) -> None:
+    def _remove(self, run: TreeRun[Key], keys: Sequence[Key], now_s: float) -> None:
         """Removes keys from any place of a run."""
         self._tree.remove(run, keys)
         self._pins.lost(run, keys)
@@ -183,7 +183,7 @@ class ReuseHazard(Generic[Key]):
             found = note
         return found
 
-    def _end_at(self, key: Key | None, now_s: float) -> Run[Key] | None:
+    def _end_at(self, key: Key | None, now_s: float) -> TreeRun[Key] | None:
         """Returns the run that ends with this key, cut there if it went on; None if the key is not held."""
         run = self._tree.get(key)
         if run is None or run.keys[-1] == key:
@@ -191,12 +191,12 @@ class ReuseHazard(Generic[Key]):
         return self._cut(run, run.keys.index(key) + 1, now_s)  # type: ignore[arg-type]
 
     @staticmethod
-    def _goes_on(run: Run[Key]) -> bool:
+    def _goes_on(run: TreeRun[Key]) -> bool:
         """Returns whether the run belongs to a request that is still being computed, chunk by chunk."""
         note: RunNote = run.note
         return note.growing and not run.children and note.pins == len(run.keys)
 
-    def _cut(self, run: Run[Key], at: int, now_s: float) -> Run[Key]:
+    def _cut(self, run: TreeRun[Key], at: int, now_s: float) -> TreeRun[Key]:
         """Cuts a run before ``at``, where a request that used it goes on differently, and returns the first part."""
         note: RunNote = run.note
         note.growing = False
@@ -222,7 +222,7 @@ class ReuseHazard(Generic[Key]):
         note.turn = 0
         self._classes.shared(note, now_s)
 
-    def _whole(self, run: Run[Key], now_s: float) -> None:
+    def _whole(self, run: TreeRun[Key], now_s: float) -> None:
         """Notes that a request uses the whole run."""
         note: RunNote = run.note
         note.growing = False
@@ -239,7 +239,7 @@ class ReuseHazard(Generic[Key]):
         self._queues.leave(run)
         self._queues.place(run, now_s)
 
-    def _used_up_to(self, run: Run[Key], now_s: float, traits: Traits | None) -> None:
+    def _used_up_to(self, run: TreeRun[Key], now_s: float, traits: Traits | None) -> None:
         """Notes the last run that a request uses, which is the end of the request unless other runs extend it."""
         note: RunNote = run.note
         if traits is not None:
@@ -267,7 +267,7 @@ class ReuseHazard(Generic[Key]):
         gone.extend(self._anything(count - len(gone), now_s))
         return gone
 
-    def _first(self, count: int) -> tuple[Run[Key], int] | None:
+    def _first(self, count: int) -> tuple[TreeRun[Key], int] | None:
         """Returns the run whose last keys should go next, and how many of them, at most ``count``."""
         guard = self._guard
         if guard is not None:
@@ -277,7 +277,7 @@ class ReuseHazard(Generic[Key]):
         run = self._queues.first()
         return None if run is None else (run, min(self._queues.most(run), count))
 
-    def _left_by_lru(self, guard: LruGuard[Key], count: int) -> tuple[Run[Key], int] | None:
+    def _left_by_lru(self, guard: LruGuard[Key], count: int) -> tuple[TreeRun[Key], int] | None:
         """Returns the same as :meth:`_first`, but only of keys that LRU would not hold."""
         later: list[Key] = []
         found = None
@@ -297,7 +297,7 @@ class ReuseHazard(Generic[Key]):
         run = self._tree.get(key)
         return None if run is None else run.note.group
 
-    def _evict(self, run: Run[Key], count: int, now_s: float) -> list[Key]:
+    def _evict(self, run: TreeRun[Key], count: int, now_s: float) -> list[Key]:
         """Evicts the last ``count`` keys of a run, and returns them."""
         first = run.keys[0]
         gone = self._tree.drop_end(run, count)
@@ -318,7 +318,7 @@ class ReuseHazard(Generic[Key]):
             self._queues.place(run, now_s)
         return gone
 
-    def _gone(self, run: Run[Key], now_s: float) -> None:
+    def _gone(self, run: TreeRun[Key], now_s: float) -> None:
         """Takes an empty run out of the queues; its parent may inherit its sample, and may be the next victim."""
         note: RunNote = run.note
         self._queues.leave(run)
@@ -334,7 +334,7 @@ class ReuseHazard(Generic[Key]):
         run.parent = None  # runs that extended it may live on, and must not keep all former parents in memory
 
     @staticmethod
-    def _inherits(run: Run[Key]) -> bool:
+    def _inherits(run: TreeRun[Key]) -> bool:
         """Returns whether the parent is of the same conversation alone, so that its next turn will use the parent."""
         parent = run.parent
         if parent is None or not run.note.turn:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic
 
 from pinyon.eviction.policy import Key
-from pinyon.eviction.prefix_tree import PrefixTree, Run
+from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
 from pinyon.eviction.run_note import RunNote
 
 
@@ -18,7 +18,7 @@ class RunPins(Generic[Key]):
     def __init__(self, tree: PrefixTree[Key]) -> None:
         self._tree = tree
         self._keys: set[Key] = set()
-        self._waiting: list[Run[Key]] = []
+        self._waiting: list[TreeRun[Key]] = []
         """The candidates of :meth:`deepest`, the deepest last."""
 
     def __len__(self) -> int:
@@ -27,7 +27,7 @@ class RunPins(Generic[Key]):
     def __contains__(self, key: object) -> bool:
         return key in self._keys
 
-    def add(self, keys: Sequence[Key]) -> Iterable[Run[Key]]:
+    def add(self, keys: Sequence[Key]) -> Iterable[TreeRun[Key]]:
         """Pins keys, none of which was pinned, and returns their runs."""
         self._keys.update(keys)
         found = self._tree.by_run(keys)
@@ -36,7 +36,7 @@ class RunPins(Generic[Key]):
             self._fix(run, len(run.keys))
         return found
 
-    def remove(self, keys: Sequence[Key]) -> Iterable[Run[Key]]:
+    def remove(self, keys: Sequence[Key]) -> Iterable[TreeRun[Key]]:
         """Releases keys, all of which were pinned, and returns their runs."""
         self._keys.difference_update(keys)
         found = self._tree.by_run(keys)
@@ -45,20 +45,20 @@ class RunPins(Generic[Key]):
             self._fix(run, run.note.fixed)
         return found
 
-    def lost(self, run: Run[Key], keys: Sequence[Key]) -> None:
+    def lost(self, run: TreeRun[Key], keys: Sequence[Key]) -> None:
         """Forgets keys, pinned or not, that the run has lost."""
         run.note.pins -= sum(key in self._keys for key in keys)
         self._keys.difference_update(keys)
         self._fix(run, len(run.keys))
 
-    def cut(self, run: Run[Key], head: Run[Key]) -> None:
+    def cut(self, run: TreeRun[Key], head: TreeRun[Key]) -> None:
         """Divides the pins, as the beginning of ``run`` has become the run ``head``."""
         head.note.pins = sum(key in self._keys for key in head.keys)
         run.note.pins -= head.note.pins
         self._fix(head, len(head.keys))
         self._fix(run, len(run.keys))
 
-    def _fix(self, run: Run[Key], below: int) -> None:
+    def _fix(self, run: TreeRun[Key], below: int) -> None:
         """Updates ``fixed`` of a run in which no key from place ``below`` on is pinned."""
         note: RunNote = run.note
         if not note.pins:
@@ -67,11 +67,11 @@ class RunPins(Generic[Key]):
             below -= 1
         note.fixed = below
 
-    def free_of(self, run: Run[Key]) -> list[Key]:
+    def free_of(self, run: TreeRun[Key]) -> list[Key]:
         """Returns the run's keys that are not pinned, the deepest first."""
         return [key for key in reversed(run.keys) if key not in self._keys]
 
-    def deepest(self) -> Run[Key] | None:
+    def deepest(self) -> TreeRun[Key] | None:
         """Returns the run deepest in its prompt among those that are not wholly pinned, or None.
 
         All runs are sorted for that, but once for many calls."""

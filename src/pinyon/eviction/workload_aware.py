@@ -61,7 +61,7 @@ _Candidate = tuple[tuple[float, int, int], str, Key]
 """Priority, category and key. No two priorities are equal, as they end in a unique number."""
 
 
-class _Held:
+class _HeldBlock:
     __slots__ = ("category", "last_s", "pinned", "place")
 
     def __init__(self, category: str, last_s: float, place: int) -> None:
@@ -79,7 +79,7 @@ class WorkloadAware(Generic[Key]):
     def __init__(self, settings: WorkloadAwareSettings) -> None:
         self._settings = settings
         self._life_s = settings.life_s or math.inf
-        self._held: dict[Key, _Held] = {}
+        self._held: dict[Key, _HeldBlock] = {}
         self._pinned = 0
         self._queues: dict[str, Ranked[Key]] = {}
         self._ghosts: OrderedDict[Key, tuple[str, float]] = OrderedDict()
@@ -101,7 +101,7 @@ class WorkloadAware(Generic[Key]):
             ghost = ghosts.pop(key, None)
             if ghost is not None:
                 self._sample(ghost[0], now_s - ghost[1])
-            held[key] = entry = _Held(category, now_s, offset)
+            held[key] = entry = _HeldBlock(category, now_s, offset)
             self._put(key, entry)
         self._sums[category][0] += len(keys)
 
@@ -157,7 +157,7 @@ class WorkloadAware(Generic[Key]):
                 self._sums[name] = [0.0, 0.0, 0.0]
         return name
 
-    def _put(self, key: Key, entry: _Held) -> None:
+    def _put(self, key: Key, entry: _HeldBlock) -> None:
         self._number += 1
         self._queues[entry.category].put(key, (entry.last_s, -entry.place, self._number))
 
@@ -203,7 +203,7 @@ class WorkloadAware(Generic[Key]):
         fit = self.fits.get(category) or self.fits[UNKNOWN]
         return (fit.mass(max(0.0, now_s - last_s), self._life_s), depth, number), category, key
 
-    def _remember(self, key: Key, entry: _Held) -> None:
+    def _remember(self, key: Key, entry: _HeldBlock) -> None:
         self._ghosts[key] = (entry.category, entry.last_s)
         while len(self._ghosts) > len(self._held) + 1:
             self._ghosts.popitem(last=False)

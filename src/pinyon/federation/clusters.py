@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pinyon.core.errors import FailedPrecondition, ResourceExhausted
 from pinyon.federation.members import OwnedCluster
 from pinyon.federation.view import Cluster, ClusterName, Federation
-from pinyon.federation.watched import Watched
+from pinyon.federation.watched import WatchedBalancer
 
 CHANGES_MAX = 1024
 """Changes of one cluster, of either kind."""
@@ -89,16 +89,16 @@ def _put(instances: dict[str, None], instance: str) -> bool:
     return True
 
 
-def owners_of(members: Iterable[Watched]) -> dict[ClusterName, list[Watched]]:
+def owners_of(members: Iterable[WatchedBalancer]) -> dict[ClusterName, list[WatchedBalancer]]:
     """Returns the owners of each cluster, in order of names and ids."""
-    owners: dict[ClusterName, list[Watched]] = {}
+    owners: dict[ClusterName, list[WatchedBalancer]] = {}
     for member in sorted(members, key=lambda each: each.info.lb_id):
         for cluster in member.info.clusters:
             owners.setdefault((member.info.region, cluster.name), []).append(member)
     return dict(sorted(owners.items()))
 
 
-def cluster_of(key: ClusterName, owners: list[Watched], changes: Changes, adopter: str) -> Cluster:
+def cluster_of(key: ClusterName, owners: list[WatchedBalancer], changes: Changes, adopter: str) -> Cluster:
     """Returns the cluster as its serving owners describe it, or all owners where none serves.
 
     The owner that registered last says of what kind it is.

@@ -55,7 +55,7 @@ class LbInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceLoad:
+class MemberLoad:
     """Requests at one instance, as one load balancer sees it."""
 
     name: str
@@ -81,4 +81,4 @@ class LbLoad:
     asked_chunks_total: int = 0
     forwarded_by_region: Mapping[str, int] = field(default_factory=lambda: _NONE)
     accepted_by_region: Mapping[str, int] = field(default_factory=lambda: _NONE)
-    per_instance: tuple[InstanceLoad, ...] = ()
+    per_instance: tuple[MemberLoad, ...] = ()

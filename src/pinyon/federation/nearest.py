@@ -9,7 +9,7 @@ from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.federation.distances import Distances
 from pinyon.federation.members import LbState
 from pinyon.federation.position import Position
-from pinyon.federation.view import Federation, Member, Region
+from pinyon.federation.view import Federation, Member, RegionView
 from pinyon.routing.geography import Geography
 
 
@@ -17,7 +17,7 @@ from pinyon.routing.geography import Geography
 class NearRegion:
     """A region; ``distance_km`` is from the client's position, ``distance_ms`` from its region (None: unknown)."""
 
-    region: Region
+    region: RegionView
     members: tuple[Member, ...]
     allowed: bool
     """True if law lets requests from the client's region be served there."""

@@ -15,8 +15,8 @@ from pinyon.federation.distances import Distances, Pair
 from pinyon.federation.members import LbInfo, LbLoad, LbState
 from pinyon.federation.position import Position
 from pinyon.federation.takeover import assign
-from pinyon.federation.view import ClusterName, Federation, Member, Region
-from pinyon.federation.watched import Timing, Watched
+from pinyon.federation.view import ClusterName, Federation, Member, RegionView
+from pinyon.federation.watched import Timing, WatchedBalancer
 from pinyon.routing.geography import Geography
 
 MEMBERS_MAX = 256
@@ -31,7 +31,7 @@ VERSION_MAX = 1 << 52
 """A version that no memory reaches by itself; beyond it, a new memory begins."""
 
 
-class Registry:
+class LbRegistry:
     """The registry. ``geography`` and ``table`` (distances in milliseconds) may be replaced at any time."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Registry:
         self.table: Mapping[Pair, float] = table or {}
         self._members_max = members_max
         self._started_s = started_s
-        self._members: dict[str, Watched] = {}
+        self._members: dict[str, WatchedBalancer] = {}
         self._changes = Changes()
         self._adoptions: dict[ClusterName, str] = {}
         self._recovered: dict[ClusterName, tuple[str, int]] = {}
@@ -65,7 +65,7 @@ class Registry:
 
     # -- what is known
 
-    def watched(self) -> Iterable[Watched]:
+    def watched(self) -> Iterable[WatchedBalancer]:
         """Returns all load balancers."""
         return self._members.values()
 
@@ -103,7 +103,7 @@ class Registry:
         self._make_room(info, known)
         self._serial += 1
         if known is None:
-            known = self._members[info.lb_id] = Watched(info, self._serial, lost_s=now_s)
+            known = self._members[info.lb_id] = WatchedBalancer(info, self._serial, lost_s=now_s)
         known.register(info, self._serial, self._serial, now_s)
         self._publish()
         return self._serial
@@ -249,7 +249,7 @@ class Registry:
             self._serial += 1
             away = each.state is not LbState.LIVE or lb_id in adopted
             clusters = [cluster for cluster in owned.get(lb_id, ()) if by is None or cluster.conductor]
-            self._members[lb_id] = Watched(
+            self._members[lb_id] = WatchedBalancer(
                 replace(each.info, clusters=tuple(clusters)),
                 self._serial,
                 lost_s=now_s,
@@ -282,7 +282,7 @@ class Registry:
             return False
         return key in self._recovered or len(self._recovered) < RECOVERED_MAX
 
-    def _of(self, session: int) -> Watched | None:
+    def _of(self, session: int) -> WatchedBalancer | None:
         for member in self._members.values():
             if member.session == session:
                 return member
@@ -293,10 +293,10 @@ class Registry:
         members = self._by_registration()
         return {each.info.region: each.info.position for each in members if each.info.position is not None}
 
-    def _by_registration(self) -> list[Watched]:
+    def _by_registration(self) -> list[WatchedBalancer]:
         return sorted(self._members.values(), key=lambda member: member.registered)
 
-    def _make_room(self, info: LbInfo, known: Watched | None) -> None:
+    def _make_room(self, info: LbInfo, known: WatchedBalancer | None) -> None:
         before = 0 if known is None else _upstreams_of(known.info)
         if self._upstreams() - before + _upstreams_of(info) > UPSTREAMS_MAX:
             raise ResourceExhausted(f"at most {UPSTREAMS_MAX} upstreams in all")
@@ -323,7 +323,7 @@ class Registry:
         added = sum([len(self._changes.added(key)) for key in self._owners()])
         return added + sum([_upstreams_of(each.info) for each in self._members.values()])
 
-    def _owners(self) -> dict[ClusterName, list[Watched]]:
+    def _owners(self) -> dict[ClusterName, list[WatchedBalancer]]:
         return owners_of(self._members.values())
 
     def _sends(self, one: str, other: str) -> bool:
@@ -352,7 +352,7 @@ class Registry:
         regions = sorted({each.info.region for each in self._members.values()})
         view = replace(
             self.federation,
-            regions=tuple([Region(name, tuple(tags.get(name, ())), positions.get(name)) for name in regions]),
+            regions=tuple([RegionView(name, tuple(tags.get(name, ())), positions.get(name)) for name in regions]),
             members=tuple(
                 [
                     Member(replace(each.info, clusters=()), each.state, bool(each.session), each.displaced)

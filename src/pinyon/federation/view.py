@@ -17,7 +17,7 @@ ClusterName = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RegionView:
     name: str
     tags: tuple[str, ...] = ()
     position: Position | None = None
@@ -65,7 +65,7 @@ class Federation:
 
     epoch: str = ""
     version: int = 0
-    regions: tuple[Region, ...] = ()
+    regions: tuple[RegionView, ...] = ()
     members: tuple[Member, ...] = ()
     clusters: tuple[Cluster, ...] = ()
 

@@ -37,7 +37,7 @@ class Timing:
 
 
 @dataclass(slots=True, eq=False)
-class Watched:
+class WatchedBalancer:
     """The controller's knowledge of a load balancer. ``session`` is its session's number; 0: it has none."""
 
     info: LbInfo

@@ -16,7 +16,7 @@ from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels, RateLimited
 from pinyon.routing.rates import Rates
 
 
-class Admission:
+class TenantAdmission:
     """The admission of requests. ``default`` is for tenants whose API key names no limits. ``rates`` is a
     :class:`pinyon.routing.rates.TenantRates`, or an object that journals its calls, as with :class:`Line`."""
 
@@ -91,7 +91,7 @@ class Ticket(Place):
 
     __slots__ = ("_admission", "_rates", "_taken")
 
-    def __init__(self, admission: Admission, tenant: str, rates: Rates) -> None:
+    def __init__(self, admission: TenantAdmission, tenant: str, rates: Rates) -> None:
         """Raises :class:`ResourceExhausted` when the queue is full."""
         super().__init__(admission.line, tenant)
         self._admission = admission
@@ -103,7 +103,7 @@ class Ticket(Place):
         return self._admission.levels(self.tenant, self._rates)
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
-        """Takes the ``tokens`` that the request may need, too. Raises as :meth:`Admission.admit`."""
+        """Takes the ``tokens`` that the request may need, too. Raises as :meth:`TenantAdmission.admit`."""
         if self._rates.tpm:
             self._admission.take(self.tenant, self._rates, tokens)
             self._taken = tokens

@@ -13,7 +13,7 @@ HIGH_BYTES = 256 << 10
 """Reading from the server pauses while more bytes than this have not been taken."""
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     """The connection or stream that an answer's bytes come from."""
 
     def pause(self) -> None: ...
@@ -26,14 +26,13 @@ class Source(Protocol):
 
 
 class Answer:
-    """The answer of a server or of another region, filled by a :class:`Source`. Whoever reads it must ``close`` it in
-    the end."""
+    """The answer of a server or of another region, filled by an :class:`AnswerSource`. Its reader must ``close`` it."""
 
     __slots__ = ("_error", "_paused", "_pieces", "_push", "_size", "_source", "_waiter", "begun", "complete", "fields",
                  "has_head", "length", "status")  # fmt: skip
 
-    def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
+    def __init__(self, source: AnswerSource) -> None:
+        self._source: AnswerSource | None = source
         self._pieces: list[bytes] = []
         self._size = 0
         self._paused = False

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Route
+from pinyon.routing.two_layers import RoutedRequest
 
-_ANYWHERE = Route(Routed(), exclude=frozenset())
+_ANYWHERE = RoutedRequest(Routed(), exclude=frozenset())
 DEMANDS_MAX = 4096
 WAITING_DEMANDS_MAX = 256
 """The number of different demands that may wait before further choices of regions by clients are refused. Each is
@@ -21,7 +21,7 @@ class Demands:
 
     def __init__(self, waiting: Callable[[], Collection[int]]) -> None:
         self._waiting = waiting
-        self._by_number: dict[int, tuple[str, Route]] = {}
+        self._by_number: dict[int, tuple[str, RoutedRequest]] = {}
         self._numbers: dict[tuple[str, frozenset[str], str, Collection[str]], int] = {}
         self._last = 0
         self._plain: dict[str, int] = {}
@@ -34,7 +34,7 @@ class Demands:
             self._plain[model] = number = self.number(model, regions, _ANYWHERE)
         return number
 
-    def number(self, model: str, regions: frozenset[str], route: Route) -> int:
+    def number(self, model: str, regions: frozenset[str], route: RoutedRequest) -> int:
         """Returns the demand of requests that law and contracts allow in ``regions``. ``route`` stands for all of them,
         and its ``exclude`` (hashable) names targets to avoid. Raises :class:`ResourceExhausted` for a new choice of
         regions when too many wait."""
@@ -52,7 +52,7 @@ class Demands:
             self._by_number[number] = model, route
         return number
 
-    def get(self, number: int) -> tuple[str, Route] | None:
+    def get(self, number: int) -> tuple[str, RoutedRequest] | None:
         """Returns the model of a demand and a route that represents its requests."""
         return self._by_number.get(number)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pinyon.core.errors import PinyonError
-from pinyon.frontdoor.served import Served
+from pinyon.frontdoor.served import ServedModel
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Choice, Route, Where
+from pinyon.routing.two_layers import RoutedRequest, RoutingChoice, Where
 from pinyon.runtime.telemetry import Span
 
-_NOWHERE_YET = Choice(Where.WAIT)
+_NOWHERE_YET = RoutingChoice(Where.WAIT)
 
 
 class Flight:
@@ -20,9 +20,9 @@ class Flight:
         "served", "tokens_wanted", "traceparent", "tries",
     )  # fmt: skip
 
-    served: Served
+    served: ServedModel
     """The model that the request is for, set by :meth:`depart`."""
-    route: Route
+    route: RoutedRequest
     """The keys and rules that its target is chosen by, set by :meth:`depart`."""
 
     def __init__(
@@ -52,10 +52,10 @@ class Flight:
         self.full: PinyonError | None = None
         """The error of a target that had no room for the request, if the client may be told it."""
 
-    def depart(self, served: Served, routed: Routed, geographies: tuple[str, ...], tenant: str) -> None:
+    def depart(self, served: ServedModel, routed: Routed, geographies: tuple[str, ...], tenant: str) -> None:
         """Sets the model and what the target is chosen by, before the request loop gets the request."""
         self.served = served
-        self.route = Route(routed, geographies, tenant, self.sender, self.exclude)
+        self.route = RoutedRequest(routed, geographies, tenant, self.sender, self.exclude)
 
     # -- implemented by each kind of target
 

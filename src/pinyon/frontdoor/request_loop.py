@@ -1,7 +1,7 @@
 """The life of a request: it waits for its turn, runs on a target, and is retried on another target if that fails.
 
-The loop is the same for all targets. A :class:`Kind` represents them: pinyon's instances with a conductor, or OpenAI
-servers, and other regions that have the same. Between regions and clusters,
+The loop is the same for all targets. A :class:`TargetKind` represents them: pinyon's instances with a conductor, or
+OpenAI servers, and other regions that have the same. Between regions and clusters,
 :class:`pinyon.frontdoor.served_models.ServedModels` chooses (SkyWalker §3.1).
 """
 
@@ -16,7 +16,7 @@ from pinyon.frontdoor.flight import Flight
 from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.routing.two_layers import Choice, Where
+from pinyon.routing.two_layers import RoutingChoice, Where
 from pinyon.runtime.telemetry import Telemetry
 
 NEWS_S: Final = 0.5
@@ -40,11 +40,11 @@ class LoopLimits:
     slots: int = 1024
 
 
-class Kind(Protocol[F_contra]):
+class TargetKind(Protocol[F_contra]):
     """The kind of target that requests go to. It chooses the target within a cluster and runs attempts; the loop does
     the rest."""
 
-    async def place(self, flight: F_contra, choice: Choice) -> PinyonError | None:
+    async def place(self, flight: F_contra, choice: RoutingChoice) -> PinyonError | None:
         """Sets where in the region, or in the adopted cluster of ``choice``, the next attempt runs. With
         ``Where.WAIT``, the load balancer knows of no room, and the request cannot wait in line.
 
@@ -103,7 +103,7 @@ class RequestLoop(Generic[F]):
     def __init__(
         self,
         models: ServedModels,
-        kind: Kind[F],
+        kind: TargetKind[F],
         counted: DoorMetrics[F],
         telemetry: Telemetry,
         limits: LoopLimits,
@@ -193,7 +193,7 @@ class RequestLoop(Generic[F]):
                     elsewhere = models.elsewhere(served, route)
                     if not elsewhere:
                         raise full  # the client can wait as well as the load balancer can
-                    flight.choice = Choice(Where.REMOTE, elsewhere)
+                    flight.choice = RoutingChoice(Where.REMOTE, elsewhere)
                     return
                 left_s = give_up_s - self._clock()
                 if left_s <= 0 or kind.gives_up(flight):

@@ -17,7 +17,7 @@ RETRY_AFTER_S = 1.0
 T = TypeVar("T")
 
 
-class Served:
+class ServedModel:
     """One served model. While no target of it answers, requests wait for ``wait_s``."""
 
     def __init__(self, name: str, layers: TwoLayers, wait_s: float) -> None:

@@ -17,15 +17,15 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.demands import Demands
 from pinyon.frontdoor.failures import shown_names, unknown_model
-from pinyon.frontdoor.served import Served
+from pinyon.frontdoor.served import ServedModel
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
-from pinyon.routing.prefix_tree import PrefixTree
+from pinyon.routing.prefix_tree import LongestPrefix
 from pinyon.routing.pushing import PUSHING_RULES, Blind, remote_pushing
 from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Choice, Possible, Room, Route, TwoLayers, Where
+from pinyon.routing.two_layers import ModelRoom, Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 
 MODELS_MAX = 1024
@@ -36,8 +36,8 @@ ANY_DEMAND = 0
 REFUSED_FIRST_S: Final = 0.1
 """The first pause: as long as the next report takes anyway."""
 REFUSED_MAX_S: Final = 3.2
-_HERE = Choice(Where.LOCAL)
-_WAIT = Choice(Where.WAIT)
+_HERE = RoutingChoice(Where.LOCAL)
+_WAIT = RoutingChoice(Where.WAIT)
 
 
 class ServedModels:
@@ -71,7 +71,7 @@ class ServedModels:
         self._routing, self._pushing = routing, pushing
         self._clock = clock
         self._wait_s = inf  # requests for our own models wait for instances by themselves
-        self.by_name: dict[str, Served] = {}
+        self.by_name: dict[str, ServedModel] = {}
         self._demands = Demands(lambda: self.waiting())
         self._regions = frozenset((self.region,))
         self._under_way = UnderWay()
@@ -90,7 +90,7 @@ class ServedModels:
 
     # -- models
 
-    def of(self, model: str) -> Served:
+    def of(self, model: str) -> ServedModel:
         """Returns the model of that name; an empty name means the only one that is served here, or the only one at all.
         Raises :class:`NotFound`, :class:`InvalidArgument`, and :class:`Unavailable` while no model is known."""
         found = self.by_name.get(model)
@@ -106,7 +106,7 @@ class ServedModels:
             return here[0]
         raise InvalidArgument(f"model must be given. Served here: {shown_names(self.by_name)}.", field="model")
 
-    def add(self, name: str) -> Served | None:
+    def add(self, name: str) -> ServedModel | None:
         """Returns the model of that name, new if it was unknown; None for one model too many, or none of our own."""
         found = self.by_name.get(name)
         if found is None and not self._fixed and len(self.by_name) < MODELS_MAX:
@@ -114,7 +114,7 @@ class ServedModels:
             layers = TwoLayers(self.region, self._own_layer(), remote, self.geography)
             for cluster, region in self._adopted.items():
                 layers.adopted[cluster] = region, self._own_layer()
-            found = self.by_name[name] = Served(name, layers, self._wait_s)
+            found = self.by_name[name] = ServedModel(name, layers, self._wait_s)
         return found
 
     def _own_layer(self) -> Layer:
@@ -232,7 +232,7 @@ class ServedModels:
             served_there.look()
         self.tell()
 
-    def _leaves(self, served: Served, name: str) -> None:
+    def _leaves(self, served: ServedModel, name: str) -> None:
         served.layers.remote.leave(name)
         served.look()
         self.drop_unserved(served.name)
@@ -276,7 +276,7 @@ class ServedModels:
         """Records that a load balancer serves a request that was sent there at ``sent_s``."""
         self._pauses.succeeded(name, sent_s)
 
-    def sent(self, served: Served, routed: Routed, name: str) -> Target | None:
+    def sent(self, served: ServedModel, routed: Routed, name: str) -> Target | None:
         """Counts a request that goes to another load balancer. Returns the target for :meth:`Layer.ended`."""
         self.under_way(served.name, name)
         return served.layers.remote.sent(routed, name)
@@ -294,11 +294,11 @@ class ServedModels:
 
     # -- where a request goes
 
-    def restricts(self, route: Route) -> bool:
+    def restricts(self, route: RoutedRequest) -> bool:
         """Returns whether law or contracts may forbid this region."""
         return bool(self.region and (route.geographies or self.geography.tenants))
 
-    def choose(self, served: Served, route: Route) -> Choice:
+    def choose(self, served: ServedModel, route: RoutedRequest) -> RoutingChoice:
         """Returns where a request goes now; the choice among our own instances is left open. Raises
         :class:`Unavailable` for a model that no target serves any more."""
         if not self.selective and not self.restricts(route):
@@ -310,7 +310,7 @@ class ServedModels:
             raise served.nobody()
         return choice
 
-    def at_once(self, served: Served, route: Route) -> Choice | None:
+    def at_once(self, served: ServedModel, route: RoutedRequest) -> RoutingChoice | None:
         """Returns the region's server with room to which a request goes if its turn comes at once, else None. The
         choice is valid until anything else happens."""
         if self._fixed:
@@ -320,7 +320,7 @@ class ServedModels:
         # A request that may wait at the door of a full server is no sign of room.
         return choice if choice.where is Where.LOCAL and layers.local.takes(choice.target, now_s) else None
 
-    def check_law(self, served: Served, route: Route) -> None:
+    def check_law(self, served: ServedModel, route: RoutedRequest) -> None:
         """Raises :class:`InvalidArgument` if no known region may serve the request."""
         if not self.restricts(route) or self.serves_here(route):
             return
@@ -328,13 +328,13 @@ class ServedModels:
         if not (layers.others_for(route) or layers.adopted_by_law(route) or self.may_come(route)):
             raise self.forbidden(served, route)
 
-    def forbidden(self, served: Served, route: Route) -> InvalidArgument:
+    def forbidden(self, served: ServedModel, route: RoutedRequest) -> InvalidArgument:
         """Returns the error for a request that no known region may serve."""
-        possible = served.layers.dry_run(Route(Routed(), route.geographies, route.tenant), self._clock())
+        possible = served.layers.dry_run(RoutedRequest(Routed(), route.geographies, route.tenant), self._clock())
         reasons = "; ".join(sorted({each.reason for each in possible}))
         return InvalidArgument(f"No region that is known may serve this request: {reasons}.", field="geographies")
 
-    def may_come(self, route: Route) -> bool:
+    def may_come(self, route: RoutedRequest) -> bool:
         """Returns whether a known region may serve the request later, or it is not known yet which regions exist."""
         if route.sender:
             return False
@@ -343,15 +343,15 @@ class ServedModels:
             for region in self.others.values()
         )
 
-    def may_wait(self, served: Served, route: Route) -> bool:
+    def may_wait(self, served: ServedModel, route: RoutedRequest) -> bool:
         """Returns whether a live target may serve the request and may have room soon."""
         return self.selective and served.layers.anybody(route)
 
-    def serves_here(self, route: Route) -> bool:
+    def serves_here(self, route: RoutedRequest) -> bool:
         """Returns whether law and contracts allow that the request is served in this region."""
         return self.geography.serves(self.region, route.geographies, route.tenant).allowed
 
-    def elsewhere(self, served: Served, route: Route) -> str:
+    def elsewhere(self, served: ServedModel, route: RoutedRequest) -> str:
         """Returns another load balancer with room for a request that this region refused; empty if there is none."""
         if route.sender or not self.others:
             return ""
@@ -373,13 +373,13 @@ class ServedModels:
             layer.hold()
         return layer
 
-    def dry_run(self, served: Served, geographies: Collection[str], tenant: str) -> list[Possible]:
+    def dry_run(self, served: ServedModel, geographies: Collection[str], tenant: str) -> list[Possible]:
         """Returns for each region whether such a request could go there now, and why not."""
-        return served.layers.dry_run(Route(Routed(), geographies, tenant), self._clock())
+        return served.layers.dry_run(RoutedRequest(Routed(), geographies, tenant), self._clock())
 
     # -- the queue
 
-    def demand(self, served: Served, route: Route) -> int:
+    def demand(self, served: ServedModel, route: RoutedRequest) -> int:
         """Returns the number of the set of targets that the request may go to; equal sets have equal numbers. Raises as
         :meth:`Demands.number`."""
         geography, geographies = self.geography, route.geographies
@@ -393,7 +393,7 @@ class ServedModels:
         if geographies or tenant:
             allowed = frozenset(each for each in allowed if geography.serves(each, geographies, tenant).allowed)
         return self._demands.number(
-            served.name, allowed, Route(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
+            served.name, allowed, RoutedRequest(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
         )
 
     def is_open(self, demand: int) -> bool:
@@ -415,7 +415,7 @@ class ServedModels:
             layer.hold()
         return layer
 
-    def _waiting_for(self, demand: int) -> tuple[Served, Route] | None:
+    def _waiting_for(self, demand: int) -> tuple[ServedModel, RoutedRequest] | None:
         """Returns the model and a route of requests with that demand; None if the demand limits nothing any more."""
         known = self._demands.get(demand) if self.selective else None
         served = None if known is None else self.by_name.get(known[0])
@@ -438,7 +438,7 @@ class ServedModels:
 
     # -- what other regions are told
 
-    def rooms(self, sharing: int, region: str) -> Iterator[tuple[str, Room]]:
+    def rooms(self, sharing: int, region: str) -> Iterator[tuple[str, ModelRoom]]:
         """Yields for each model served here the room for requests of ``region``, shared by ``sharing`` load
         balancers."""
         now_s = self._clock()
@@ -459,7 +459,7 @@ class ServedModels:
     def hits(self) -> tuple[int, int]:
         """Returns the prompt chunks that targets had been sent before, and all; zeros with another policy."""
         policies = [layer.policy for served in self.by_name.values() for layer in served.own_layers()]
-        counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, PrefixTree)]
+        counted = [(each.hit_chunks, each.asked_chunks) for each in policies if isinstance(each, LongestPrefix)]
         return sum(hit for hit, _ in counted), sum(asked for _, asked in counted)
 
     def serves_elsewhere(self, model: str) -> bool:

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-from pinyon.http.connection import Connection
+from pinyon.http.connection import ServerConnection
 from pinyon.http.state import HttpState
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
@@ -26,7 +26,7 @@ PAUSE_S = 0.5
 _log = get_logger("lb.http")
 
 
-class Acceptor:
+class ConnectionAcceptor:
     """An acceptor of connections: ``open`` → ``close``."""
 
     def __init__(self, shared: HttpState, tls: Callable[[], ssl.SSLContext] | None) -> None:
@@ -122,7 +122,7 @@ class Acceptor:
         loop, shared, tls = asyncio.get_running_loop(), self._shared, self._tls
         with place, suppress(OSError):  # no TLS, a mismatch, no handshake in time, or the client left
             await loop.connect_accepted_socket(
-                lambda: Connection(shared, loop, place.close),
+                lambda: ServerConnection(shared, loop, place.close),
                 client,
                 ssl=None if tls is None else tls(),
                 ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,

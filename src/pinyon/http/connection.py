@@ -52,7 +52,7 @@ class State(IntEnum):
 _AT_WORK = (State.HEAD, State.BODY, State.DISCARD)
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """The protocol of one connection, made by the server, which calls ``shutdown`` and ``end``."""
 
     __slots__ = ("_admitted", "_arrived", "_deadline", "_dropped", "_exchange", "_lingers", "_loop", "_paused",

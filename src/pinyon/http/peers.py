@@ -84,7 +84,7 @@ def _hop_address(hop: str, field: bytes) -> str:
     return text.partition(":")[0] if text.count(":") == 1 else text
 
 
-class Peers:
+class PeerPlaces:
     """The number of places that each peer holds; peers that hold none are forgotten."""
 
     def __init__(self, limit: int) -> None:

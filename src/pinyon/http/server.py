@@ -10,7 +10,7 @@ from email.utils import formatdate
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.http.acceptor import Acceptor
+from pinyon.http.acceptor import ConnectionAcceptor
 from pinyon.http.answer import field
 from pinyon.http.state import HttpState
 from pinyon.runtime.logging import get_logger
@@ -40,7 +40,7 @@ class HttpServer:
         self._shared = shared
         self._listen = listen
         self._reuse_port = reuse_port
-        self._acceptor = Acceptor(shared, tls)
+        self._acceptor = ConnectionAcceptor(shared, tls)
         self._date: asyncio.TimerHandle | None = None
         self._started = False
 

@@ -12,7 +12,7 @@ from prometheus_client import Gauge
 from pinyon.core.errors import PinyonError
 from pinyon.http.answer import Reply
 from pinyon.http.budget import Budget, HttpLimits
-from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.peers import PeerPlaces, TrustedProxies
 from pinyon.http.request import RequestHead
 
 
@@ -67,8 +67,8 @@ class HttpState:
     gauge: Gauge
     proxies: TrustedProxies
     proxy_protocol: bool
-    peer_connections: Peers
-    peer_requests: Peers
+    peer_connections: PeerPlaces
+    peer_requests: PeerPlaces
     admitted: int = 0
     """The number of open connections that count against the limit; with TLS also those before the handshake."""
     lingering: int = 0

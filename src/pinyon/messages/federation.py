@@ -14,11 +14,11 @@ from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
 from pinyon.federation.clusters import CHANGES_MAX
-from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState, OwnedCluster
+from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad, OwnedCluster
 from pinyon.federation.position import Position
 from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
-from pinyon.federation.view import Cluster, Federation, Member, Region
+from pinyon.federation.view import Cluster, Federation, Member, RegionView
 from pinyon.federation.watched import DISPLACED_MAX
 from pinyon.messages.checks import check_address, check_id, check_text
 from pinyon.messages.enums import numbered
@@ -191,9 +191,9 @@ def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
     )
 
 
-def _instance_load(message: controller_pb2.InstanceLoad) -> InstanceLoad:
+def _instance_load(message: controller_pb2.InstanceLoad) -> MemberLoad:
     check_text(message.name, "load.per_instance.name", URL_CHARS_MAX)
-    return InstanceLoad(*_of_instance(message))
+    return MemberLoad(*_of_instance(message))
 
 
 def _by_region(counts: Mapping[str, int], field: str) -> dict[str, int]:
@@ -236,7 +236,7 @@ def federation_from_proto(message: controller_pb2.Federation) -> Federation:
         epoch=check_text(message.epoch, "epoch"),
         version=message.version,
         regions=tuple(
-            [Region(**_from_proto(each, _REGION, "regions"), position=_position_of(each)) for each in regions]
+            [RegionView(**_from_proto(each, _REGION, "regions"), position=_position_of(each)) for each in regions]
         ),
         members=tuple([_member(each, "load_balancers") for each in members]),
         clusters=tuple([Cluster(**_from_proto(each, _CLUSTER, "clusters")) for each in clusters]),

@@ -9,7 +9,7 @@ from typing import Any
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.orders import PrefillReport
-from pinyon.placement.decision_log import FirstToken
+from pinyon.placement.decision_log import MeasuredFirstToken
 
 NAME_CHARS_MAX = 128
 MS_MAX = 3_600_000
@@ -29,7 +29,7 @@ def report_from_proto(message: worker_pb2.PrefillReport) -> PrefillReport:
     return PrefillReport(*_values(message))
 
 
-def first_token_to_proto(number: int, value: FirstToken) -> conductor_pb2.FirstTokenMeasurement:
+def first_token_to_proto(number: int, value: MeasuredFirstToken) -> conductor_pb2.FirstTokenMeasurement:
     """Returns the measured result of the placement with this number."""
     report = value.report
     said: dict[str, Any] = {name: getattr(report, name) for name in _SAME}
@@ -37,12 +37,12 @@ def first_token_to_proto(number: int, value: FirstToken) -> conductor_pb2.FirstT
     return conductor_pb2.FirstTokenMeasurement(placement_number=number, ttft_us=round(value.ttft_s * 1e6), **said)
 
 
-def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> FirstToken:
+def first_token_from_proto(message: conductor_pb2.FirstTokenMeasurement) -> MeasuredFirstToken:
     """Returns an instance's measurement, unchecked like :func:`report_from_proto`."""
     said: dict[str, Any] = {name: getattr(message, name) for name in _SAME}
     said["prefill_instance_id"] = message.prefill_instance_id[:NAME_CHARS_MAX]
     said |= {f"{part}_ms": getattr(message, f"{part}_us") * 1e-3 for part in _PARTS}
-    return FirstToken(message.ttft_us * 1e-6, PrefillReport(**said))
+    return MeasuredFirstToken(message.ttft_us * 1e-6, PrefillReport(**said))
 
 
 def _us(milliseconds: float) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.field_kinds import Kind, Number, Texts, TokenBiases, TokenIds
+from pinyon.core.field_kinds import FieldKind, Number, Texts, TokenBiases, TokenIds
 from pinyon.core.request import SAMPLING_FIELDS, SamplingField, SamplingParams
 
 DECIMALS = 6
@@ -41,7 +41,7 @@ def _set_above(message: common_pb2.SamplingParams, name: str, value: Any) -> Non
     setattr(message, name, LEAST if 0.0 < value < LEAST else value)
 
 
-def _putter(kind: Kind) -> _Put:
+def _putter(kind: FieldKind) -> _Put:
     if isinstance(kind, TokenBiases):
         return _add
     if isinstance(kind, Number) and kind.above:

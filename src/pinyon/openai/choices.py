@@ -14,7 +14,7 @@ from typing import Any
 from pinyon.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pinyon.core.request import Usage
 from pinyon.model import IncrementalDetokenizer, Tokenizer
-from pinyon.openai.format import ChatFormat, CompletionFormat, Facts, Format, counts_json, facts_json
+from pinyon.openai.format import AnswerFormat, ChatFormat, CompletionFormat, Facts, counts_json, facts_json
 from pinyon.openai.parse import Call
 from pinyon.openai.token_texts import TokenTexts
 
@@ -58,7 +58,7 @@ class Choice:
 class Choices:
     """The answer to one call; ``event`` and ``whole`` write what is new in a choice."""
 
-    make_format: type[Format] = Format
+    make_format: type[AnswerFormat] = AnswerFormat
 
     def __init__(self, request_id: str, created_s: int, call: Call, tokenizer: Tokenizer, texts: TokenTexts) -> None:
         self._call = call

@@ -14,7 +14,7 @@ from json import JSONEncoder
 from typing import Any, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.field_kinds import Kind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
+from pinyon.core.field_kinds import FieldKind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
 from pinyon.core.request import LOGPROBS_MAX, PRIORITY_MAX, SAMPLING_FIELDS, check_label
 
 N_MAX = 16
@@ -118,7 +118,7 @@ def _number(kind: Number) -> Field:
     return Field(check, {"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high}, float)
 
 
-def _sampled(kind: Kind) -> Field:
+def _sampled(kind: FieldKind) -> Field:
     """Returns the field for sampling values of this kind."""
     if isinstance(kind, Switch):
         return _BOOLEAN._replace(sampled=bool)

@@ -39,7 +39,7 @@ class ContextExceeded(InvalidArgument):
     """The prompt, or the prompt and the generation together, is longer than the model's context."""
 
 
-class Format:
+class AnswerFormat:
     """The answer objects of one request. Arguments that are JSON already (choices, other members) are not changed."""
 
     id_prefix = ""
@@ -91,7 +91,7 @@ class Format:
         return f'{{"index":0,{before}{quote(text)}{after},"logprobs":null,"finish_reason":"{reason}"}}'
 
 
-class CompletionFormat(Format):
+class CompletionFormat(AnswerFormat):
     """``text_completion`` objects."""
 
     id_prefix = "cmpl-"
@@ -101,7 +101,7 @@ class CompletionFormat(Format):
     around_new = ('"text":', "")
 
 
-class ChatFormat(Format):
+class ChatFormat(AnswerFormat):
     """``chat.completion`` and ``chat.completion.chunk`` objects."""
 
     id_prefix = "chatcmpl-"

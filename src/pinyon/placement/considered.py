@@ -34,7 +34,7 @@ class Cost:
         return self.reach > self.local
 
 
-class Columns:
+class CostColumns:
     """The :class:`Cost` of ``count`` instances as columns, by their places in the pool."""
 
     __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
@@ -56,7 +56,7 @@ class Columns:
 class Considered(NamedTuple):
     """The findings of one look at all instances; never changed afterwards."""
 
-    columns: Columns
+    columns: CostColumns
     exact: set[int]
     """Places where the fetch was priced exactly; any other fetch is an estimate."""
     cheapest: int

@@ -19,7 +19,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from pinyon.core.orders import FETCH_SPANS_MAX
-from pinyon.placement.considered import Columns, Considered, Cost
+from pinyon.placement.considered import Considered, Cost, CostColumns
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
 from pinyon.placement.policy import NANO_S, PlacementRequest, Pool
@@ -79,7 +79,7 @@ class Costs:
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
-        self.columns = Columns(count)
+        self.columns = CostColumns(count)
         self._look()
         self._ranked_s = self.columns.cost_s
         """The costs again, infinite for instances that are left out."""

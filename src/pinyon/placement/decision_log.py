@@ -43,7 +43,7 @@ _ID = re.compile(r"(?:(.+)\.)?([0-9a-f]{20,})(?:-[0-9]+)?")
 _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
-class FirstToken(NamedTuple):
+class MeasuredFirstToken(NamedTuple):
     """The time from a decode instance's acceptance of the request to the first token, as measured there. The report has
     the parts of it at the instance that computed the prompt."""
 
@@ -99,7 +99,7 @@ class LoggedDecision:
         asked = request.request_class
         self.kind, self.turn, self.priority = asked.kind, asked.turn, asked.priority
         self.code = self.error = ""
-        self.first_token: FirstToken | None = None
+        self.first_token: MeasuredFirstToken | None = None
         self.size_bytes = ENTRY_BYTES + len(request.exclude) * NAME_BYTES
 
 
@@ -142,7 +142,7 @@ class DecisionLog:
         entry.code, entry.error = error.grpc_code, error.message  # not the error: its frames keep objects
         self._add(entry)
 
-    def measured(self, number: int, first_token: FirstToken, decode: InstanceState) -> LoggedDecision | None:
+    def measured(self, number: int, first_token: MeasuredFirstToken, decode: InstanceState) -> LoggedDecision | None:
         """Stores what the decode instance measured for a placement, and returns its entry. Returns None if the number
         is not known (any more), has a measurement already, or belongs to another instance or another boot of it."""
         if not self._entries or not 0 <= (at := number - self._entries[0].number) < len(self._entries):

@@ -39,7 +39,7 @@ from pinyon.placement.at_one import at_one
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, Pairs
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, WaitingPrompt
 from pinyon.placement.prefix_match import PrefixMatch
 
 NANO_S = 1e-9
@@ -139,9 +139,9 @@ class DualMap:
         overloaded, requests that wait there may go to the other instance of their own pair."""
         if decision.alternate is None:
             return []
-        known: dict[InstanceState, Sequence[Waiting]] = {}
+        known: dict[InstanceState, Sequence[WaitingPrompt]] = {}
 
-        def once(state: InstanceState) -> Sequence[Waiting]:
+        def once(state: InstanceState) -> Sequence[WaitingPrompt]:
             if state not in known:
                 known[state] = queues(state)
             return known[state]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late, is_slow
-from pinyon.placement.considered import Columns
+from pinyon.placement.considered import CostColumns
 from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementDecision
@@ -105,7 +105,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
     return chosen, candidates
 
 
-def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> Columns:
+def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> CostColumns:
     """Returns estimates about the instances, for a policy that keeps no findings about them."""
     decision, pool, loads = seen.decision, seen.pool, seen.loads
     if loads is None:
@@ -116,7 +116,7 @@ def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> Column
     queues_s, rooms_s = loads.queues_s(rows, logged.at_s).tolist(), loads.room_s[rows].tolist()
     costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
     fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)
-    columns = Columns(len(rows))
+    columns = CostColumns(len(rows))
     for at, state in enumerate(pool.prefills):
         local = reach = max(match.held_by(state), match.soon.held_by(state))
         transfer_s, compute_s = 0.0, _prefill_s(costs[at], tokens, local * block_tokens)

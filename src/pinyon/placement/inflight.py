@@ -12,7 +12,7 @@ from pinyon.placement.expected import ExpectedBlocks
 from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import whole_us
-from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Waiting
+from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, WaitingPrompt
 from pinyon.placement.shared_prefixes import Mark
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
@@ -169,12 +169,12 @@ class InFlightTable:
         self._unclaimed[request_id] = now_s
         decode.decodes_changed(1, decode_blocks)
 
-    def waiting(self, state: InstanceState) -> list[Waiting]:
+    def waiting(self, state: InstanceState) -> list[WaitingPrompt]:
         """Returns the requests that were placed there and are not being computed yet, in order of arrival; only those
         that were added with their request."""
         parts = (self._prefills.get(request_id) for request_id in self._by_instance.get(state, ()))
         return [
-            Waiting(part.request, part.decision, part.first_s)
+            WaitingPrompt(part.request, part.decision, part.first_s)
             for part in parts
             if part is not None and part.state is state and not part.begun
             if part.request is not None and part.decision is not None

@@ -45,7 +45,7 @@ class Rebalancing(Protocol):
 
 
 @runtime_checkable
-class Learning(Protocol):
+class LearningPlacement(Protocol):
     """A policy that learns what came of its decisions."""
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pinyon.core.policies import NoSettings, Registry
 from pinyon.placement.dualmap import DualMap, DualMapSettings
-from pinyon.placement.interface import Learning, PlacementPolicy, Rebalancing
+from pinyon.placement.interface import LearningPlacement, PlacementPolicy, Rebalancing
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.plain import LeastLoaded, RoundRobin
@@ -26,7 +26,9 @@ class ByModel:
     def __init__(self, default: PlacementPolicy, of_model: Mapping[str, PlacementPolicy]) -> None:
         self._default = default
         self._of_model = of_model
-        self._learning = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Learning)}
+        self._learning = {
+            name: each for name, each in {"": default, **of_model}.items() if isinstance(each, LearningPlacement)
+        }
         self._moving = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Rebalancing)}
 
     def place(

@@ -321,7 +321,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingPrompt:
     """A request whose prompt is not being computed yet, and the decision that placed it where it is."""
 
     request: PlacementRequest
@@ -330,7 +330,7 @@ class Waiting:
     """The time when it was placed first."""
 
 
-Queues = Callable[[InstanceState], Sequence[Waiting]]
+Queues = Callable[[InstanceState], Sequence[WaitingPrompt]]
 """A function that returns the requests waiting at an instance, in the order of service as far as that is known."""
 
 

@@ -14,7 +14,7 @@ from pinyon.placement.at_one import at_one
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.interface import Learning, PlacementPolicy, Rebalancing
+from pinyon.placement.interface import LearningPlacement, PlacementPolicy, Rebalancing
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 
@@ -38,7 +38,7 @@ class Scheduler:
         """Places by this policy from now on."""
         self._policy = policy
         self._rebalancing = policy if isinstance(policy, Rebalancing) else None
-        self._fleet.inflight.heard = policy.prefilled if isinstance(policy, Learning) else None
+        self._fleet.inflight.heard = policy.prefilled if isinstance(policy, LearningPlacement) else None
 
     def schedule(self, request: PlacementRequest, now_s: float) -> PlacementDecision:
         """Decides on a placement, and counts it as in flight.

@@ -12,7 +12,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Collection, KeysView
 
-from pinyon.routing.waiting import STALE_MAX, Lane, Tenant, Waiting
+from pinyon.routing.waiting import STALE_MAX, Tenant, TenantLane, WaitingRequest
 
 TENANTS_MAX = 8192
 """Tenants without a place whose share is remembered."""
@@ -28,10 +28,10 @@ class _Demand:
     __slots__ = ("_turns", "lanes")
 
     def __init__(self) -> None:
-        self._turns: list[tuple[int, int, int, Lane]] = []  # start, turn, serial of the lane's entry, lane
+        self._turns: list[tuple[int, int, int, TenantLane]] = []  # start, turn, serial of the lane's entry, lane
         self.lanes = 0
 
-    def enlist(self, lane: Lane, serial: int) -> None:
+    def enlist(self, lane: TenantLane, serial: int) -> None:
         """Adds an entry with a new ``serial`` for the lane, which voids its earlier entry."""
         lane.listed = serial
         heapq.heappush(self._turns, (lane.tenant.start, lane.tenant.turn, serial, lane))
@@ -42,7 +42,7 @@ class _Demand:
         self.lanes -= 1
         self._tidy()
 
-    def first(self) -> Lane:
+    def first(self) -> TenantLane:
         """Returns the lane whose turn it is; there must be one."""
         turns = self._turns
         while True:
@@ -60,7 +60,7 @@ class _Demand:
             self._turns = self._valid()
             heapq.heapify(self._turns)
 
-    def _valid(self) -> list[tuple[int, int, int, Lane]]:
+    def _valid(self) -> list[tuple[int, int, int, TenantLane]]:
         return [entry for entry in self._turns if entry[3].count and entry[3].listed == entry[2]]
 
     def check_integrity(self) -> None:
@@ -90,7 +90,7 @@ class FairTurns:
         """Demands of waiting requests."""
         return self._demands.keys()
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingRequest) -> None:
         tenant, demand = waiting.tenant, waiting.demand
         if not tenant.lanes:
             tenant.start = max(self._now_tokens, self._finished.pop(tenant.name, 0))
@@ -99,7 +99,7 @@ class FairTurns:
         if lane is not None:
             lane.add(waiting)
             return
-        lane = tenant.lanes[demand] = Lane(tenant, demand)
+        lane = tenant.lanes[demand] = TenantLane(tenant, demand)
         lane.add(waiting)
         those = self._demands.get(demand)
         if those is None:
@@ -107,10 +107,10 @@ class FairTurns:
         those.lanes += 1
         self._enlist(those, lane)
 
-    def next(self, closed: Collection[int]) -> Waiting | None:
+    def next(self, closed: Collection[int]) -> WaitingRequest | None:
         """Returns the request whose turn it is, among demands that are not ``closed``. The request still waits."""
         shut = frozenset(closed)
-        best: Lane | None = None
+        best: TenantLane | None = None
         for demand, those in self._demands.items():
             if demand not in shut:
                 lane = those.first()
@@ -126,7 +126,7 @@ class FairTurns:
                     found = other
         return found
 
-    def went_on(self, waiting: Waiting) -> None:
+    def went_on(self, waiting: WaitingRequest) -> None:
         """Charges the tenant of a request that got its slot, so its next turn is later. Call :meth:`gone` next."""
         tenant = waiting.tenant
         self._now_tokens = max(self._now_tokens, tenant.start)
@@ -142,7 +142,7 @@ class FairTurns:
         elif tenant.name in self._finished:
             self._finished[tenant.name] -= tokens
 
-    def gone(self, waiting: Waiting) -> None:
+    def gone(self, waiting: WaitingRequest) -> None:
         """Removes a request that waits no longer."""
         tenant = waiting.tenant
         lane = tenant.lanes[waiting.demand]
@@ -162,7 +162,7 @@ class FairTurns:
             if len(self._finished) > TENANTS_MAX:
                 self._finished.popitem(last=False)
 
-    def _enlist(self, those: _Demand, lane: Lane) -> None:
+    def _enlist(self, those: _Demand, lane: TenantLane) -> None:
         self._last_serial += 1
         those.enlist(lane, self._last_serial)
 
@@ -183,5 +183,5 @@ def _before(one: Tenant, other: Tenant) -> bool:
     return one.start < other.start or (one.start == other.start and one.turn < other.turn)
 
 
-def _due_before(one: Waiting, other: Waiting) -> bool:
+def _due_before(one: WaitingRequest, other: WaitingRequest) -> bool:
     return one.due_s < other.due_s or (one.due_s == other.due_s and one.rank < other.rank)

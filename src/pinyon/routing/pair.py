@@ -17,7 +17,7 @@ from pinyon.routing.target_policy import Routed
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PairCandidate:
     """An instance that may take requests.
 
     ``group`` names weights and KV layout: KV moves only inside a group. ``max_batch`` and ``max_context`` (tokens) are
@@ -36,36 +36,36 @@ class Candidate:
 class Pair:
     """The prefill and the decode instance of a request, possibly the same."""
 
-    prefill: Candidate
-    decode: Candidate
+    prefill: PairCandidate
+    decode: PairCandidate
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class InstanceGroup:
     """Instances between which KV can move; a mixed instance is in both lists."""
 
     name: str
-    prefills: list[Candidate] = field(default_factory=list)
-    decodes: list[Candidate] = field(default_factory=list)
+    prefills: list[PairCandidate] = field(default_factory=list)
+    decodes: list[PairCandidate] = field(default_factory=list)
 
 
 def serving_groups(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PairCandidate],
     total_tokens: int,
     exclude: Collection[str] = (),
     avoided: Collection[str] = (),
-) -> list[Group]:
+) -> list[InstanceGroup]:
     """Returns the groups that can serve ``total_tokens`` (prompt and generation) without the excluded instances.
 
     Instances that just failed (``avoided``) are included only where no group could serve without them.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, InstanceGroup] = {}
     for candidate in candidates:
         if candidate.instance_id in exclude or 0 < candidate.max_context < total_tokens:
             continue
         group = groups.get(candidate.group)
         if group is None:
-            group = groups[candidate.group] = Group(candidate.group)
+            group = groups[candidate.group] = InstanceGroup(candidate.group)
         if candidate.role.prefills:
             group.prefills.append(candidate)
         if candidate.role.decodes:
@@ -74,19 +74,20 @@ def serving_groups(
     if not avoided:
         return serving
     sound = [
-        Group(group.name, _without(group.prefills, avoided), _without(group.decodes, avoided)) for group in serving
+        InstanceGroup(group.name, _without(group.prefills, avoided), _without(group.decodes, avoided))
+        for group in serving
     ]
     return [group for group in sound if group.prefills and group.decodes] or [
-        Group(every.name, some.prefills or every.prefills, some.decodes or every.decodes)
+        InstanceGroup(every.name, some.prefills or every.prefills, some.decodes or every.decodes)
         for every, some in zip(serving, sound, strict=True)
     ]
 
 
-def _without(candidates: Sequence[Candidate], avoided: Collection[str]) -> list[Candidate]:
+def _without(candidates: Sequence[PairCandidate], avoided: Collection[str]) -> list[PairCandidate]:
     return [candidate for candidate in candidates if candidate.instance_id not in avoided]
 
 
-def choose_pair(groups: Sequence[Group], layer: Layer, request: Routed, now_s: float) -> Pair | None:
+def choose_pair(groups: Sequence[InstanceGroup], layer: Layer, request: Routed, now_s: float) -> Pair | None:
     """Returns a pair from one of the groups (:func:`serving_groups`), or None when there are none.
 
     The pair has room by the layer's pushing rule, or is a full mixed instance whose cache the policy thinks worth
@@ -97,8 +98,10 @@ def choose_pair(groups: Sequence[Group], layer: Layer, request: Routed, now_s: f
     return _choose(groups, layer, request, {target.name for target in layer}, set()) if pair is None else pair
 
 
-def _choose(groups: Sequence[Group], layer: Layer, request: Routed, able: set[str], full: set[str]) -> Pair | None:
-    prefills: dict[str, tuple[Candidate, Group]] = {}
+def _choose(
+    groups: Sequence[InstanceGroup], layer: Layer, request: Routed, able: set[str], full: set[str]
+) -> Pair | None:
+    prefills: dict[str, tuple[PairCandidate, InstanceGroup]] = {}
     for group in groups:
         if any(each.instance_id in able for each in group.decodes):
             for each in group.prefills:

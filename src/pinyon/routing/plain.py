@@ -28,7 +28,7 @@ class PlainPolicy:
         pass
 
 
-class LeastLoaded(PlainPolicy):
+class LeastLoadedTarget(PlainPolicy):
     """The target with the fewest requests for its size: the baseline LL of SkyWalker §5.1."""
 
     name: ClassVar[str] = "least_loaded"
@@ -37,7 +37,7 @@ class LeastLoaded(PlainPolicy):
         return least_full(available)
 
 
-class RoundRobin(PlainPolicy):
+class RoundRobinTarget(PlainPolicy):
     """The target whose last turn is longest ago, then the smaller name: the baseline RR of SkyWalker §5.1."""
 
     name: ClassVar[str] = "round_robin"

@@ -24,7 +24,7 @@ class PrefixTreeSettings:
         check_bounds(self, explore_below=(0, 1), chunks_max=(1, 1 << 26), records_max=(1, 1 << 24))
 
 
-class PrefixTree:
+class LongestPrefix:
     """The least full target with the longest prefix; among about equally full ones, the nearest.
 
     A full target wins if it holds ``explore_below`` of the prompt that no target with room holds.

@@ -28,12 +28,12 @@ class Match(NamedTuple):
     targets: int
 
 
-class _Node:
+class _TrieNode:
     """A run of keys that the same records pass through."""
 
     __slots__ = ("counts", "keys", "parent", "targets")
 
-    def __init__(self, keys: bytes, parent: _Node | None, counts: dict[int, int], targets: int) -> None:
+    def __init__(self, keys: bytes, parent: _TrieNode | None, counts: dict[int, int], targets: int) -> None:
         self.keys = keys
         self.parent = parent
         self.counts = counts
@@ -49,9 +49,9 @@ class PrefixTrie:
         if chunks_max < 1 or records_max < 1:
             raise ValueError("a trie has room for something")
         self._chunks_max, self._records_max = chunks_max, records_max
-        self._starts: dict[bytes, _Node] = {}
+        self._starts: dict[bytes, _TrieNode] = {}
         """Nodes by their first key."""
-        self._records: OrderedDict[tuple[_Node, int], None] = OrderedDict()
+        self._records: OrderedDict[tuple[_TrieNode, int], None] = OrderedDict()
         """Records as (last node, place of the target's bit), the oldest first."""
         self._places: dict[str, int] = {}
         """Bit places of present targets."""
@@ -152,7 +152,7 @@ class PrefixTrie:
         found = 0
         self._records[record] = None
         self._held[place] += 1
-        node: _Node | None = last
+        node: _TrieNode | None = last
         while node is not None:
             counts = node.counts
             known = counts.get(place, 0)
@@ -167,15 +167,15 @@ class PrefixTrie:
             self._forget()
         return found // KEY_BYTES
 
-    def _last(self, keys: bytes) -> _Node:
+    def _last(self, keys: bytes) -> _TrieNode:
         """Returns the node at which this path ends, made if need be."""
         starts = self._starts
         at, end = 0, len(keys)
-        parent: _Node | None = None
+        parent: _TrieNode | None = None
         while at < end:
             node = starts.get(keys[at : at + KEY_BYTES])
             if node is None:
-                node = _Node(keys[at:], parent, {}, 0)
+                node = _TrieNode(keys[at:], parent, {}, 0)
                 starts[keys[at : at + KEY_BYTES]] = node
                 self.chunks += (end - at) // KEY_BYTES
                 return node
@@ -189,9 +189,9 @@ class PrefixTrie:
         assert parent is not None
         return parent
 
-    def _split(self, node: _Node, length: int) -> _Node:
+    def _split(self, node: _TrieNode, length: int) -> _TrieNode:
         """Splits the front off into a node of its own; the records that end in the node still do."""
-        front = _Node(node.keys[:length], node.parent, node.counts.copy(), node.targets)
+        front = _TrieNode(node.keys[:length], node.parent, node.counts.copy(), node.targets)
         node.keys, node.parent = node.keys[length:], front
         self._starts[front.keys[:KEY_BYTES]] = front
         self._starts[node.keys[:KEY_BYTES]] = node
@@ -201,7 +201,7 @@ class PrefixTrie:
         """Forgets the oldest record."""
         (last, place), _ = self._records.popitem(last=False)
         self._held[place] -= 1
-        node: _Node | None = last
+        node: _TrieNode | None = last
         while node is not None:
             counts = node.counts
             left = counts[place] - 1
@@ -224,9 +224,9 @@ class PrefixTrie:
         """Raises :class:`AssertionError` where the trie contradicts itself. Looks at all of it."""
         assert self.chunks <= self._chunks_max, f"{self.chunks} chunks, at most {self._chunks_max} may be"
         assert len(self._records) <= self._records_max, "too many records"
-        expected: dict[_Node, dict[int, int]] = {}
+        expected: dict[_TrieNode, dict[int, int]] = {}
         for last, place in self._records:
-            node: _Node | None = last
+            node: _TrieNode | None = last
             while node is not None:
                 counts = expected.setdefault(node, {})
                 counts[place] = counts.get(place, 0) + 1

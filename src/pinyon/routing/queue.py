@@ -22,7 +22,7 @@ from collections.abc import Collection, KeysView
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import check_priority
 from pinyon.routing.fair_turns import FairTurns
-from pinyon.routing.waiting import Tenant, TenantLengths, Waiting
+from pinyon.routing.waiting import Tenant, TenantLengths, WaitingRequest
 
 AGEING_S = 0.1
 """Seconds that one level of priority is worth. The most urgent go before what came in the last 100 s."""
@@ -34,7 +34,7 @@ _PUT_BACK = -(1 << 62)
 """An offset on the ranks of requests that are put back, so that they precede all that came."""
 
 
-class Pace:
+class QueuePace:
     """The mean time between two requests that go on, while others wait: how long the next takes.
 
     Requests that go at the same moment share the time since the moment before, as room is found for many at once.
@@ -100,7 +100,7 @@ class RequestQueue:
         self._tenants: dict[str, Tenant] = {}
         self._lengths = TenantLengths()
         self._turns = FairTurns()
-        self._pace = Pace()
+        self._pace = QueuePace()
         self._last_rank = 0
         self._now_s = -math.inf
         """The latest time that a caller passed."""
@@ -182,7 +182,7 @@ class RequestQueue:
         del tenant.reserved[number]
         self._last_rank = rank = self._last_rank + 1
         due_s = now_s + priority * self._ageing_s
-        self._wait(Waiting(number, tenant, max(1, tokens), due_s, rank, demand))
+        self._wait(WaitingRequest(number, tenant, max(1, tokens), due_s, rank, demand))
         return False
 
     def next_demand(self, closed: Collection[int] = ()) -> int | None:
@@ -236,7 +236,7 @@ class RequestQueue:
         self._turns.came_back(held, tokens)
         self._last_rank = rank = self._last_rank + 1
         due_s = entered_s + priority * self._ageing_s
-        self._wait(Waiting(number, held, tokens, due_s, _PUT_BACK + rank, demand))
+        self._wait(WaitingRequest(number, held, tokens, due_s, _PUT_BACK + rank, demand))
         held.waiting.move_to_end(number, last=False)  # the newest would lose its place first
         self._placed(number, held)
 
@@ -258,7 +258,7 @@ class RequestQueue:
         places = len(tenant.reserved) + len(tenant.waiting)
         self._lengths.moved(tenant, places - 1, places)
 
-    def _wait(self, waiting: Waiting) -> None:
+    def _wait(self, waiting: WaitingRequest) -> None:
         waiting.tenant.waiting[waiting.number] = waiting
         self.queued += 1
         self._turns.add(waiting)
@@ -274,7 +274,7 @@ class RequestQueue:
         if not places:
             del self._tenants[tenant.name]
 
-    def _waits_no_more(self, waiting: Waiting) -> None:
+    def _waits_no_more(self, waiting: WaitingRequest) -> None:
         waiting.waits = False
         self.queued -= 1
         self._turns.gone(waiting)

@@ -27,7 +27,7 @@ class Where(StrEnum):
     """Waiting does not help: no known target may serve the request."""
 
 
-class Choice(NamedTuple):
+class RoutingChoice(NamedTuple):
     """A decision. Its ``target`` is an instance, an adopted cluster, or another load balancer.
 
     The target is empty when the request waits, and for ``LOCAL`` where a conductor places requests.
@@ -47,7 +47,7 @@ class Possible(NamedTuple):
     reason: str
 
 
-class Route(NamedTuple):
+class RoutedRequest(NamedTuple):
     """A request to be routed, with the limits on where it may go."""
 
     routed: Routed
@@ -59,7 +59,7 @@ class Route(NamedTuple):
     """Instances and load balancers that have failed or refused the request."""
 
 
-class Room(NamedTuple):
+class ModelRoom(NamedTuple):
     """The room for a model that another region is told of.
 
     There are ``targets``, of which ``available`` have room, and ``running`` requests. Each load balancer with a share
@@ -85,37 +85,37 @@ class TwoLayers:
         """
         self.geography = geography
 
-    def choose(self, route: Route, now_s: float, *, conducted: bool = False) -> Choice:
+    def choose(self, route: RoutedRequest, now_s: float, *, conducted: bool = False) -> RoutingChoice:
         """Returns where the request goes. ``conducted``: a conductor chooses; the local layer only tells of room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if not self.adopted and not conducted:
             target = self.local.choose(route.routed, now_s, exclude=route.exclude) if here else None
-            return self._elsewhere(route, here, now_s) if target is None else Choice(Where.LOCAL, target.name)
+            return self._elsewhere(route, here, now_s) if target is None else RoutingChoice(Where.LOCAL, target.name)
         adopted = self.adopted_by_law(route)
         served = self._served_here(route, here, adopted, now_s, conducted)
         if served is not None:
             return served
         return self._elsewhere(route, here or bool(adopted), now_s)
 
-    def _elsewhere(self, route: Route, here: bool, now_s: float) -> Choice:
+    def _elsewhere(self, route: RoutedRequest, here: bool, now_s: float) -> RoutingChoice:
         """Returns another region with room, or else whether to wait. ``here``: this region may serve, but is full."""
         if route.sender:
-            return Choice(Where.WAIT if here else Where.NOWHERE)
+            return RoutingChoice(Where.WAIT if here else Where.NOWHERE)
         allowed = self.others_for(route)
         if allowed:
             target = self.remote.choose(route.routed, now_s, allowed, route.exclude)
             if target is not None:
-                return Choice(Where.REMOTE, target.name)
-        return Choice(Where.WAIT if here or allowed else Where.NOWHERE)
+                return RoutingChoice(Where.REMOTE, target.name)
+        return RoutingChoice(Where.WAIT if here or allowed else Where.NOWHERE)
 
     def _served_here(
-        self, route: Route, here: bool, adopted: Collection[str], now_s: float, conducted: bool
-    ) -> Choice | None:
+        self, route: RoutedRequest, here: bool, adopted: Collection[str], now_s: float, conducted: bool
+    ) -> RoutingChoice | None:
         """Chooses an instance of the region or an adopted one, which counts as local (§4.2); None if none has room.
 
         The instance that has the prompt is preferred, then the least busy.
         """
-        found: Choice | None = None
+        found: RoutingChoice | None = None
         best = (-1, 0.0)
         for name in ([""] if here else []) + list(adopted):
             layer = self.adopted[name][1] if name else self.local
@@ -124,20 +124,20 @@ class TwoLayers:
                 if not room and not layer.may_wait(route.routed, now_s, route.exclude):
                     continue
                 if not adopted:
-                    return Choice(Where.LOCAL)
+                    return RoutingChoice(Where.LOCAL)
             target = layer.choose(route.routed, now_s, exclude=route.exclude)
             if target is None and not conducted:
                 continue
             if name:
-                choice = Choice(Where.ADOPTED, name)
+                choice = RoutingChoice(Where.ADOPTED, name)
             else:
-                choice = Choice(Where.LOCAL, "" if target is None or conducted else target.name)
+                choice = RoutingChoice(Where.LOCAL, "" if target is None or conducted else target.name)
             rank = (0, -math.inf) if target is None else (layer.affinity(route.routed, target), -target.fullness)
             if found is None or rank > best:
                 found, best = choice, rank
         return found
 
-    def with_room(self, route: Route, now_s: float) -> Layer | None:
+    def with_room(self, route: RoutedRequest, now_s: float) -> Layer | None:
         """Returns the layer that the request would go to now, or None if no target that may serve it has room."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         if here and self.local.has_room(now_s, exclude=route.exclude):
@@ -147,7 +147,7 @@ class TwoLayers:
         others = self._others(route)
         return self.remote if others and self.remote.has_room(now_s, others, route.exclude) else None
 
-    def anybody(self, route: Route) -> bool:
+    def anybody(self, route: RoutedRequest) -> bool:
         """Returns whether any target may serve the request, and may have room soon."""
         here = self.geography.serves(self.region, route.geographies, route.tenant).allowed
         layers = [layer for _, layer in self.adopted.values()]
@@ -158,10 +158,10 @@ class TwoLayers:
             target.live and target.batches and target.name not in route.exclude for layer in layers for target in layer
         ) or any(target.live for target in self.remote if target.name in others and target.name not in route.exclude)
 
-    def _others(self, route: Route) -> Collection[str]:
+    def _others(self, route: RoutedRequest) -> Collection[str]:
         return frozenset() if route.sender or not len(self.remote) else self.others_for(route)
 
-    def room_for(self, region: str, sharing: int, now_s: float) -> Room | None:
+    def room_for(self, region: str, sharing: int, now_s: float) -> ModelRoom | None:
         """Returns the room for requests of another region by the law for all of them, or None if nobody serves here.
 
         ``sharing``: the number of load balancers that may send.
@@ -174,9 +174,9 @@ class TwoLayers:
         spare = min(UNLIMITED, sum(layer.spare(now_s) for layer in layers))
         share = None if spare >= UNLIMITED else max(1, spare // max(1, sharing)) if spare else 0
         running = sum(target.outstanding for target in there)
-        return Room(len(there), sum(layer.with_room(now_s) for layer in layers), running, share)
+        return ModelRoom(len(there), sum(layer.with_room(now_s) for layer in layers), running, share)
 
-    def adopted_for(self, route: Route, now_s: float) -> str:
+    def adopted_for(self, route: RoutedRequest, now_s: float) -> str:
         """Returns the adopted cluster with the most room for the request; empty if none has any."""
         best, most = "", 0
         for name in self.adopted_by_law(route):
@@ -185,7 +185,7 @@ class TwoLayers:
                 best, most = name, spare
         return best
 
-    def adopted_by_law(self, route: Route) -> list[str]:
+    def adopted_by_law(self, route: RoutedRequest) -> list[str]:
         """Returns the adopted clusters that may serve the request, also one of another region: it is no second hop."""
         if not self.adopted:
             return []
@@ -196,7 +196,7 @@ class TwoLayers:
             if geography.may(sender, region, route.geographies, route.tenant).allowed
         ]
 
-    def others_for(self, route: Route) -> set[str]:
+    def others_for(self, route: RoutedRequest) -> set[str]:
         """Returns the load balancers of other regions that law and contracts let serve the request."""
         geography = self.geography
         return {
@@ -205,7 +205,7 @@ class TwoLayers:
             if geography.may(self.region, target.region, route.geographies, route.tenant).allowed
         }
 
-    def dry_run(self, route: Route, now_s: float) -> list[Possible]:
+    def dry_run(self, route: RoutedRequest, now_s: float) -> list[Possible]:
         """Returns where the request could go and why not, its own region first. Changes nothing."""
         verdict = self.geography.serves(self.region, route.geographies, route.tenant)
         room = self.local.with_room(now_s)

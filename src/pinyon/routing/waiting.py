@@ -9,7 +9,7 @@ STALE_MAX = 64
 """Entries of requests that have gone, besides one for each that waits; more are thrown away."""
 
 
-class Waiting:
+class WaitingRequest:
     """A request that waits, with the ``tokens`` it may take.
 
     In its lane, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique. ``waits``: not gone yet.
@@ -23,7 +23,7 @@ class Waiting:
         self.waits = True
 
 
-class Lane:
+class TenantLane:
     """The requests of one tenant with the same demand, by due time. An empty lane has ended for good.
 
     A request that waits no longer stays until it is in front, or until most have gone. The ``listed`` entry of its
@@ -33,18 +33,18 @@ class Lane:
     __slots__ = ("_entries", "count", "demand", "listed", "tenant")
 
     def __init__(self, tenant: Tenant, demand: int) -> None:
-        self._entries: list[tuple[float, int, Waiting]] = []
+        self._entries: list[tuple[float, int, WaitingRequest]] = []
         self.count = 0
         """Requests that still wait."""
         self.tenant = tenant
         self.demand = demand
         self.listed = 0
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingRequest) -> None:
         heapq.heappush(self._entries, (waiting.due_s, waiting.rank, waiting))
         self.count += 1
 
-    def first(self) -> Waiting | None:
+    def first(self) -> WaitingRequest | None:
         """Returns the earliest request, or None if none waits."""
         entries = self._entries
         while entries and not entries[0][2].waits:
@@ -72,9 +72,9 @@ class Tenant:
     def __init__(self, name: str) -> None:
         self.name = name
         self.reserved: dict[int, None] = {}
-        self.waiting: OrderedDict[int, Waiting] = OrderedDict()
+        self.waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
         """Requests in the order they came; a request that was put back is in front."""
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, TenantLane] = {}
         """Lanes by demand; none is empty."""
         self.start = 0
         self.turn = 0

@@ -27,7 +27,7 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 
-class _Formatter(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     def __init__(self, lines: TextLines | JsonLines) -> None:
         super().__init__()
         self.lines = lines
@@ -45,7 +45,7 @@ def log_line(log: logging.Logger, level: int, message: str, facts: Mapping[str, 
     """
     handlers = logging.root.handlers
     handler = handlers[0] if len(handlers) == 1 else None
-    if isinstance(handler, logging.StreamHandler) and isinstance(formatter := handler.formatter, _Formatter):
+    if isinstance(handler, logging.StreamHandler) and isinstance(formatter := handler.formatter, _LineFormatter):
         line = formatter.lines.line(time.time(), _LEVELS[level], log.name, message, facts, "") + "\n"
         handler.acquire()
         try:
@@ -66,7 +66,7 @@ def configure_logging(service: str, instance_id: str, level: str, log_format: st
     """Sends all of the process's records to stderr; those of libraries only from ``warning`` on."""
     handler = logging.StreamHandler(sys.stderr)
     lines = JsonLines(service, instance_id) if log_format == "json" else TextLines(instance_id)
-    handler.setFormatter(_Formatter(lines))
+    handler.setFormatter(_LineFormatter(lines))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Callable, Sequence
 
-from pinyon.transfer.chains.chain import UNDER_WAY, Outcome
+from pinyon.transfer.chains.chain import UNDER_WAY, ChainOutcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import EXPECTED, failure_of
@@ -73,7 +73,7 @@ class AwaitedTransfers:
     async def _move(self, trip: Trip) -> TransferHandle | list[TransferResult] | None:
         """Moves a trip on its loop; returns what ``SmallTransfers.conclude`` does."""
         small, endpoint = self._small, trip.endpoint
-        outcome: Outcome | None = None
+        outcome: ChainOutcome | None = None
         again = False
         try:
             outcome = small.run(trip, waits=False)
@@ -99,11 +99,11 @@ class AwaitedTransfers:
         self._under_way.pop(trip, None)
         return small.conclude(trip, outcome, again, self._peers.submit)
 
-    async def _answer(self, trip: Trip) -> Outcome:
+    async def _answer(self, trip: Trip) -> ChainOutcome:
         """Waits for the answer; returns the outcome. Raises Stalled, DeadlineReached, and like ``Endpoint.proceed``."""
         loop, under_way = asyncio.get_running_loop(), self._under_way
         endpoint, deadline = trip.endpoint, trip.deadline
-        ended: asyncio.Future[Outcome] = loop.create_future()
+        ended: asyncio.Future[ChainOutcome] = loop.create_future()
         clock, stall_s = self._clock, self._limits.stall_s
         moved_at = clock()
         timer: asyncio.TimerHandle | None = None

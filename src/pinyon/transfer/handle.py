@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chains.batch import BatchState
-from pinyon.transfer.chains.chain import LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.batch import BatchProgress
+from pinyon.transfer.chains.chain import LATE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.types.request import Reason, TransferRequest, TransferResult, TransferStatus
 
 _log = logging.getLogger(__name__)
-_CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+_CANCEL = ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 
 Finished = Callable[["TransferHandle", Chain, dict[tuple[TransferStatus, Reason], int], int, float], None]
 """A call with the handle, the chain, requests made final by it per outcome, bytes moved, time of submission."""
@@ -31,7 +31,7 @@ class TransferHandle:
     def __init__(self, lengths: list[int], began: float, deadline: float, on_chain: Finished, clock: Clock) -> None:
         """Creates a handle for requests of these ``lengths`` in bytes; ``began`` and ``deadline`` are by the clock."""
         self._clock = clock
-        self._state = BatchState(lengths)
+        self._state = BatchProgress(lengths)
         self._began = began
         self._deadline = deadline
         self._on_chain = on_chain
@@ -48,7 +48,7 @@ class TransferHandle:
         with self._lock:
             self._chains.update(chains)
 
-    def _chain_done(self, chain: Chain, outcome: Outcome) -> None:
+    def _chain_done(self, chain: Chain, outcome: ChainOutcome) -> None:
         """Accounts for an ended chain. A transport calls it once per chain, in its own thread."""
         with self._lock:
             finals, moved = self._state.slices_done(chain.slices, outcome.status, outcome.reason, outcome.refusals)
@@ -67,7 +67,7 @@ class TransferHandle:
         for callback in callbacks:
             self._call(callback)
 
-    def _stop(self, outcome: Outcome) -> None:
+    def _stop(self, outcome: ChainOutcome) -> None:
         """Ends the chains that have not ended; returns at once."""
         with self._lock:
             chains = list(self._chains)

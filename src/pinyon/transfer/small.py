@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pinyon.transfer.chains.chain import DONE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import DONE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
@@ -117,7 +117,7 @@ class SmallTransfers:
         self._peers.moving[endpoint] = way.path
         return Trip(request, region, peer, way, endpoint, started, started + timeout_s)
 
-    def run(self, trip: Trip, *, waits: bool) -> Outcome | None:
+    def run(self, trip: Trip, *, waits: bool) -> ChainOutcome | None:
         """Runs ``Endpoint.move``, or ``begin`` if not ``waits``. It also returns None if the way was shut."""
         if not self._submissions.running or not trip.way.open:
             return None
@@ -128,7 +128,7 @@ class SmallTransfers:
     def _move(self, trip: Trip) -> TransferHandle | list[TransferResult] | None:
         """Moves a trip in this thread; returns what :meth:`conclude` does."""
         endpoint = trip.endpoint
-        outcome: Outcome | None = None
+        outcome: ChainOutcome | None = None
         again = False
         pinned = (trip.region,) if trip.request.length > SMALL_BYTES else ()
         try:
@@ -147,7 +147,7 @@ class SmallTransfers:
         return self.conclude(trip, outcome, again, self._peers.run)
 
     def conclude(
-        self, trip: Trip, outcome: Outcome | None, again: bool, start: Callable[[Chain], None]
+        self, trip: Trip, outcome: ChainOutcome | None, again: bool, start: Callable[[Chain], None]
     ) -> TransferHandle | list[TransferResult] | None:
         """Ends a trip with its outcome. ``again``: a fresh endpoint may do, on which ``start`` begins.
 
@@ -169,7 +169,7 @@ class SmallTransfers:
         return self._go_on(trip, outcome, again, start)
 
     def _go_on(
-        self, trip: Trip, outcome: Outcome, again: bool, start: Callable[[Chain], None]
+        self, trip: Trip, outcome: ChainOutcome, again: bool, start: Callable[[Chain], None]
     ) -> TransferHandle | list[TransferResult]:
         way, endpoint, fence = trip.way, trip.endpoint, 0
         if outcome is SHUTDOWN or outcome.status is TransferStatus.COMPLETED:

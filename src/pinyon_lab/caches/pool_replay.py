@@ -44,7 +44,7 @@ def in_turn() -> Router:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheAffinity:
+class CacheAffinityRouter:
     """A router to the node with the longest leading run; ties go to the least load, then to the lowest number.
 
     Where all requests begin alike, one node has the longest run of every new request. A run counts from the share
@@ -313,7 +313,7 @@ LOOK_AHEAD = 8
 LOOK_AHEAD_MAX = 1024
 
 
-class Pool(Replaying, Protocol):
+class CachePool(Replaying, Protocol):
     def result(self) -> dict[str, Any]:
         """Returns the counts of the pool and of each node."""
         ...
@@ -323,10 +323,10 @@ class Kind(NamedTuple):
     """A kind of pool: whether it has local caches, which may look for last copies, and the function that makes one."""
 
     local: bool
-    made: Callable[[MakePolicy, PoolSize, int], Pool]
+    made: Callable[[MakePolicy, PoolSize, int], CachePool]
 
 
-def _cache_affinity(router: CacheAffinity) -> Kind:
+def _cache_affinity(router: CacheAffinityRouter) -> Kind:
     return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, router.route, last_copies))
 
 
@@ -345,14 +345,14 @@ def _coldest(drawn: Drawn) -> Kind:
 POOLS: Registry[Kind] = Registry(
     "router",
     {
-        "cache_affinity": (CacheAffinity, _cache_affinity),
+        "cache_affinity": (CacheAffinityRouter, _cache_affinity),
         "round_robin": (NoSettings, _round_robin),
         "global": (NoSettings, _global),
         "coldest": (Drawn, _coldest),
     },
 )
 """The kinds of pools, named after the part that sends requests or blocks to nodes."""
-Build = Callable[[MakePolicy], Pool]
+Build = Callable[[MakePolicy], CachePool]
 
 
 def pool(router: str, size: PoolSize, last_copies: int = 0) -> Build:

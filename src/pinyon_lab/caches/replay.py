@@ -101,7 +101,7 @@ class Future:
         return float(uses[-1]) if uses else NEVER
 
 
-class Asked(NamedTuple):
+class CacheRequest(NamedTuple):
     """One request, as a cache sees it."""
 
     blocks: Sequence[int]
@@ -110,14 +110,14 @@ class Asked(NamedTuple):
 
 
 def replay(
-    requests: Sequence[Asked], choice: str, capacity: int, progress: Callable[[int], None] = lambda _: None
+    requests: Sequence[CacheRequest], choice: str, capacity: int, progress: Callable[[int], None] = lambda _: None
 ) -> CacheReplay:
     """Returns a cache after all of the requests, in order, with the policy of that choice; see :func:`replayed`."""
     return replayed(requests, choice, lambda make: CacheReplay(make(), capacity), progress)[0]
 
 
 def replayed(
-    requests: Sequence[Asked],
+    requests: Sequence[CacheRequest],
     choice: str,
     build: Callable[[MakePolicy], Replay],
     progress: Callable[[int], None] = lambda _: None,

@@ -17,7 +17,7 @@ WARM_UP = 500
 _TOGETHER = "these two go together (default: none)"
 
 
-class Number(NamedTuple):
+class NumberOption(NamedTuple):
     """An option with its bounds and help text; if its bounds are whole numbers, so are its values."""
 
     metavar: str | None
@@ -27,89 +27,91 @@ class Number(NamedTuple):
     default: float | None = None
 
 
-NUMBERS: Mapping[str, Number] = {
-    "--instances": Number("N", "how many, each for prompts and decoding", 1, INSTANCES_MAX),
-    "--prefill-instances": Number("P", f"how many for prompts alone; {_TOGETHER}", 0, INSTANCES_MAX, 0),
-    "--decode-instances": Number("D", f"how many for decoding alone; {_TOGETHER}", 0, INSTANCES_MAX, 0),
-    "--tokens-max": Number("N", "cut prompts to so many tokens (default 20480)", 1, 1 << 31, 20_480),
-    "--shrink": Number("F", "divide all lengths by this, after --tokens-max (default 1)", 1, 1 << 20, 1),
-    "--warm-up": Number(
+NUMBERS: Mapping[str, NumberOption] = {
+    "--instances": NumberOption("N", "how many, each for prompts and decoding", 1, INSTANCES_MAX),
+    "--prefill-instances": NumberOption("P", f"how many for prompts alone; {_TOGETHER}", 0, INSTANCES_MAX, 0),
+    "--decode-instances": NumberOption("D", f"how many for decoding alone; {_TOGETHER}", 0, INSTANCES_MAX, 0),
+    "--tokens-max": NumberOption("N", "cut prompts to so many tokens (default 20480)", 1, 1 << 31, 20_480),
+    "--shrink": NumberOption("F", "divide all lengths by this, after --tokens-max (default 1)", 1, 1 << 20, 1),
+    "--warm-up": NumberOption(
         "N", f"first requests, which do not count (default {WARM_UP}, but a tenth of the trace at most)", 0, 1 << 31
     ),
-    "--cache-tokens": Number(
+    "--cache-tokens": NumberOption(
         "C",
         "tokens of KV, in whole blocks, that an instance holds, or a node of its pipeline (default: the machine's "
         f"HBM; needed for {REFERENCE}, which has none)",
         *(1, 1 << 50),
     ),
-    "--dram-tokens": Number("N", "tokens of KV in the tier below HBM (default: the machine's DRAM)", 0, 1 << 50),
-    "--pool-tokens": Number(
+    "--dram-tokens": NumberOption("N", "tokens of KV in the tier below HBM (default: the machine's DRAM)", 0, 1 << 50),
+    "--pool-tokens": NumberOption(
         "N",
         f"tokens of KV in a host's part of the pool (default: its DRAM; with {REFERENCE} and --pool ssd, three "
         "times --cache-tokens)",
         *(1, 1 << 50),
     ),
-    "--clients": Number(
+    "--clients": NumberOption(
         "N",
         "so many clients, each of which sends when it has its answer (default: requests come at their times)",
         *(0, 1 << 20, 0),
     ),
-    "--timeout": Number("S", "a request fails after this (default 600)", 1e-3, 1e6, 600.0),
-    "--in-flight-max": Number(
+    "--timeout": NumberOption("S", "a request fails after this (default 600)", 1e-3, 1e6, 600.0),
+    "--in-flight-max": NumberOption(
         "N", "so many requests at a time; further ones wait in this program (default 4096)", 1, 1 << 20, 4096
     ),
-    "--pipeline": Number(
+    "--pipeline": NumberOption(
         "X", "nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)", 1, 1024, 1
     ),
-    "--max-batch": Number("N", "requests decoded at once (default 256)", 1, 1 << 16, 256),
-    "--step-tokens": Number("N", "tokens of a mixed step at most (default 2048)", 1, 1 << 24, 2048),
-    "--chunk-tokens": Number("N", "tokens of one prompt in a step at most (default: --step-tokens)", 1, 1 << 24),
-    "--step-tbt": Number(
+    "--max-batch": NumberOption("N", "requests decoded at once (default 256)", 1, 1 << 16, 256),
+    "--step-tokens": NumberOption("N", "tokens of a mixed step at most (default 2048)", 1, 1 << 24, 2048),
+    "--chunk-tokens": NumberOption("N", "tokens of one prompt in a step at most (default: --step-tokens)", 1, 1 << 24),
+    "--step-tbt": NumberOption(
         "S",
         "seconds that a mixed step should take at most: chunks are cut to that (default 0: they are not)",
         *(0.0, 60.0, 0.0),
     ),
-    "--whole-tokens": Number(
+    "--whole-tokens": NumberOption(
         "N",
         "tokens of whole prompts in one step at most; a prompt that is longer has a step alone (default 32768)",
         *(1, 1 << 24, 32_768),
     ),
-    "--active-prefills": Number(
+    "--active-prefills": NumberOption(
         "N", "prompts that an instance works on at a time; the others wait in its queue (default 8)", 1, 1 << 16, 8
     ),
-    "--utilisation": Number(
+    "--utilisation": NumberOption(
         "U", "share of its stated speed at which the engine computes prompts (default 1)", 1e-3, 1.0, 1.0
     ),
-    "--slo": Number("S", "a TTFT up to this is in time (default 5)", 1e-6, 1e6, 5.0),
-    "--tbt-slo": Number("S", "a time between tokens up to this is in time (default 0.1)", 1e-6, 1e6, 0.1),
-    "--shed": Number("S", "refuse requests whose predicted TTFT is longer (default: none)", 1e-6, 1e6),
-    "--shed-tbt": Number(
+    "--slo": NumberOption("S", "a TTFT up to this is in time (default 5)", 1e-6, 1e6, 5.0),
+    "--tbt-slo": NumberOption("S", "a time between tokens up to this is in time (default 0.1)", 1e-6, 1e6, 0.1),
+    "--shed": NumberOption("S", "refuse requests whose predicted TTFT is longer (default: none)", 1e-6, 1e6),
+    "--shed-tbt": NumberOption(
         "S", "refuse requests whose predicted time between tokens is longer (default: none)", 1e-6, 1e6
     ),
-    "--path-ms": Number(
+    "--path-ms": NumberOption(
         "MS",
         "that a request takes through the services, and its first token back, where nobody waits (default 0)",
         *(0.0, 1e6, 0.0),
     ),
-    "--rate": Number("R", "requests per second in the mean (default: the trace's)", 1e-9, 1e9),
-    "--goodput": Number("SHARE", "find the highest rate at which that share is in time", 1e-6, 1.0),
-    "--p99": Number(
+    "--rate": NumberOption("R", "requests per second in the mean (default: the trace's)", 1e-9, 1e9),
+    "--goodput": NumberOption("SHARE", "find the highest rate at which that share is in time", 1e-6, 1.0),
+    "--p99": NumberOption(
         "S",
         "with --goodput: the P99 of the TTFT is to be within this, too (default: it may be any)",
         *(1e-6, math.inf, math.inf),
     ),
-    "--drift": Number(
+    "--drift": NumberOption(
         "SHARE",
         "with --goodput: how much less than of all may be in time of the last quarter (default 1: any)",
         *(0.0, 1.0, 1.0),
     ),
-    "--share": Number(None, "share of the requests that is to be in time (default 0.9)", 0.0, 1.0, 0.9),
-    "--instances-max": Number("N", "how many are tried at most (default 1024)", 1, INSTANCES_MAX, 1024),
-    "--day": Number("S", "seconds of virtual time that a day lasts (default 1200)", 60.0, 1e6, 1200.0),
-    "--reserved": Number("$", f"price of a reserved instance per hour (default {RESERVED})", 1e-6, 1e9, RESERVED),
-    "--on-demand": Number("$", f"price of an instance on demand per hour (default {ON_DEMAND})", 1e-6, 1e9, ON_DEMAND),
-    "--window-s": Number("S", "the step of figures over time (default 600)", 1e-3, 1e9, 600.0),
-    "--memory-gib": Number("GIB", "memory that it may take (default 12)", 1e-6, 1 << 20, 12.0),
+    "--share": NumberOption(None, "share of the requests that is to be in time (default 0.9)", 0.0, 1.0, 0.9),
+    "--instances-max": NumberOption("N", "how many are tried at most (default 1024)", 1, INSTANCES_MAX, 1024),
+    "--day": NumberOption("S", "seconds of virtual time that a day lasts (default 1200)", 60.0, 1e6, 1200.0),
+    "--reserved": NumberOption("$", f"price of a reserved instance per hour (default {RESERVED})", 1e-6, 1e9, RESERVED),
+    "--on-demand": NumberOption(
+        "$", f"price of an instance on demand per hour (default {ON_DEMAND})", 1e-6, 1e9, ON_DEMAND
+    ),
+    "--window-s": NumberOption("S", "the step of figures over time (default 600)", 1e-3, 1e9, 600.0),
+    "--memory-gib": NumberOption("GIB", "memory that it may take (default 12)", 1e-6, 1 << 20, 12.0),
 }
 
 

@@ -17,7 +17,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import LB
 from pinyon_lab.cli.numbers import add_numbers
 from pinyon_lab.cli.simulated import (
-    Load,
+    SentTrace,
     add_load,
     add_output,
     block_tokens_of,
@@ -28,7 +28,7 @@ from pinyon_lab.cli.simulated import (
     write_rows,
 )
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
-from pinyon_lab.replay import Player, Prompts, Replayed, Sending, TokenRange
+from pinyon_lab.replay import Player, Replayed, ReplayPrompts, Sending, TokenRange
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import at_rate
 
@@ -129,11 +129,11 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 async def _play(
-    arguments: argparse.Namespace, load: Load, block_tokens: int, tokens: TokenRange
+    arguments: argparse.Namespace, load: SentTrace, block_tokens: int, tokens: TokenRange
 ) -> tuple[Replayed, bool]:
     """Returns the results of the requests, and whether Ctrl-C ended the run."""
     arrivals = at_rate(load.arrivals, load.rate)
-    prompts = Prompts(arrivals, block_tokens, arguments.seed, tokens)
+    prompts = ReplayPrompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         with bar(f"to {arguments.lb}", len(arrivals)) as progress:
             sending = Sending(

@@ -11,7 +11,7 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon_lab.cli import simulate_regions
 from pinyon_lab.cli.numbers import add_numbers, refuse_given
 from pinyon_lab.cli.simulated import (
-    Load,
+    SentTrace,
     add_cluster,
     add_output,
     add_policy,
@@ -26,7 +26,7 @@ from pinyon_lab.cli.simulated import (
     write_rows,
 )
 from pinyon_lab.cli.trace_input import open_trace, print_json
-from pinyon_lab.simulator.models import Limits, Model, Rows
+from pinyon_lab.simulator.models import Model, Rows, RunLimits
 from pinyon_lab.simulator.searches import Bounds, fewest, goodput
 from pinyon_lab.simulator.workload import at_rate, one_by_one
 
@@ -109,7 +109,7 @@ def add_plan(commands: Any) -> None:
 
 def _models(
     arguments: argparse.Namespace, choices: Sequence[str], instances: int | None
-) -> tuple[dict[str, Model], Load]:
+) -> tuple[dict[str, Model], SentTrace]:
     """Returns a model for each choice of a placement policy, and the trace. Raises :class:`PinyonError`."""
     policies = {choice: policy_of(arguments, choice) for choice in choices}
     if len(policies) < len(choices):
@@ -253,7 +253,7 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _unreachable(share: float, best: float, rows: Rows, limits: Limits) -> str:
+def _unreachable(share: float, best: float, rows: Rows, limits: RunLimits) -> str:
     """Returns the error message; ``rows`` are of requests that wait for no other, and ``best`` is the share in time."""
     counted = rows[limits.warm_up :]
     late = [row for row in counted if not 0 <= row.ttft_s <= limits.slo_s]

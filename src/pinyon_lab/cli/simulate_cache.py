@@ -14,7 +14,7 @@ from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon_lab.caches.paged_replay import TierReplay
 from pinyon_lab.caches.pool_replay import LOOK_AHEAD, POOLS, Build, PoolSize, pool
-from pinyon_lab.caches.replay import BELADY, Asked, replayed
+from pinyon_lab.caches.replay import BELADY, CacheRequest, replayed
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, tell_broken
 
 DEFAULT_ROUTER = "cache_affinity"
@@ -96,7 +96,7 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
     trace = open_trace(arguments)
     with bar("reading", trace.size_bytes) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
-    requests = [Asked(row.blocks, row.time_s, Traits(row.category, row.user)) for row in rows]
+    requests = [CacheRequest(row.blocks, row.time_s, Traits(row.category, row.user)) for row in rows]
     tell_broken(trace)
     with bar("replaying", len(requests)) as progress:
         cache, hits = replayed(requests, whole, build, progress)

@@ -19,11 +19,11 @@ from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest, refuse_given
 from pinyon_lab.cli.trace_input import bar, print_json
-from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, Costs, Course, aggregate, costs
+from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, DailyLoad, DayCosts, aggregate, costs
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
-from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS, System, WorldSettings, sglang_instance
+from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS, RoutingSystem, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
-from pinyon_lab.simulator.regions.world import World
+from pinyon_lab.simulator.regions.world import RegionsWorld
 
 MODEL = "l4-llama-8b"
 """The model where ``--model`` has its default, which has no batches."""
@@ -40,7 +40,7 @@ FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
 @dataclass(frozen=True, slots=True)
 class _Region:
     instances: int
-    course: Course
+    course: DailyLoad
     """The number of clients over the day."""
 
 
@@ -123,7 +123,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(world: World, samples: Samples, warm_s: float, until_s: float) -> dict[str, Measured]:
+def _found(world: RegionsWorld, samples: Samples, warm_s: float, until_s: float) -> dict[str, Measured]:
     """Returns the measures by clients' region, and of all. Raises :class:`InvalidArgument` if no request ended."""
     found: dict[str, Measured] = {}
     for region in (*world.settings.regions, ""):
@@ -155,7 +155,7 @@ def _regions(text: str) -> dict[str, _Region]:
             )
         peak_h = _number(part, numbers[2]) if len(numbers) > 2 else known.peak_h if known is not None else 0.0
         ratio = _number(part, numbers[3]) if len(numbers) > 3 else known.ratio if known is not None else 8.0
-        found[name] = _Region(instances, Course(peak_h, ratio, clients))
+        found[name] = _Region(instances, DailyLoad(peak_h, ratio, clients))
     if len(found) > REGIONS_MAX:
         raise InvalidArgument(f"--regions: at most {REGIONS_MAX}, not {len(found)}", field="regions")
     if not any(region.course.most for region in found.values()):
@@ -179,7 +179,7 @@ def _number(part: str, text: str, option: str = "--regions", what: str = "number
     return value
 
 
-def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> System:
+def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> RoutingSystem:
     if arguments.system not in SYSTEMS:
         raise InvalidArgument(f"no system {arguments.system!r}; there are: {', '.join(SYSTEMS)}", field="system")
     system = SYSTEMS[arguments.system]
@@ -193,7 +193,7 @@ def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> Sy
     return replace(system, name=f"{system.name}, changed", **changes) if changes else system
 
 
-def _world(arguments: argparse.Namespace, system: System, regions: Mapping[str, _Region]) -> World:
+def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mapping[str, _Region]) -> RegionsWorld:
     machine = load_machine(MODEL if arguments.model == REFERENCE else arguments.model)
     trips = {**ROUND_TRIPS_S}
     for text in arguments.round_trip:
@@ -204,11 +204,15 @@ def _world(arguments: argparse.Namespace, system: System, regions: Mapping[str, 
         trips.pop((other, one), None)
         trips[one, other] = _number(text, ms, "--round-trip", "number of ms") / 1e3
     settings = WorldSettings({name: region.instances for name, region in regions.items()}, trips)
-    return World(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
+    return RegionsWorld(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
 
 
 def _show(
-    regions: Mapping[str, _Region], found: Mapping[str, Measured], day: Costs, system: System, per_instance: float
+    regions: Mapping[str, _Region],
+    found: Mapping[str, Measured],
+    day: DayCosts,
+    system: RoutingSystem,
+    per_instance: float,
 ) -> None:
     console = Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout)
     table = Table(title=f"{system.name}: a day", title_justify="left", box=None, pad_edge=False)

@@ -27,7 +27,7 @@ from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, che
 from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken, write_text
 from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
-from pinyon_lab.simulator.models import ClusterModel, Limits, Model, ReferenceModel, Rows, utilised
+from pinyon_lab.simulator.models import ClusterModel, Model, ReferenceModel, Rows, RunLimits, utilised
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.reference_memory import FETCH_US, SSD_US, PoolRules
 from pinyon_lab.simulator.workload import Arrival, cut, native_rate, shrunk
@@ -91,7 +91,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SentTrace:
     """A trace as it is sent, and the limits by which its run is judged."""
 
     arrivals: Sequence[Arrival]
@@ -99,7 +99,7 @@ class Load:
     native_rate: float
     rate: float
     """The rate asked for, else the trace's own."""
-    limits: Limits
+    limits: RunLimits
 
 
 def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
@@ -190,7 +190,7 @@ def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
     return block_tokens // factor
 
 
-def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
+def read(arguments: argparse.Namespace, trace: TraceFile) -> SentTrace:
     """Reads the trace. Raises :class:`PinyonError`."""
     with bar("reading", trace.size_bytes) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
@@ -200,10 +200,10 @@ def read(arguments: argparse.Namespace, trace: TraceFile) -> Load:
         raise InvalidArgument("no request of the trace has a prompt", field="trace")
     rate, limits = native_rate(arrivals), _limits(arguments, len(arrivals))
     asked = rate if arguments.rate is None else arguments.rate
-    return Load(shrunk(arrivals, arguments.shrink), trace.broken, rate, asked, limits)
+    return SentTrace(shrunk(arrivals, arguments.shrink), trace.broken, rate, asked, limits)
 
 
-def _limits(arguments: argparse.Namespace, requests: int) -> Limits:
+def _limits(arguments: argparse.Namespace, requests: int) -> RunLimits:
     """Returns the limits. Raises :class:`InvalidArgument` where no request would count."""
     by_itself = min(WARM_UP, requests // 10)
     warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
@@ -212,7 +212,7 @@ def _limits(arguments: argparse.Namespace, requests: int) -> Limits:
             f"--warm-up {warm_up} leaves none of the trace's {requests} requests to count; its default is {by_itself}",
             field="warm_up",
         )
-    return Limits(arguments.slo, arguments.tbt_slo, warm_up)
+    return RunLimits(arguments.slo, arguments.tbt_slo, warm_up)
 
 
 def policy_of(arguments: argparse.Namespace, choice: str) -> str:
@@ -353,7 +353,7 @@ def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
     write_text(path, "".join(lines), "per_request")
 
 
-def draw(path: Path, title: str, rows: dict[str, Rows], limits: Limits) -> None:
+def draw(path: Path, title: str, rows: dict[str, Rows], limits: RunLimits) -> None:
     """Writes an SVG of the share of requests that have their first token by a time. Raises :class:`InvalidArgument`."""
     courses = []
     for label, each in rows.items():

@@ -25,7 +25,7 @@ from pinyon_lab.cli.trace_input import (
     write_text,
 )
 from pinyon_lab.pictures import Picture, svg
-from pinyon_lab.traces.analysis import FIGURES, Figure, Table, analyse, checked_figures, day_fits
+from pinyon_lab.traces.analysis import FIGURES, AnalysisTable, TraceFigure, analyse, checked_figures, day_fits
 
 _DESCRIPTION = """\
 Section 3 of "KVCache cache in the wild" for any trace: ideal hit ratio, users, turns, reuse times and their fits, where
@@ -91,11 +91,11 @@ def analyze(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _title(figure: Figure) -> str:
+def _title(figure: TraceFigure) -> str:
     return f"Fig. {figure.number}: {figure.title}" if "-" not in figure.number else figure.title
 
 
-def _show(figures: Sequence[Figure]) -> None:
+def _show(figures: Sequence[TraceFigure]) -> None:
     console = Console(markup=False, highlight=False)  # the types of requests may be any text
     for figure in figures:
         if figure.left_out:
@@ -116,7 +116,7 @@ def _show(figures: Sequence[Figure]) -> None:
         console.print()
 
 
-def _show_table(console: Console, table: Table) -> None:
+def _show_table(console: Console, table: AnalysisTable) -> None:
     if len(table.columns) > COLUMNS_SHOWN:
         return
     shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False, title_style="italic")

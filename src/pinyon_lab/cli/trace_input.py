@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.numbers import add_numbers, check_numbers
 from pinyon_lab.traces import FORMATS, TraceFile
-from pinyon_lab.traces.analysis import Columns, read_columns
+from pinyon_lab.traces.analysis import TraceColumns, read_columns
 
 
 def whole(what: str, least: int = 0, most: float = math.inf) -> Callable[[str], int]:
@@ -70,7 +70,7 @@ def add_memory(parser: Any) -> None:
     add_numbers(parser, "--memory-gib")
 
 
-def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> Columns:
+def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> TraceColumns:
     """Reads the trace and reports broken rows. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     with bar("reading", trace.size_bytes) as progress:

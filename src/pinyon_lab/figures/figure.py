@@ -153,7 +153,7 @@ class Result:
         }
 
 
-class Given(NamedTuple):
+class FigureInputs(NamedTuple):
     """The inputs of a figure."""
 
     workloads: Sequence[Workload]
@@ -164,7 +164,7 @@ class Given(NamedTuple):
     """True to make the figure roughly, with shorter and fewer runs, where it has a quick way."""
 
 
-By = Callable[[Given], Result]
+By = Callable[[FigureInputs], Result]
 """A function that makes a figure."""
 
 
@@ -188,7 +188,7 @@ class Figure:
         """Makes the figure. Raises ``ValueError`` if it measures and there is no clock."""
         if self.measures and clock is None:
             raise ValueError(f"{self.name} measures CPU time and needs a clock")
-        return self.by(Given(workloads, tell, clock or (lambda: 0), quick))
+        return self.by(FigureInputs(workloads, tell, clock or (lambda: 0), quick))
 
 
 def figure(

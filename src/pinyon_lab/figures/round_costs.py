@@ -68,7 +68,7 @@ class _Books:
         return 0
 
 
-class _Instance:
+class _MeasuredInstance:
     """A policy and a step scheduler, the calls that an instance makes, and the CPU time that they take."""
 
     def __init__(self, choice: str, load: RoundLoad, profile: EngineProfile, random: Random, clock: Clock) -> None:
@@ -196,7 +196,7 @@ class RoundCosts(NamedTuple):
 def round_costs(
     choice: str, load: RoundLoad, profile: EngineProfile, seed: int, rounds_max: int, clock: Clock
 ) -> RoundCosts:
-    instance = _Instance(choice, load, profile, Random(seed), clock)
+    instance = _MeasuredInstance(choice, load, profile, Random(seed), clock)
     for _ in range(load.requests):
         instance.enqueue(instance.come())
     instance.admit()

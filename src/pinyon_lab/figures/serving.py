@@ -12,10 +12,10 @@ from pinyon.profiles.machine_profile import MachineProfile, load_machine
 from pinyon_lab.figures.figure import Tell
 from pinyon_lab.figures.rows import counting
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.models import ClusterModel, utilised
-from pinyon_lab.simulator.report import FINISHED, Outcome
+from pinyon_lab.simulator.report import FINISHED, RequestOutcome
 from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate
 
 MACHINE = "a800x8-llama-70b"
@@ -42,7 +42,7 @@ def split(prefills: int) -> tuple[Role, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class TestbedSystem:
     """A cluster of the testbed; ``changes`` are fields of :class:`ClusterSettings`, ``nic_bytes_s`` of the machine."""
 
     name: str
@@ -60,13 +60,13 @@ class System:
         )
         return ClusterModel(settings, machine, engine, self.policy)
 
-    def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> list[Outcome]:
+    def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> list[RequestOutcome]:
         text = f"{workload.name}: {self.name}"
         tell(text)
         run = self.model(workload.block_tokens).run(arrivals, seldom(counting(tell, text, len(arrivals))))
         return list(run)
 
-    def cluster(self, block_tokens: int) -> Cluster:
+    def cluster(self, block_tokens: int) -> SimCluster:
         """Returns the cluster itself, for figures that inspect it while it runs."""
         return self.model(block_tokens).cluster()
 
@@ -82,17 +82,17 @@ def arrivals_of(workload: Workload, times: float = 1.0) -> list[Arrival]:
     return at_rate(arrivals, times * native_rate(arrivals))
 
 
-def effective(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float) -> float:
+def effective(outcomes: Sequence[RequestOutcome], slo_s: float, tbt_slo_s: float) -> float:
     """Returns the share of the requests that meet both SLOs (§5.1)."""
     good = [each.end == FINISHED and each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in outcomes]
     return sum(good) / len(good)
 
 
-def mean_ttft_s(outcomes: Sequence[Outcome]) -> float:
+def mean_ttft_s(outcomes: Sequence[RequestOutcome]) -> float:
     times = [each.ttft_s for each in outcomes if each.ttft_s >= 0]
     return sum(times) / max(1, len(times))
 
 
-def reused(outcomes: Sequence[Outcome]) -> float:
+def reused(outcomes: Sequence[RequestOutcome]) -> float:
     """Returns the share of all prompts' tokens that were held or fetched."""
     return sum(each.hit_tokens + each.fetched_tokens for each in outcomes) / sum(each.tokens for each in outcomes)

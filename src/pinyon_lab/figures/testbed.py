@@ -18,7 +18,7 @@ from itertools import compress
 from pinyon_lab.caches.cache import leading_run
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.traces import TraceRow
-from pinyon_lab.traces.analysis.models import MODELS, Served
+from pinyon_lab.traces.analysis.models import MODELS, ServingModel
 from pinyon_lab.traces.scaling import Unit, Units
 
 HOUR_S = 3600.0
@@ -35,7 +35,7 @@ REFERENCE_PER_S = (
 )
 
 
-def capacity_blocks(model: Served, block_tokens: int, ratio: float) -> int:
+def capacity_blocks(model: ServingModel, block_tokens: int, ratio: float) -> int:
     """Returns the blocks that fit in the HBM for KV and a CPU cache of ``ratio`` times that size.
 
     Both count, because a block is in one of them: a block without room on the GPU goes to the CPU, and a block without
@@ -44,12 +44,12 @@ def capacity_blocks(model: Served, block_tokens: int, ratio: float) -> int:
     return int(model.kv_hbm_bytes * (1 + ratio) / (model.token_bytes * block_tokens))
 
 
-def computed_per_s(model: Served) -> float:
+def computed_per_s(model: ServingModel) -> float:
     """Returns the number of tokens that an instance computes in a second."""
     return REFERENCE_PER_S * model.gpus * REFERENCE.parameters / model.parameters
 
 
-def served(workload: Workload, model: Served, generator: random.Random) -> Workload:
+def served(workload: Workload, model: ServingModel, generator: random.Random) -> Workload:
     """Returns the part of a workload that one instance serves: as many users as it can, at their own times.
 
     Where no users are named, sessions are drawn. Where neither is named, all requests stay: requests drawn one by one

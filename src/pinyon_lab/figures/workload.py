@@ -8,11 +8,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from pinyon.eviction.policy import Traits
-from pinyon_lab.caches.replay import Asked
+from pinyon_lab.caches.replay import CacheRequest
 from pinyon_lab.traces import TraceRow
 
 
-class Source(NamedTuple):
+class WorkloadSource(NamedTuple):
     """The source of a workload: its file's name without ``.jsonl`` or ``.jsonl.gz``, and its description."""
 
     stem: str
@@ -22,21 +22,21 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "conversation": Source("mooncake_conversation", "Mooncake's conversation trace (FAST '25 release)"),
-    "synthetic": Source("mooncake_synthetic", "Mooncake's synthetic trace (FAST '25 release)"),
-    "toolagent": Source(
+    "conversation": WorkloadSource("mooncake_conversation", "Mooncake's conversation trace (FAST '25 release)"),
+    "synthetic": WorkloadSource("mooncake_synthetic", "Mooncake's synthetic trace (FAST '25 release)"),
+    "toolagent": WorkloadSource(
         "toolagent_generated", "made by `pinyon trace generate toolagent` in place of Mooncake's tool&agent trace", True
     ),
-    "qwen_a_5d": Source(
+    "qwen_a_5d": WorkloadSource(
         "qwen_a_5d_generated", "made by `pinyon trace generate qwen-a --duration 5d --per-s 0.5`: five workdays", True
     ),
-    "qwen-a": Source(
+    "qwen-a": WorkloadSource(
         "qwen_a_generated", 'made by `pinyon trace generate qwen-a` in place of trace A of "in the wild"', True
     ),
-    "qwen-b": Source(
+    "qwen-b": WorkloadSource(
         "qwen_b_generated", 'made by `pinyon trace generate qwen-b` in place of trace B of "in the wild"', True
     ),
-    "claude-code": Source("claude_code_a", "sessions of Claude Code, derived from kv-cache-tester's traces"),
+    "claude-code": WorkloadSource("claude_code_a", "sessions of Claude Code, derived from kv-cache-tester's traces"),
 }
 
 
@@ -49,9 +49,9 @@ class Workload:
     block_tokens: int
     generated: bool = False
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[CacheRequest]:
         """Returns the requests as a cache sees them."""
-        return [Asked(row.blocks, row.time_s, Traits(row.category, row.user)) for row in self.rows]
+        return [CacheRequest(row.blocks, row.time_s, Traits(row.category, row.user)) for row in self.rows]
 
 
 def together(workloads: Sequence[Workload]) -> Workload:

@@ -9,7 +9,7 @@ from functools import partial
 
 from pinyon.batching.fcfs import Fcfs
 from pinyon.batching.interface import Batching, BatchingPolicy, Rounds
-from pinyon.batching.policy import Holdings
+from pinyon.batching.policy import HeldBlocks
 from pinyon.batching.prefix_line import BySharedPrefix
 from pinyon.batching.rounds import PrefixRounds
 from pinyon_lab.policies.bounded import BoundedFcfs, DoubleCounting
@@ -31,7 +31,7 @@ class Oracle(Batching):
     def __init__(self, settings: OracleSettings) -> None:
         self._settings = settings
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         return Fcfs(holdings, ByFirstLevel(self._settings.line()))
 
     def rounds(self, kernel: str) -> Rounds:
@@ -44,7 +44,7 @@ class Feather(Batching):
     def __init__(self, settings: LabFeatherSettings) -> None:
         self._settings = settings
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         return Fcfs(holdings, BySharedPrefix(self._settings, TipTree(1) if self._settings.by_tip else None))
 
     def rounds(self, kernel: str) -> Rounds:
@@ -59,7 +59,7 @@ class Lpm(Batching):
     def __init__(self, settings: LongestMatchSettings) -> None:
         self._settings = settings
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         order = partial(longest_match, fallback=self._settings.fallback)
         return Fcfs(holdings, ByCachedPrefix(order, self._settings))
 
@@ -70,14 +70,14 @@ class SglangDfsWeight(Batching):
     def __init__(self, settings: CachedPrefixSettings) -> None:
         self._settings = settings
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         return Fcfs(holdings, ByCachedPrefix(dfs_weight, self._settings))
 
 
 class SglangFcfs(Batching):
     """``sglang_fcfs``, in order of arrival; shared blocks count once for each request."""
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         counting = DoubleCounting(holdings)
         return BoundedFcfs(counting, counting)
 
@@ -88,5 +88,5 @@ class Dynamic(Batching):
     def __init__(self, settings: DynamicBatchSettings) -> None:
         self._settings = settings
 
-    def policy(self, holdings: Holdings) -> BatchingPolicy:
+    def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
         return BoundedFcfs(holdings, DynamicBatch(self._settings))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from pinyon.batching.fcfs import Fcfs
-from pinyon.batching.policy import BatchRequest, BlockNeed, Holdings, StepSeen
+from pinyon.batching.policy import BatchRequest, BlockNeed, HeldBlocks, StepSeen
 from pinyon.core.block_keys import BlockKey
 
 
@@ -37,7 +37,7 @@ class AdmissionBound(Protocol):
 class BoundedFcfs(Fcfs):
     """First come, first served, within the ``bound``."""
 
-    def __init__(self, holdings: Holdings, bound: AdmissionBound) -> None:
+    def __init__(self, holdings: HeldBlocks, bound: AdmissionBound) -> None:
         super().__init__(holdings)
         self._bound = bound
         self._asked: dict[int, BatchRequest] = {}
@@ -72,10 +72,10 @@ class DoubleCounting:
     """Holdings in which no request takes over blocks, and the matching :class:`AdmissionBound`.
 
     Blocks that running requests share are taken off the room as often as they were saved; see
-    :class:`pinyon.batching.policy.Holdings`. Memory and time: O(reusable keys) of the running requests.
+    :class:`pinyon.batching.policy.HeldBlocks`. Memory and time: O(reusable keys) of the running requests.
     """
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: HeldBlocks) -> None:
         self._holdings = holdings
         self._shared: dict[int, tuple[BlockKey, ...]] = {}
         """The keys of each running request whose blocks it may share with others."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from pinyon.batching.chunked_hash_tree import ARRIVALS, BestRequest, ChunkedHashTree
-from pinyon.batching.feather_settings import FeatherSettings, Learning
+from pinyon.batching.feather_settings import FeatherSettings, StoppingRule
 from pinyon.batching.prefix_line import SharedPrefixSettings
 from pinyon.batching.stopping import StoppingPolicy
 from pinyon_lab.policies.q_learning import QLearning, QLearningSettings
@@ -38,7 +38,7 @@ class LabFeatherSettings(SharedPrefixSettings):
         """Returns the stopping policy, see :meth:`FeatherSettings.stopping`."""
         if self.stop is LabLearning.Q_LEARNING:
             return QLearning(QLearningSettings(seed=self.seed))
-        return FeatherSettings(stop=Learning(self.stop.value)).stopping(kernel)
+        return FeatherSettings(stop=StoppingRule(self.stop.value)).stopping(kernel)
 
 
 R = TypeVar("R")

@@ -218,7 +218,7 @@ class Dynamo:
         return at_one(self.name, request, pool, match, pool.lowest(-score), now_s)
 
 
-class Choice(StrEnum):
+class PairRule(StrEnum):
     """The rule that chooses between a request's two instances."""
 
     SLO = "slo"
@@ -231,7 +231,7 @@ class Choice(StrEnum):
 class LabDualMapSettings(DualMapSettings):
     """The settings of :class:`LabDualMap`: the rule between both instances, and whether waiting requests may move."""
 
-    choice: Choice = Choice.SLO
+    choice: PairRule = PairRule.SLO
     rebalance: bool = True
 
 
@@ -246,11 +246,11 @@ class LabDualMap(DualMap):
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         match self._choice:
-            case Choice.SLO:
+            case PairRule.SLO:
                 return super()._taken(request, both)
-            case Choice.MIN_TTFT:
+            case PairRule.MIN_TTFT:
                 return int(round(both[1].ttft_s, 9) < round(both[0].ttft_s, 9))
-            case Choice.CACHE_AFFINITY if (more := reuses_more(both)) is not None:
+            case PairRule.CACHE_AFFINITY if (more := reuses_more(both)) is not None:
                 return more
         return less_loaded(both)
 

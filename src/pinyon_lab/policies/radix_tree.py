@@ -30,7 +30,7 @@ class RadixNode:
     """The children by their first keys."""
 
 
-class Match(NamedTuple):
+class RadixMatch(NamedTuple):
     keys: int
     """The number of leading keys found in the tree."""
     node: RadixNode
@@ -57,7 +57,7 @@ class RadixTree:
             found.extend(node.children.values())
         return found
 
-    def match(self, keys: Sequence[BlockKey]) -> Match:
+    def match(self, keys: Sequence[BlockKey]) -> RadixMatch:
         """Returns the longest prefix of ``keys`` that is in the tree. O(keys)."""
         self._clock += 1
         node, known, inside = self.root, 0, 0
@@ -70,7 +70,7 @@ class RadixTree:
             node, known = child, known + inside
             if inside < len(child.keys):
                 break
-        return Match(known, node, inside)
+        return RadixMatch(known, node, inside)
 
     def insert(self, keys: Sequence[BlockKey]) -> None:
         """Inserts a sequence of keys, of which at most the first ``limit``. O(keys)."""

@@ -17,7 +17,7 @@ SMALL_SHARE = 0.1
 FREQUENCY_MAX = 3
 
 
-class _Entry(Generic[Key]):
+class _Queued(Generic[Key]):
     __slots__ = ("frequency", "last_s", "parked", "pinned", "queue")
 
     def __init__(self, queue: OrderedDict[Key, None], now_s: float) -> None:
@@ -34,7 +34,7 @@ class S3Fifo(Generic[Key]):
     """An S3-FIFO policy with as many remembered names as main keys; worth: the time since the last use, negated."""
 
     def __init__(self) -> None:
-        self._held: dict[Key, _Entry[Key]] = {}
+        self._held: dict[Key, _Queued[Key]] = {}
         self._small: OrderedDict[Key, None] = OrderedDict()
         self._main: OrderedDict[Key, None] = OrderedDict()
         self._ghosts: OrderedDict[Key, None] = OrderedDict()
@@ -49,7 +49,7 @@ class S3Fifo(Generic[Key]):
             if known:
                 del ghosts[key]
             queue = self._main if known else self._small
-            self._held[key] = _Entry(queue, now_s)
+            self._held[key] = _Queued(queue, now_s)
             queue[key] = None
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """The replay of a trace on a running suite, with the report of a simulated one."""
 
 from pinyon_lab.replay.player import Player, Replayed, Sending
-from pinyon_lab.replay.prompts import Prompts, TokenRange
+from pinyon_lab.replay.prompts import ReplayPrompts, TokenRange
 
-__all__ = ["Player", "Prompts", "Replayed", "Sending", "TokenRange"]
+__all__ = ["Player", "ReplayPrompts", "Replayed", "Sending", "TokenRange"]

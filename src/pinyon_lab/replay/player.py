@@ -16,9 +16,9 @@ from pinyon.core.clock import Clock
 from pinyon.core.request import SamplingParams
 from pinyon.eviction.policy import kind_and_turn
 from pinyon.messages.sampling import sampling_to_proto
-from pinyon_lab.replay.prompts import Prompts
+from pinyon_lab.replay.prompts import ReplayPrompts
 from pinyon_lab.simulator.clients import Clients
-from pinyon_lab.simulator.report import FINISHED, Outcome, longest_tenth
+from pinyon_lab.simulator.report import FINISHED, RequestOutcome, longest_tenth
 from pinyon_lab.simulator.workload import Arrival
 
 ERRORS_MAX = 16
@@ -33,7 +33,7 @@ class Replayed:
     """The ``numbers`` of the requests that have ended, in order of the trace, and their ``outcomes``."""
 
     numbers: list[int]
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     late_p99_s: float
     """The delay of a sent request that this program, or ``in_flight_max``, caused."""
     errors: dict[str, int]
@@ -59,7 +59,7 @@ class Player:
         self,
         channel: grpc.aio.Channel,
         arrivals: Sequence[Arrival],
-        prompts: Prompts,
+        prompts: ReplayPrompts,
         clock: Clock,
         sending: Sending = Sending(),
         progress: Callable[[int], None] = lambda done: None,
@@ -75,7 +75,7 @@ class Player:
         self._began_s = 0.0
         self._due: list[tuple[float, int]] = []
         """A heap of the times to send requests."""
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, RequestOutcome] = {}
         self._late_s: list[float] = []
         self._errors: dict[str, int] = {}
 
@@ -132,7 +132,7 @@ class Player:
     def _now_s(self) -> float:
         return self._clock() - self._began_s
 
-    async def _ask(self, number: int, when_s: float) -> Outcome:
+    async def _ask(self, number: int, when_s: float) -> RequestOutcome:
         arrival = self._arrivals[number]
         request = self._message(number)
         sent_s = self._now_s()
@@ -199,10 +199,10 @@ class _Answer:
             self._intervals.append(((now_s - self._last_s) / tokens, tokens))
         self._last_s = now_s
 
-    def outcome(self, arrival: Arrival, now_s: float) -> Outcome:
+    def outcome(self, arrival: Arrival, now_s: float) -> RequestOutcome:
         usage = self._usage
         local = usage.cached_local_tokens if usage is not None else 0
-        return Outcome(
+        return RequestOutcome(
             self._sent_s,
             "",
             "",

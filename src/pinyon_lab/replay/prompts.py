@@ -44,7 +44,7 @@ class TokenRange(NamedTuple):
         return cls(int(first), int(last))
 
 
-class Prompts:
+class ReplayPrompts:
     """The prompts of one replay. Call ``answered`` for each request that ended, then ``of`` for its follower."""
 
     def __init__(self, arrivals: Sequence[Arrival], block_tokens: int, seed: int, range_: TokenRange) -> None:

@@ -16,7 +16,7 @@ OWN_IDS = -(1 << 100)
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class SimRequest:
     """The wishes of a client and the outcome. Times are of the virtual clock."""
 
     number: int
@@ -75,7 +75,7 @@ class Request:
 class Attempt:
     """A request at the instances of one placement, by boot; ``number`` names its decode part, ``job`` its prefill."""
 
-    request: Request
+    request: SimRequest
     number: int
     job: int
     decision: PlacementDecision

@@ -9,8 +9,8 @@ from pinyon.batching import BatchRequest, Prompt
 from pinyon.core.errors import ResourceExhausted
 from pinyon.eviction import Use
 from pinyon.paging import Reservation
-from pinyon_lab.simulator.attempt import Attempt, Request
-from pinyon_lab.simulator.engine import Engine
+from pinyon_lab.simulator.attempt import Attempt, SimRequest
+from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.kv_moves import KvMoves
 from pinyon_lab.simulator.members import Members
 from pinyon_lab.simulator.world import World
@@ -26,7 +26,7 @@ class AttemptLifecycle:
         counts: Counter[str],
         log: Callable[..., None],
         again: Callable[[Attempt, str], None],
-        leave: Callable[[Request, str], None],
+        leave: Callable[[SimRequest, str], None],
     ) -> None:
         """Starts without engines; ``numbers`` numbers prompts and demands for KV blocks. Calls ``again`` with an
         attempt that failed and the instance at fault, ``leave`` with a request that ended and how."""
@@ -91,7 +91,7 @@ class AttemptLifecycle:
 
     # -- at the engines: see :class:`pinyon_lab.simulator.engine.Owner`
 
-    def started(self, engine: Engine, attempt: Attempt) -> None:
+    def started(self, engine: SimEngine, attempt: Attempt) -> None:
         self.movable.pop(attempt.id, None)
         block_tokens = self._settings.block_tokens
         reusable = attempt.reusable(block_tokens)
@@ -117,13 +117,13 @@ class AttemptLifecycle:
             self._time.after(self._settings.room_wait_s, lambda: self._too_late(engine, attempt, number))
             engine.pump()
 
-    def _too_late(self, engine: Engine, attempt: Attempt, number: int) -> None:
+    def _too_late(self, engine: SimEngine, attempt: Attempt, number: int) -> None:
         """Gives up on an attempt: mixed instances may wait for each other's room in a circle, for ever."""
         if engine.alive and not attempt.over and attempt.roomless and attempt.room_number == number:
             self._counts["gave up"] += 1
             self._again(attempt, engine.name)
 
-    def _has_room(self, engine: Engine, attempt: Attempt, room: Reservation) -> None:
+    def _has_room(self, engine: SimEngine, attempt: Attempt, room: Reservation) -> None:
         if attempt.roomless:
             attempt.roomless = False
             engine.prompts.has_room(attempt.job)
@@ -135,7 +135,7 @@ class AttemptLifecycle:
             attempt.request.hit_tokens = room.held * self._settings.block_tokens
         self.moves.fetch(attempt, engine, lambda: self._compute(engine, attempt))
 
-    def _compute(self, engine: Engine, attempt: Attempt) -> None:
+    def _compute(self, engine: SimEngine, attempt: Attempt) -> None:
         """Begins the prefill as soon as blocks that were promoted from the second tier are copied."""
         copies_s = engine.copies_s()
         if copies_s:
@@ -143,7 +143,7 @@ class AttemptLifecycle:
         else:
             self._begin(engine, attempt)
 
-    def _begin(self, engine: Engine, attempt: Attempt) -> None:
+    def _begin(self, engine: SimEngine, attempt: Attempt) -> None:
         if attempt.over or not engine.alive:
             return
         room = attempt.job_room
@@ -152,7 +152,7 @@ class AttemptLifecycle:
         self._fleet.inflight.begin_prefill(attempt.id, engine.state, self._time.now_s)
         engine.begin(attempt, held)
 
-    def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
+    def computing(self, engine: SimEngine, attempt: Attempt, end: int) -> None:
         if attempt.together:
             return
         decode = self._boots.get(attempt.decode)
@@ -161,7 +161,7 @@ class AttemptLifecycle:
                 attempt.pushed = attempt.room.held * self._settings.block_tokens
             self.moves.push(attempt, engine, decode, end, lambda: self._pushed(engine, attempt))
 
-    def computed(self, engine: Engine, attempt: Attempt, start: int, end: int) -> None:
+    def computed(self, engine: SimEngine, attempt: Attempt, start: int, end: int) -> None:
         request, now_s = attempt.request, self._time.now_s
         store = self.members.store(engine)
         if store is not None:
@@ -180,12 +180,12 @@ class AttemptLifecycle:
         elif not attempt.pushing:
             self._all_pushed(engine, attempt)
 
-    def _pushed(self, engine: Engine, attempt: Attempt) -> None:
+    def _pushed(self, engine: SimEngine, attempt: Attempt) -> None:
         attempt.pushing -= 1
         if attempt.computed and not attempt.pushing:
             self._all_pushed(engine, attempt)
 
-    def _all_pushed(self, engine: Engine, attempt: Attempt) -> None:
+    def _all_pushed(self, engine: SimEngine, attempt: Attempt) -> None:
         """Frees the prefill instance's blocks, as all KV is at the decode instance, and begins decoding."""
         room, attempt.job_room = attempt.job_room, None
         if engine.alive and room is not None:
@@ -200,7 +200,7 @@ class AttemptLifecycle:
         decode.publish(attempt, there, there.held, len(attempt.request.keys))
         self._decode(decode, attempt)
 
-    def _decode(self, engine: Engine, attempt: Attempt) -> None:
+    def _decode(self, engine: SimEngine, attempt: Attempt) -> None:
         """Counts the first token, which the prefill has sampled, and decodes if more are wanted."""
         request, now_s = attempt.request, self._time.now_s
         if request.generated:
@@ -214,7 +214,7 @@ class AttemptLifecycle:
         else:
             engine.decode(attempt)
 
-    def decoded(self, engine: Engine, attempt: Attempt, count: int, seconds: float) -> None:
+    def decoded(self, engine: SimEngine, attempt: Attempt, count: int, seconds: float) -> None:
         request, now_s = attempt.request, self._time.now_s
         waited_s = now_s - request.last_token_s - count * seconds
         request.intervals.append((seconds + max(0.0, waited_s), 1))
@@ -224,7 +224,7 @@ class AttemptLifecycle:
         if request.generated >= request.max_tokens:
             self._finish(engine, attempt)
 
-    def _generated(self, engine: Engine, attempt: Attempt, count: int) -> None:
+    def _generated(self, engine: SimEngine, attempt: Attempt, count: int) -> None:
         """Counts new tokens, and publishes the blocks that they fill as those of prompts are published."""
         request, room = attempt.request, attempt.room
         request.generated += count
@@ -233,7 +233,7 @@ class AttemptLifecycle:
         if new and room is not None:
             engine.publish(attempt, room, len(request.keys) - new, len(request.keys))
 
-    def gave_way(self, engine: Engine, attempt: Attempt) -> None:
+    def gave_way(self, engine: SimEngine, attempt: Attempt) -> None:
         """Queues a preempted attempt to be computed here again once there is room, before all that came after it."""
         self._log("preempted", attempt.request.number, attempt.request.generated)
         attempt.prefill, attempt.room, attempt.job_room = engine.boot, None, None
@@ -241,10 +241,10 @@ class AttemptLifecycle:
         attempt.drain_s = 0.0
         self._want_room(attempt, new=False)
 
-    def failed(self, engine: Engine, attempt: Attempt) -> None:
+    def failed(self, engine: SimEngine, attempt: Attempt) -> None:
         self._again(attempt, engine.name)
 
-    def _finish(self, engine: Engine, attempt: Attempt) -> None:
+    def _finish(self, engine: SimEngine, attempt: Attempt) -> None:
         self.tear_down(attempt)
         self._fleet.inflight.end_decode(attempt.id, engine.state)
         self._leave(attempt.request, "finished")

@@ -23,13 +23,13 @@ from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon_lab.simulator.attempt import Attempt, Request
+from pinyon_lab.simulator.attempt import Attempt, SimRequest
 from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.elasticity import Elasticity
 from pinyon_lab.simulator.front import Front
 from pinyon_lab.simulator.members import MODEL, endless_fleet
-from pinyon_lab.simulator.report import Outcome
+from pinyon_lab.simulator.report import RequestOutcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival
 from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal
@@ -38,7 +38,7 @@ RETRY_S = 0.25
 """The time until a request that no instance takes is placed again."""
 
 
-class Cluster:
+class SimCluster:
     """A simulated cluster; :meth:`run` simulates until nothing is left to happen."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Cluster:
 
     def run(
         self, arrivals: Sequence[Arrival], clients: int = 0, progress: Callable[[int], None] = lambda done: None
-    ) -> list[Outcome]:
+    ) -> list[RequestOutcome]:
         """Returns the requests' outcomes. ``clients``: see :class:`Clients`; ``progress`` gets how many have ended."""
         self.front.open(arrivals, clients, progress)
         settings = self.settings
@@ -98,7 +98,7 @@ class Cluster:
 
     # -- placement
 
-    def _place(self, request: Request, give_up_s: float) -> None:
+    def _place(self, request: SimRequest, give_up_s: float) -> None:
         if request.ends:  # cancelled while it waited for an instance
             return
         number, job = next(self._numbers), next(self._numbers)
@@ -136,11 +136,11 @@ class Cluster:
         for move in self.scheduler.moves(asked, decision, self.fleet.inflight.waiting, self.time.now_s):
             self._move(move)
 
-    def _look_at(self, request: Request, decision: PlacementDecision | None) -> None:
+    def _look_at(self, request: SimRequest, decision: PlacementDecision | None) -> None:
         if self.elasticity is not None and not request.attempts:
             self.elasticity.placed(decision)
 
-    def _attempt(self, request: Request, number: int, job: int, decision: PlacementDecision) -> None:
+    def _attempt(self, request: SimRequest, number: int, job: int, decision: PlacementDecision) -> None:
         prefill, decode = decision.prefill.info, decision.decode.info
         self.log(
             "placed",

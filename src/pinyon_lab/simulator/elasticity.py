@@ -9,7 +9,7 @@ from pinyon.core.request import Role
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import PlacementDecision
 from pinyon.placement.scaling import Scaler, ScalingSettings
-from pinyon_lab.simulator.engine import Engine
+from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.members import Members
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
@@ -47,11 +47,11 @@ class Elasticity:
         else:
             self._scaler.placed(decision.ttft_s, decision.prefill_s, self._time.now_s, own_s=decision.own_s)
 
-    def _through(self, engine: Engine) -> bool:
+    def _through(self, engine: SimEngine) -> bool:
         """Returns whether the engine drains, holds nothing of any request, and has no request placed on it."""
         return engine.draining and engine.idle and not self._fleet.inflight.holds(engine.state)
 
-    def _there(self) -> list[Engine]:
+    def _there(self) -> list[SimEngine]:
         engines = self._members.engines.values()
         return [each for each in engines if not each.draining and each.state.info.role.prefills]
 

@@ -95,26 +95,26 @@ WAITING_LEAP_S = 0.1
 class Owner(Protocol):
     """An owner of engines, which is told of the progress of their members."""
 
-    def started(self, engine: Engine, attempt: Attempt) -> None:
+    def started(self, engine: SimEngine, attempt: Attempt) -> None:
         """Reports that a prompt has left the queue: it may move KV, then compute. Called again if it was held back."""
 
-    def computing(self, engine: Engine, attempt: Attempt, end: int) -> None:
+    def computing(self, engine: SimEngine, attempt: Attempt, end: int) -> None:
         """Reports that the prompt's tokens up to ``end`` are being computed."""
 
-    def computed(self, engine: Engine, attempt: Attempt, start: int, end: int) -> None:
+    def computed(self, engine: SimEngine, attempt: Attempt, start: int, end: int) -> None:
         """Reports that these tokens are computed and published. The prompt is complete if ``end`` is its length."""
 
-    def decoded(self, engine: Engine, attempt: Attempt, count: int, seconds: float) -> None:
+    def decoded(self, engine: SimEngine, attempt: Attempt, count: int, seconds: float) -> None:
         """Reports ``count`` new tokens, ``seconds`` apart. The request goes on unless it is dropped."""
 
-    def failed(self, engine: Engine, attempt: Attempt) -> None:
+    def failed(self, engine: SimEngine, attempt: Attempt) -> None:
         """Reports that a step failed for this attempt."""
 
-    def gave_way(self, engine: Engine, attempt: Attempt) -> None:
+    def gave_way(self, engine: SimEngine, attempt: Attempt) -> None:
         """Reports that the attempt was preempted: it has lost its blocks and its place, and wants room again."""
 
 
-class Engine:
+class SimEngine:
     """An engine instance from one boot until it dies."""
 
     def __init__(self, world: World, owner: Owner, info: InstanceInfo, config: InstanceConfig) -> None:

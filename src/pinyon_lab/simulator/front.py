@@ -9,10 +9,10 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.decisions import FrontDecisions
 from pinyon.eviction import Traits
 from pinyon.eviction.policy import kind_and_turn
-from pinyon_lab.simulator.attempt import Request
+from pinyon_lab.simulator.attempt import SimRequest
 from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.report import Outcome
+from pinyon_lab.simulator.report import RequestOutcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival, answers, key_of
 
@@ -26,11 +26,11 @@ class Front:
         time: VirtualTime,
         settings: ClusterSettings,
         decisions: FrontDecisions,
-        place: Callable[[Request, float], None],
+        place: Callable[[SimRequest, float], None],
         log: Callable[..., None],
     ) -> None:
         self.queue = decisions.queue
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, SimRequest] = {}
         """The requests that have not ended."""
         self._left = 0
         """The number of ended requests whose places have not been given to others."""
@@ -40,7 +40,7 @@ class Front:
         self._arrivals: Sequence[Arrival] = ()
         self._answers: dict[int, tuple[int, ...]] = {}
         self._clients = Clients(())
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, RequestOutcome] = {}
         self._progress: Callable[[int], None] = lambda done: None
 
     def open(self, arrivals: Sequence[Arrival], clients: int, progress: Callable[[int], None]) -> None:
@@ -49,7 +49,7 @@ class Front:
         self._answers = answers(arrivals, self._settings.block_tokens)
         self._send(self._clients.first())
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[RequestOutcome]:
         """Returns the outcomes of all requests once all have ended."""
         return [self._outcomes[number] for number in range(len(self._arrivals))]
 
@@ -66,7 +66,7 @@ class Front:
     def _arrive(self, number: int) -> None:
         arrival, block_tokens = self._arrivals[number], self._settings.block_tokens
         full = arrival.blocks[: arrival.tokens // block_tokens] if self._settings.prefix_cache else ()
-        request = Request(
+        request = SimRequest(
             number,
             tuple(map(key_of, full)),
             arrival.tokens,
@@ -85,7 +85,7 @@ class Front:
         else:
             self._enter(request)
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: SimRequest) -> None:
         """Takes a request at the front's door."""
         if request.ends:  # the client left on the way
             return
@@ -103,10 +103,10 @@ class Front:
         else:
             request.queued = True
 
-    def _let_in(self, request: Request) -> None:
+    def _let_in(self, request: SimRequest) -> None:
         self._place(request, self._time.now_s + self._settings.placement_wait_s)
 
-    def leave(self, request: Request, how: str) -> None:
+    def leave(self, request: SimRequest, how: str) -> None:
         """Ends an admitted request, and admits waiting ones in its place."""
         self.end(request, how)
         self._left += 1
@@ -120,13 +120,13 @@ class Front:
                 self._let_in(waiting)
             self._left -= 1
 
-    def end(self, request: Request, how: str) -> None:
+    def end(self, request: SimRequest, how: str) -> None:
         request.ends.append(how)
         request.ended_s = self._time.now_s
         self._log(how, request.number, request.attempts)
         attempt, request.attempt = request.attempt, None
         prefill, decode = ("", "") if attempt is None else attempt.names
-        self._outcomes[request.number] = Outcome.of(request, prefill, decode)
+        self._outcomes[request.number] = RequestOutcome.of(request, prefill, decode)
         del self.requests[request.number]
         self._progress(len(self._outcomes))
         self._send(self._clients.ended(request.number, self._time.now_s))

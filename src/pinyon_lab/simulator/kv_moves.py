@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pinyon.core.block_keys import BlockKey
 from pinyon.placement.policy import Fetch
 from pinyon_lab.simulator.attempt import Attempt
-from pinyon_lab.simulator.engine import Engine
+from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.host_store import HostStore
 from pinyon_lab.simulator.links import Links
 from pinyon_lab.simulator.members import Members
@@ -26,11 +26,11 @@ class KvMoves:
         self.fetch_s = 0.0
         """The total time of all fetches, whether they overlap or not."""
 
-    def fetch(self, attempt: Attempt, reader: Engine, then: Callable[[], None]) -> None:
+    def fetch(self, attempt: Attempt, reader: SimEngine, then: Callable[[], None]) -> None:
         """Reads the planned blocks that are still there, then calls ``then`` unless the attempt is over."""
         self._next(attempt, reader, list(attempt.decision.fetches), then)
 
-    def _next(self, attempt: Attempt, reader: Engine, spans: list[Fetch], then: Callable[[], None]) -> None:
+    def _next(self, attempt: Attempt, reader: SimEngine, spans: list[Fetch], then: Callable[[], None]) -> None:
         room = attempt.job_room
         assert room is not None
         while spans:
@@ -44,7 +44,7 @@ class KvMoves:
         then()
 
     def _read(
-        self, attempt: Attempt, reader: Engine, span: Fetch, keys: Sequence[BlockKey], then: Callable[[], None]
+        self, attempt: Attempt, reader: SimEngine, span: Fetch, keys: Sequence[BlockKey], then: Callable[[], None]
     ) -> bool:
         """Reads blocks of one source; returns whether there is anything to read."""
         name = span.source.info.instance_id
@@ -81,7 +81,7 @@ class KvMoves:
             self._read_store(store, reader, size, arrived)
         return True
 
-    def _read_store(self, store: HostStore, reader: Engine, size: int, arrived: Callable[[], None]) -> None:
+    def _read_store(self, store: HostStore, reader: SimEngine, size: int, arrived: Callable[[], None]) -> None:
         nodes = self._nodes[store.host]
 
         def read() -> None:
@@ -99,7 +99,7 @@ class KvMoves:
         store.read_until_s = max(store.read_until_s, self._time.now_s) + read_s
         self._time.at(store.read_until_s, read)
 
-    def _arrived(self, attempt: Attempt, reader: Engine, keys: Sequence[BlockKey]) -> None:
+    def _arrived(self, attempt: Attempt, reader: SimEngine, keys: Sequence[BlockKey]) -> None:
         room = attempt.job_room
         assert room is not None
         first = room.held
@@ -110,7 +110,7 @@ class KvMoves:
         reader.prompts.published(attempt.job, keys)
         reader.pump()
 
-    def push(self, attempt: Attempt, source: Engine, target: Engine, end: int, then: Callable[[], None]) -> None:
+    def push(self, attempt: Attempt, source: SimEngine, target: SimEngine, end: int, then: Callable[[], None]) -> None:
         """Sends the KV of the prompt's tokens up to ``end`` that is not on its way. It leaves while it is computed, as
         each layer's KV leaves as soon as it is there (§3.1)."""
         size = (end - attempt.pushed) * self._machine.kv_token_bytes

@@ -11,7 +11,7 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo
-from pinyon_lab.simulator.engine import Engine, Owner
+from pinyon_lab.simulator.engine import Owner, SimEngine
 from pinyon_lab.simulator.host_store import HostStore
 from pinyon_lab.simulator.world import World
 
@@ -32,8 +32,8 @@ class Members:
     """The engines by instance id and by boot, and the stores of their hosts."""
 
     def __init__(self, world: World, owner: Owner) -> None:
-        self.engines: dict[str, Engine] = {}
-        self.boots: dict[str, Engine] = {}
+        self.engines: dict[str, SimEngine] = {}
+        self.boots: dict[str, SimEngine] = {}
         self.stores: dict[str, HostStore] = {}
         """The stores by their own ids."""
         self.nodes: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Members:
             short_first=self._short_first,
             chunk_tokens=chunk_tokens,
         )
-        engine = Engine(self._world, self._owner, info, config)
+        engine = SimEngine(self._world, self._owner, info, config)
         self.engines[name] = self.boots[boot] = engine
         pool_blocks = nodes * settings.pool_tokens // settings.block_tokens
         if pool_blocks and role.prefills:
@@ -74,7 +74,7 @@ class Members:
                 self._fleet, info, name, settings.pool_eviction, pool_blocks, self._world.time.now_s
             )
 
-    def remove(self, name: str) -> Engine | None:
+    def remove(self, name: str) -> SimEngine | None:
         """Kills an instance with the part of the pool on its host, and returns it; None: it is dead already."""
         victim = self.engines.pop(name, None)
         if victim is None:
@@ -86,7 +86,7 @@ class Members:
             self._fleet.leave(_store_of(name))
         return victim
 
-    def store(self, engine: Engine) -> HostStore | None:
+    def store(self, engine: SimEngine) -> HostStore | None:
         """Returns the store on the engine's host."""
         return self.stores.get(_store_of(engine.name))
 

@@ -11,7 +11,7 @@ from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
 from pinyon_lab.simulator.report import cluster_report, report
@@ -22,7 +22,7 @@ Rows = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """The limits by which a run is judged, in seconds."""
 
     slo_s: float
@@ -46,7 +46,7 @@ class Model(Protocol):
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
         """Runs the trace; ``progress`` is called with the number of requests that are done."""
 
-    def report(self, rows: Rows, limits: Limits) -> dict[str, float]: ...
+    def report(self, rows: Rows, limits: RunLimits) -> dict[str, float]: ...
 
     def resized(self, instances: int) -> Model:
         """Returns the same model of another size: roles in the same proportion, at least one instance of each."""
@@ -66,7 +66,7 @@ class ReferenceModel:
 
         return PrefillReference(self.settings, PLACEMENT_POLICIES.make(self.policy), make).run(arrivals, progress)
 
-    def report(self, rows: Rows, limits: Limits) -> dict[str, float]:
+    def report(self, rows: Rows, limits: RunLimits) -> dict[str, float]:
         return report(rows, limits.slo_s, limits.warm_up)
 
     def resized(self, instances: int) -> ReferenceModel:
@@ -75,7 +75,7 @@ class ReferenceModel:
 
 @dataclass(frozen=True)
 class ClusterModel:
-    """The model of :class:`pinyon_lab.simulator.cluster.Cluster`; ``clients`` of a closed loop, or 0: an open one."""
+    """The model of :class:`pinyon_lab.simulator.cluster.SimCluster`; ``clients`` of a closed loop, 0: an open one."""
 
     settings: ClusterSettings
     machine: MachineProfile
@@ -84,13 +84,13 @@ class ClusterModel:
     seed: int = 0
     clients: int = 0
 
-    def cluster(self) -> Cluster:
-        return Cluster(self.settings, self.machine, self.engine, PLACEMENT_POLICIES.make(self.policy), self.seed)
+    def cluster(self) -> SimCluster:
+        return SimCluster(self.settings, self.machine, self.engine, PLACEMENT_POLICIES.make(self.policy), self.seed)
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
         return self.cluster().run(arrivals, self.clients, progress)
 
-    def report(self, rows: Rows, limits: Limits) -> dict[str, float]:
+    def report(self, rows: Rows, limits: RunLimits) -> dict[str, float]:
         return cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up)
 
     def resized(self, instances: int) -> ClusterModel:

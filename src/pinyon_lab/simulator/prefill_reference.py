@@ -33,12 +33,12 @@ from pinyon.placement.cost_model import PrefillCostModel
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceInfo, InstanceState
 from pinyon.placement.interface import PlacementPolicy
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Waiting
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, WaitingPrompt
 from pinyon.placement.scheduler import Scheduler
 from pinyon.placement.transfer_cost import PATH_KINDS, TransferCostModel
 from pinyon_lab.simulator.members import endless_fleet
 from pinyon_lab.simulator.reference_memory import OwnCache, PooledCache, PoolRules
-from pinyon_lab.simulator.report import NANO_S, Served
+from pinyon_lab.simulator.report import NANO_S, ServedRequest
 from pinyon_lab.simulator.workload import Arrival, packed
 
 TOKEN_US = 127
@@ -92,7 +92,7 @@ class _Request(PlacementRequest):
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
+class _ReferenceJob:
     number: int
     arrival: Arrival
     request: PlacementRequest
@@ -101,18 +101,18 @@ class _Job:
     hit_tokens: int = 0
 
 
-class _Instance:
+class _ReferenceInstance:
     def __init__(
         self,
         number: int,
         fleet: Fleet,
         settings: ReferenceSettings,
-        order: ServiceOrder[_Job],
+        order: ServiceOrder[_ReferenceJob],
         where: dict[int, PooledCache],
     ) -> None:
         self.number = number
         self.waiting = order
-        self.served: _Job | None = None
+        self.served: _ReferenceJob | None = None
         name = f"instance-{number:06d}"
         layout = KvLayout(1, 1, 1, settings.block_tokens, "float16")
         info = InstanceInfo(
@@ -135,7 +135,7 @@ class PrefillReference:
     """The instances 0 to ``settings.instances`` - 1 under one policy."""
 
     def __init__(
-        self, settings: ReferenceSettings, policy: PlacementPolicy, order: Callable[[], ServiceOrder[_Job]]
+        self, settings: ReferenceSettings, policy: PlacementPolicy, order: Callable[[], ServiceOrder[_ReferenceJob]]
     ) -> None:
         self._slo_s, self._token_us = settings.slo_s, settings.token_us
         self._block_tokens = settings.block_tokens
@@ -143,13 +143,13 @@ class PrefillReference:
         self.scheduler = Scheduler(self._fleet, policy, Random(settings.seed))
         where: dict[int, PooledCache] = {}
         self._instances = [
-            _Instance(number, self._fleet, settings, order(), where) for number in range(settings.instances)
+            _ReferenceInstance(number, self._fleet, settings, order(), where) for number in range(settings.instances)
         ]
         self._by_name = {each.state.info.instance_id: each for each in self._instances}
         self._ends: list[tuple[float, int]] = []
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, ServedRequest] = {}
 
-    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None] = lambda _: None) -> list[Served]:
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None] = lambda _: None) -> list[ServedRequest]:
         """Serves all requests and returns their outcomes in order of arrival."""
         for number, arrival in enumerate(arrivals):
             self._serve_until(arrival.time_s)
@@ -160,15 +160,17 @@ class PrefillReference:
         return [self._served[number] for number in range(len(arrivals))]
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
-        job = _Job(number, arrival, _Request(str(number), MODEL, arrival.tokens, packed(arrival.blocks)))
+        job = _ReferenceJob(number, arrival, _Request(str(number), MODEL, arrival.tokens, packed(arrival.blocks)))
         decision = self.scheduler.decide(job.request, arrival.time_s)
         self._queue(job, decision, arrival.time_s)
         for move in self.scheduler.moves(job.request, decision, self._waiting, arrival.time_s):
             self._move(move, arrival.time_s)
 
-    def _waiting(self, state: InstanceState) -> list[Waiting]:
+    def _waiting(self, state: InstanceState) -> list[WaitingPrompt]:
         jobs = self._instances[state.row].waiting
-        return [Waiting(job.request, job.decision, job.arrival.time_s) for job in jobs if job.decision is not None]
+        return [
+            WaitingPrompt(job.request, job.decision, job.arrival.time_s) for job in jobs if job.decision is not None
+        ]
 
     def _move(self, move: Move, now_s: float) -> None:
         source = self._instances[move.source.row]
@@ -177,7 +179,7 @@ class PrefillReference:
         self._fleet.inflight.release(job.request.request_id)
         self._queue(job, self.scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
 
-    def _queue(self, job: _Job, decision: PlacementDecision, now_s: float) -> None:
+    def _queue(self, job: _ReferenceJob, decision: PlacementDecision, now_s: float) -> None:
         instance = self._by_name[decision.prefill.info.instance_id]
         job.decision = decision
         # blocks to fetch are moved when the job's own turn comes
@@ -187,7 +189,7 @@ class PrefillReference:
         if instance.served is None:
             self._start(instance, now_s)
 
-    def _start(self, instance: _Instance, now_s: float) -> None:
+    def _start(self, instance: _ReferenceInstance, now_s: float) -> None:
         job = instance.waiting.next(now_s)
         if job is None:
             return
@@ -208,7 +210,7 @@ class PrefillReference:
             assert job is not None
             arrival = job.arrival
             times = arrival.time_s, number, job.started_s, now_s - arrival.time_s
-            self._served[job.number] = Served(*times, arrival.tokens, job.hit_tokens)
+            self._served[job.number] = ServedRequest(*times, arrival.tokens, job.hit_tokens)
             instance.cache.store(arrival.blocks, now_s, arrival.traits)
             self._fleet.inflight.end_prefill(job.request.request_id, instance.state, now_s)
             self._fleet.inflight.release(job.request.request_id)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pinyon_lab.simulator.attempt import Request
+from pinyon_lab.simulator.attempt import SimRequest
 
 FINISHED = "finished"
 
 
-class Outcome(NamedTuple):
+class RequestOutcome(NamedTuple):
     """The outcome of one request, in order of the trace. Times in seconds; -1: there is no such time."""
 
     arrived_s: float
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     end: str
 
     @classmethod
-    def of(cls, request: Request, prefill: str, decode: str) -> Outcome:
+    def of(cls, request: SimRequest, prefill: str, decode: str) -> RequestOutcome:
         arrived_s, first_s = request.arrived_s, request.first_token_s
         return cls(
             arrived_s,
@@ -74,7 +74,7 @@ NANO_S = 1e-9
 """The tolerance of comparisons: times are sums, and rounding must not decide which request is late."""
 
 
-class Served(NamedTuple):
+class ServedRequest(NamedTuple):
     """The outcome of one request, in order of arrival."""
 
     arrived_s: float
@@ -85,7 +85,7 @@ class Served(NamedTuple):
     hit_tokens: int
 
 
-def report(served: Sequence[Served | Outcome], slo_s: float, warm_up: int) -> dict[str, float]:
+def report(served: Sequence[ServedRequest | RequestOutcome], slo_s: float, warm_up: int) -> dict[str, float]:
     """Returns the measures of a run, in which the first ``warm_up`` requests do not count.
 
     A percentile is the value at index floor(p · n) of n in order; the hit ratio is by tokens. Beside the attainment of
@@ -109,7 +109,9 @@ def report(served: Sequence[Served | Outcome], slo_s: float, warm_up: int) -> di
     }
 
 
-def cluster_report(outcomes: Sequence[Outcome], slo_s: float, tbt_slo_s: float, warm_up: int) -> dict[str, float]:
+def cluster_report(
+    outcomes: Sequence[RequestOutcome], slo_s: float, tbt_slo_s: float, warm_up: int
+) -> dict[str, float]:
     """Returns :func:`report` with the times between tokens (of a request, the mean of its longest tenth). It adds the
     share of *effective* requests: finished, with TTFT and TBT in time (Mooncake §5.1)."""
     result = report(outcomes, slo_s, warm_up)
@@ -138,5 +140,5 @@ def _percentiles(prefix: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{prefix}p{percent}_s": values[percent * len(values) // 100] for percent in PERCENTS}
 
 
-def _attained(served: Sequence[Served | Outcome], slo_s: float) -> float:
+def _attained(served: Sequence[ServedRequest | RequestOutcome], slo_s: float) -> float:
     return sum(0 <= each.ttft_s <= slo_s + NANO_S for each in served) / len(served)

@@ -14,7 +14,7 @@ from typing import IO, BinaryIO, cast
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
-from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, Format, TraceRow, detect_format, line_of
+from pinyon_lab.traces.formats import FORMATS, LINE_CHARS_MAX, TraceFormat, TraceRow, detect_format, line_of
 
 NAMED_MAX = 10
 PROGRESS_EVERY = 1024
@@ -38,14 +38,14 @@ class TraceFile:
             raise InvalidArgument(f"no trace format {name!r}{hint}; known: {', '.join(FORMATS)}", field="format")
         self.path = path
         self.size_bytes = path.stat().st_size
-        self.format: Format = FORMATS[name] if name else self._detect()
+        self.format: TraceFormat = FORMATS[name] if name else self._detect()
         self.broken = 0
         self.reasons: list[str] = []
         """The reasons of the first broken rows, with line numbers."""
         self.header = b""
         """The line before the rows, in formats that have one; known once a row is read."""
 
-    def _detect(self) -> Format:
+    def _detect(self) -> TraceFormat:
         with _opened(self.path) as (_, lines):
             try:
                 for line in lines:

@@ -58,7 +58,7 @@ class TraceRow(NamedTuple):
 Parse = Callable[[str], TraceRow]
 
 
-class Format(NamedTuple):
+class TraceFormat(NamedTuple):
     """A trace format. ``make`` returns a parser of one file's rows, which raises ``ValueError`` for a broken row."""
 
     name: str
@@ -69,7 +69,7 @@ class Format(NamedTuple):
     """True if the first line is a header."""
 
 
-def detect_format(line: str) -> Format:
+def detect_format(line: str) -> TraceFormat:
     """Returns the format of a file by its first line. Raises :class:`InvalidArgument` if it is unknown."""
     if line.startswith("TIMESTAMP,"):
         return FORMATS["azure"]
@@ -176,10 +176,10 @@ def _azure() -> Parse:
 FORMATS = {
     each.name: each
     for each in (
-        Format("mooncake", 512, _mooncake),
-        Format("qwen", 16, _qwen),
-        Format("bailian", 4, _bailian),
-        Format("azure", 0, _azure, header=True),
+        TraceFormat("mooncake", 512, _mooncake),
+        TraceFormat("qwen", 16, _qwen),
+        TraceFormat("bailian", 4, _bailian),
+        TraceFormat("azure", 0, _azure, header=True),
     )
 }
 

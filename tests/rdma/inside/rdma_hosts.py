@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
-from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access
@@ -55,7 +55,7 @@ class HostA:
 
     def run(
         self, remote: SegmentDescriptor, opcode: Opcode, moves: Sequence[Move], path: Path = RAIL_0, fence: int = 0
-    ) -> Outcome:
+    ) -> ChainOutcome:
         chain = self.chain(remote, opcode, moves)
         chain.fence = fence
         return self.transport.run(chain, path)
@@ -69,7 +69,7 @@ class Running:
 
     def __init__(self, host: HostA, chain: Chain, path: Path = RAIL_0) -> None:
         self.chain = chain
-        self.outcome: Outcome | None = None
+        self.outcome: ChainOutcome | None = None
         self.took_s = 0.0
 
         def work() -> None:
@@ -80,7 +80,7 @@ class Running:
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
 
-    def wait(self) -> Outcome:
+    def wait(self) -> ChainOutcome:
         self._thread.join(GENEROUS_S)
         assert self.outcome is not None, "the transport hangs"
         return self.outcome

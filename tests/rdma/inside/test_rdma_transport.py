@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from pinyon.transfer import Access, Network, Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
-from pinyon.transfer.chains.chain import Outcome
+from pinyon.transfer.chains.chain import ChainOutcome
 from pinyon.transfer.links import acceptor
 from pinyon.transfer.transports.rdma import server as rdma_server
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
@@ -255,7 +255,7 @@ def test_a_stopped_chain_ends_soon_and_nothing_lands_later(host_a: HostA, host_b
     moves = [(local.key, at, host_b.keys[1], 0, SIZE) for at in range(0, LONG, SIZE)]
     running = Running(host_a, host_a.chain(host_b.segment, Opcode.READ, moves))
     eventually(lambda: near[0] != 0, "the first byte")
-    running.chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    running.chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
     assert running.wait().status is not TransferStatus.COMPLETED
     at_the_end = digest(near)
     little = (host_a.register(bytearray(9)).key, 0, host_b.keys[0], 0, 9)

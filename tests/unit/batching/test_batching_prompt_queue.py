@@ -8,7 +8,7 @@ import pytest
 
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.batching.prompt_queue import LOOK_AHEAD
-from pinyon.batching.service_order import SERVICE_ORDERS, Fifo
+from pinyon.batching.service_order import SERVICE_ORDERS, FifoOrder
 from pinyon.core.errors import ResourceExhausted
 
 A, B, C, D = (bytes([number]) * 16 for number in range(4))
@@ -191,7 +191,7 @@ def test_only_turns_that_are_looked_at_are_asked_for() -> None:
         short_first = False
 
         def __init__(self) -> None:
-            self._order: Fifo[int] = Fifo()
+            self._order: FifoOrder[int] = FifoOrder()
             self.add, self.take = self._order.add, self._order.take
 
         def turns(self, now_s: float) -> Iterator[int]:

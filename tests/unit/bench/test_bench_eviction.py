@@ -19,7 +19,7 @@ from bench.eviction_sweep import points_of, varied
 from bench.eviction_traces import SECOND_HALF, WHOLE, Generated, Public, part_of, requests_of
 from pinyon.core.errors import NotFound
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS
-from pinyon_lab.caches.replay import Asked
+from pinyon_lab.caches.replay import CacheRequest
 from pinyon_lab.traces.generate import PROFILES, profile
 
 POLICIES = (LRU, OWN, BELADY)
@@ -74,7 +74,7 @@ def test_capacities_are_blocks_or_of_what_is_unlike() -> None:
 
 @given(st.integers(0, 9))
 def test_the_second_half_has_nothing_of_the_first(count: int) -> None:
-    requests = [Asked([number], float(number), NO_TRAITS) for number in range(count)]
+    requests = [CacheRequest([number], float(number), NO_TRAITS) for number in range(count)]
     second = list(part_of(requests, SECOND_HALF))
     assert len(second) == count // 2
     assert second == requests[count - len(second) :]
@@ -189,7 +189,7 @@ def test_what_is_played_back_leaves_the_same_blocks() -> None:
 
 
 def test_evicted_blocks_are_those_without_room() -> None:
-    requests = [Asked([number], float(number), NO_TRAITS) for number in range(30)]
+    requests = [CacheRequest([number], float(number), NO_TRAITS) for number in range(30)]
     assert decision_us(requests, LRU, 10)[1] == 20
     found = decisions(requests, 10, (LRU, OWN), rounds=3)
     assert list(found) == [LRU, OWN]

@@ -11,16 +11,16 @@ from rich.text import Text
 
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.cli.top import _Page, metric_sums
-from pinyon.cli.top_frame import Sample, controller_frame, metrics_frame
+from pinyon.cli.top_frame import ControllerSample, controller_frame, metrics_frame
 from pinyon.core.errors import Unavailable
-from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
-from pinyon.federation.view import Cluster, Federation, Member, Region
+from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad
+from pinyon.federation.view import Cluster, Federation, Member, RegionView
 from pinyon.messages.federation import federation_to_proto, lb_load_to_proto
 
 FEDERATION = Federation(
     "e",
     7,
-    (Region("eu-west"), Region("us-east")),
+    (RegionView("eu-west"), RegionView("us-east")),
     (
         Member(LbInfo("eu-0", "1", "eu-west", "h:1"), LbState.LIVE, True),
         Member(LbInfo("eu-1", "1", "eu-west", "h:1"), LbState.LIVE, False),
@@ -43,7 +43,7 @@ eu-0  decode-1     2    8    10  no
 eu-0  decode-0     0    4     4  yes"""
 
 
-def sample(at_s: float, forwarded: int, hits: int, asked: int, **reply) -> Sample:
+def sample(at_s: float, forwarded: int, hits: int, asked: int, **reply) -> ControllerSample:
     load = LbLoad(
         queue=3,
         in_flight=12,
@@ -52,10 +52,10 @@ def sample(at_s: float, forwarded: int, hits: int, asked: int, **reply) -> Sampl
         forwarded_total=forwarded,
         hit_chunks_total=hits,
         asked_chunks_total=asked,
-        per_instance=(InstanceLoad("decode-0", 0, 4, 4, True), InstanceLoad("decode-1", 2, 8, 10)),
+        per_instance=(MemberLoad("decode-0", 0, 4, 4, True), MemberLoad("decode-1", 2, 8, 10)),
     )
     reports = {"eu-0": controller_pb2.LoadBalancerReport(load=lb_load_to_proto(load))}
-    return Sample(
+    return ControllerSample(
         at_s, controller_pb2.ListRegionsResponse(federation=federation_to_proto(FEDERATION), reports=reports, **reply)
     )
 
@@ -91,7 +91,7 @@ def test_it_fits_any_terminal(width, height):
 
 
 def test_nothing_yet():
-    empty = Sample(0.0, controller_pb2.ListRegionsResponse(federation=controller_pb2.Federation(epoch="e")))
+    empty = ControllerSample(0.0, controller_pb2.ListRegionsResponse(federation=controller_pb2.Federation(epoch="e")))
     assert (
         controller_frame(empty, None, 80, 24, "t")[0].plain
         == "t  version 0: 0 regions, 0 of 0 load balancers live, 0 adopted"
@@ -101,7 +101,7 @@ def test_nothing_yet():
 def test_names_do_not_move_the_cursor():
     member = Member(LbInfo("eu\x1b[2J\n", "1", "eu", "h:1"), LbState.LIVE, True)
     reply = controller_pb2.ListRegionsResponse(federation=federation_to_proto(Federation("e", 1, (), (member,))))
-    lines = controller_frame(Sample(0.0, reply), None, 80, 24, "t")
+    lines = controller_frame(ControllerSample(0.0, reply), None, 80, 24, "t")
     assert "eu?[2J?" in lines[2].plain
     assert all(line.plain.isprintable() for line in lines)
 

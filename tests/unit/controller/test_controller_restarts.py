@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.federation.members import LbInfo
-from services.controller.restarts import Restarts
+from services.controller.restarts import LbRestarts
 
 INFO = LbInfo("eu-0", "1", "eu", "10.0.0.1:8001", "http://eu.example.org")
 
@@ -27,7 +27,7 @@ class Runs:
         self.paused: asyncio.Queue[float] = asyncio.Queue()
         self.go: asyncio.Queue[None] = asyncio.Queue()
         command = f"{sys.executable} {path} {tmp_path}/out"
-        self.restarts = Restarts(command, timeout_s, attempts, self.outcomes.append, self._sleep)
+        self.restarts = LbRestarts(command, timeout_s, attempts, self.outcomes.append, self._sleep)
 
     async def _sleep(self, seconds: float) -> None:
         self.paused.put_nowait(seconds)
@@ -108,13 +108,13 @@ async def test_what_it_started_may_go_on_with_its_output(tmp_path):
 
 async def test_a_command_that_is_not_there(caplog):
     outcomes: list[bool] = []
-    restarts = Restarts("/no/such/program", 5.0, 1, outcomes.append, lambda _: asyncio.sleep(0))
+    restarts = LbRestarts("/no/such/program", 5.0, 1, outcomes.append, lambda _: asyncio.sleep(0))
     restarts.failed(INFO)
     (task,) = restarts._tasks.values()
     await asyncio.wait_for(task, 60)
     assert outcomes == [False]
     assert "cannot be run" in caplog.text
-    nothing = Restarts("", 5.0, 1)
+    nothing = LbRestarts("", 5.0, 1)
     nothing.failed(INFO)
     assert nothing.restarting == ()
 

@@ -10,7 +10,7 @@ import pytest
 
 from pinyon.core.errors import Unavailable
 from pinyon.federation.members import LbInfo, LbState
-from pinyon.federation.view import Cluster, Federation, Member, Region
+from pinyon.federation.view import Cluster, Federation, Member, RegionView
 from services.controller import state_file
 from services.controller.state_file import StateFile, read_state
 
@@ -18,7 +18,7 @@ from services.controller.state_file import StateFile, read_state
 def federation(version: int) -> Federation:
     member = Member(LbInfo("a-0", "2", "a", "h:1"), LbState.FAILED, False, ("1",))
     cluster = Cluster("a", "a", "", ("http://x",), ("http://y",), (), ("a-0",), "b-0")
-    return Federation("e", version, (Region("a", ("eu",)),), (member,), (cluster,))
+    return Federation("e", version, (RegionView("a", ("eu",)),), (member,), (cluster,))
 
 
 async def test_what_is_kept_is_read_again(tmp_path: Path):

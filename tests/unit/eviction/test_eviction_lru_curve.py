@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pinyon.eviction import NO_TRAITS
 from pinyon_lab.caches.lru_curve import LruCurve, _count_at_least
-from pinyon_lab.caches.replay import Asked, replay
+from pinyon_lab.caches.replay import CacheRequest, replay
 from tests.unit.eviction.test_eviction_replay import trace
 
 
@@ -18,7 +18,7 @@ from tests.unit.eviction.test_eviction_replay import trace
 def test_every_capacity_has_the_hits_of_its_replay(seed: int) -> None:
     requests = trace(seed, 80)
     curve = LruCurve(requests)
-    asked = [Asked(blocks, 0.0, NO_TRAITS) for blocks in requests]
+    asked = [CacheRequest(blocks, 0.0, NO_TRAITS) for blocks in requests]
     unique = len({block for blocks in requests for block in blocks})
     for capacity in [*range(1, 40), unique - 1, unique, 10 * unique]:
         assert curve.hits(capacity) == replay(asked, "lru", capacity).hit_blocks, f"capacity {capacity}"
@@ -29,7 +29,7 @@ def test_every_capacity_has_the_hits_of_its_replay(seed: int) -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=12), st.integers(1, 11))
 def test_ids_in_any_order_and_twice(requests: list[list[int]], capacity: int) -> None:
-    asked = [Asked(blocks, 0.0, NO_TRAITS) for blocks in requests]
+    asked = [CacheRequest(blocks, 0.0, NO_TRAITS) for blocks in requests]
     assert LruCurve(requests).hits(capacity) == replay(asked, "lru", capacity).hit_blocks
 
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru, Traits
 from pinyon_lab.caches.pool_replay import LOOK_AHEAD_MAX, NODES_MAX, POOLS, LastCopies, PoolSize, pool
-from pinyon_lab.caches.replay import Asked, replay, replayed
+from pinyon_lab.caches.replay import CacheRequest, replay, replayed
 from tests.unit.eviction.test_eviction_replay import trace
 
 LOCAL = ["round_robin", "cache_affinity", "cache_affinity:min_share=0.5"]
 ROUTERS = [*LOCAL, "global", "coldest", "coldest:candidates=1", "coldest:candidates=3,seed=7"]
 
 
-def asked_for(requests: Sequence[Sequence[int]]) -> list[Asked]:
+def asked_for(requests: Sequence[Sequence[int]]) -> list[CacheRequest]:
     kinds = [NO_TRAITS, Traits("text/1", "anna"), Traits("text/2", "bert")]
-    return [Asked(blocks, number / 3, kinds[number % 3]) for number, blocks in enumerate(requests)]
+    return [CacheRequest(blocks, number / 3, kinds[number % 3]) for number, blocks in enumerate(requests)]
 
 
 class NaiveNode:
@@ -41,7 +41,9 @@ def leading(blocks: Sequence[int], held: Sequence[int]) -> int:
     return next((place for place, block in enumerate(blocks) if block not in held), len(blocks))
 
 
-def naive_local(requests: Sequence[Asked], nodes: int, capacity: int, router: str, look: int) -> tuple[list[int], int]:
+def naive_local(
+    requests: Sequence[CacheRequest], nodes: int, capacity: int, router: str, look: int
+) -> tuple[list[int], int]:
     """Returns the hits of each request, and the number of copies beyond the first."""
     pool = [NaiveNode() for _ in range(nodes)]
     load = [0] * nodes
@@ -68,7 +70,7 @@ def naive_local(requests: Sequence[Asked], nodes: int, capacity: int, router: st
     return hits, len(held) - len(set(held))
 
 
-def naive_coldest(requests: Sequence[Asked], nodes: int, capacity: int, candidates: int, seed: int) -> list[int]:
+def naive_coldest(requests: Sequence[CacheRequest], nodes: int, capacity: int, candidates: int, seed: int) -> list[int]:
     pool = [NaiveNode() for _ in range(nodes)]
     rng = random.Random(seed)
     hits = []

@@ -10,7 +10,7 @@ import pytest
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru
 from pinyon.eviction.policy import Belief
 from pinyon_lab.caches.pool_replay import PoolSize, pool
-from pinyon_lab.caches.replay import Asked, CacheReplay, replay
+from pinyon_lab.caches.replay import CacheReplay, CacheRequest, replay
 
 
 def trace(seed: int, requests: int = 120) -> list[list[int]]:
@@ -64,7 +64,7 @@ def naive(requests: Sequence[Sequence[int]], policy: str, capacity: int) -> list
 def test_hits_are_those_of_the_definition(policy: str, capacity: int) -> None:
     for seed in range(12):
         requests = trace(seed)
-        asked = [Asked(blocks, float(number // 3), NO_TRAITS) for number, blocks in enumerate(requests)]
+        asked = [CacheRequest(blocks, float(number // 3), NO_TRAITS) for number, blocks in enumerate(requests)]
         expected = naive(requests, policy, capacity)
         cache = replay(asked, policy, capacity)
         assert cache.hit_blocks == sum(expected), f"seed {seed}"
@@ -76,7 +76,7 @@ def test_hits_are_those_of_the_definition(policy: str, capacity: int) -> None:
 def test_nothing_is_lost_and_nothing_invented(policy: str) -> None:
     for seed in range(5):
         requests = trace(seed)
-        asked = [Asked(blocks, float(number), NO_TRAITS) for number, blocks in enumerate(requests)]
+        asked = [CacheRequest(blocks, float(number), NO_TRAITS) for number, blocks in enumerate(requests)]
         unique = len({block for blocks in requests for block in blocks})
         endless = replay(asked, policy, unique)
         assert (endless.evicted, len(endless.resident)) == (0, unique)

@@ -9,7 +9,7 @@ from pinyon.federation.distances import Distances, parse_distances
 from pinyon.federation.members import LbInfo, LbState
 from pinyon.federation.nearest import nearest
 from pinyon.federation.position import Position
-from pinyon.federation.view import Federation, Member, Region
+from pinyon.federation.view import Federation, Member, RegionView
 from pinyon.routing.geography import Geography, Rule
 
 FRANKFURT, VIRGINIA, TOKYO = Position(50.11, 8.68), Position(38.95, -77.45), Position(35.68, 139.69)
@@ -52,7 +52,7 @@ def member(lb_id: str, state: LbState = LbState.LIVE, http: str = "http://h") ->
 FEDERATION = Federation(
     "e",
     1,
-    (Region("eu", (), FRANKFURT), Region("jp", (), TOKYO), Region("us", (), VIRGINIA)),
+    (RegionView("eu", (), FRANKFURT), RegionView("jp", (), TOKYO), RegionView("us", (), VIRGINIA)),
     (member("eu-0", LbState.FAILED), member("jp-0"), member("us-0"), member("us-1", LbState.DRAINING)),
 )
 FAR = Distances(positions={"eu": FRANKFURT, "jp": TOKYO, "us": VIRGINIA})

@@ -9,7 +9,7 @@ import pytest
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError, ResourceExhausted
 from pinyon.federation.clusters import CHANGES_MAX
 from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
-from pinyon.federation.registry import VERSION_JUMP, Registry
+from pinyon.federation.registry import VERSION_JUMP, LbRegistry
 from pinyon.federation.view import Cluster, Federation, Member
 from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
@@ -26,7 +26,7 @@ def info(lb_id: str, boot: str = "1", **changes) -> LbInfo:
 class World:
     def __init__(self, *lb_ids: str, **changes) -> None:
         self.now_s = 1000.0
-        self.registry = Registry("e", self.now_s, TIMING, **changes)
+        self.registry = LbRegistry("e", self.now_s, TIMING, **changes)
         self.sessions = {lb_id: self.registry.register(info(lb_id), self.now_s) for lb_id in lb_ids}
         self.registry.sweep(self.now_s)
 
@@ -216,12 +216,12 @@ def test_what_is_news():
 UPSTREAMS = OwnedCluster("u", upstreams=("http://1", "http://2"))
 
 
-def cluster_of(registry: Registry, region: str) -> Cluster:
+def cluster_of(registry: LbRegistry, region: str) -> Cluster:
     return next(each for each in registry.federation.clusters if each.region == region)
 
 
 def test_instances_come_and_go_by_hand():
-    registry = Registry("e", 0.0, TIMING)
+    registry = LbRegistry("e", 0.0, TIMING)
     registry.register(info("u-0", clusters=(UPSTREAMS,)), 0.0)
     registry.register(info("a-0"), 0.0)
     assert registry.remove_instance("u", "", "http://1")
@@ -244,7 +244,7 @@ def test_instances_come_and_go_by_hand():
 
 
 def test_what_shares_a_cluster_is_put_together():
-    registry = Registry("e", 0.0, TIMING)
+    registry = LbRegistry("e", 0.0, TIMING)
     registry.register(info("u-0", clusters=(UPSTREAMS,)), 0.0)
     other = registry.register(info("u-1", clusters=(OwnedCluster("u", upstreams=("http://9",)),)), 0.0)
     assert cluster_of(registry, "u").upstreams == ("http://1", "http://2", "http://9")
@@ -254,7 +254,7 @@ def test_what_shares_a_cluster_is_put_together():
 
 
 def test_an_absent_member_is_forgotten_on_request_or_for_room():
-    registry = Registry("e", 0.0, TIMING, members_max=2)
+    registry = LbRegistry("e", 0.0, TIMING, members_max=2)
     first = registry.register(info("a-0"), 0.0)
     registry.register(info("b-0"), 0.0)
     with pytest.raises(FailedPrecondition):
@@ -274,8 +274,8 @@ def test_an_absent_member_is_forgotten_on_request_or_for_room():
 # ---------------------------------------------------------------- memory
 
 
-def restarted(world: World, epoch: str = "e") -> Registry:
-    registry = Registry(epoch, world.now_s, TIMING)
+def restarted(world: World, epoch: str = "e") -> LbRegistry:
+    registry = LbRegistry(epoch, world.now_s, TIMING)
     registry.recover(world.registry.federation, world.now_s)
     return registry
 
@@ -315,7 +315,7 @@ def test_who_was_heard_since_the_restart_can_fail_at_once():
 def test_what_was_heard_since_counts_more_than_memory():
     world = World("a-0", "b-0")
     world.registry.remove_instance("a", "", "w")
-    registry = Registry("other", world.now_s, TIMING)
+    registry = LbRegistry("other", world.now_s, TIMING)
     registry.register(info("a-0", "2"), world.now_s)
     registry.remove_instance("a", "", "w")
     registry.add_instance("a", "", "w")
@@ -335,9 +335,9 @@ def test_a_later_version_elsewhere_renews_the_epoch():
 # ---------------------------------------------------------------- what a session says of before
 
 
-def told(session_of: LbInfo, known: Federation, *others: LbInfo) -> Registry:
+def told(session_of: LbInfo, known: Federation, *others: LbInfo) -> LbRegistry:
     """Returns the registry of a new controller after that load balancer has come and reported what it knew."""
-    registry = Registry("new", 1000.0, TIMING)
+    registry = LbRegistry("new", 1000.0, TIMING)
     for each in (*others, session_of):
         registry.register(each, 1000.0)
     registry.recover(known, 1000.0, session_of)
@@ -362,7 +362,7 @@ def test_a_session_adds_and_removes_for_own_clusters_only():
 
 
 def test_an_owner_that_knows_less_does_not_count():
-    registry = Registry("new", 0.0, TIMING)
+    registry = LbRegistry("new", 0.0, TIMING)
     for lb_id, version, removed in (("u-0", 9, ()), ("u-1", 8, ("http://1",))):
         each = info(lb_id, clusters=(UPSTREAMS,))
         registry.register(each, 0.0)
@@ -373,7 +373,7 @@ def test_an_owner_that_knows_less_does_not_count():
 @pytest.mark.parametrize("first", ["an owner", "the file"])
 @pytest.mark.parametrize("added", [(), ("http://1",)])
 def test_an_owner_that_knows_more_replaces_what_was_recovered(first: str, added: tuple[str, ...]):
-    registry = Registry("old", 0.0, TIMING)
+    registry = LbRegistry("old", 0.0, TIMING)
     owners = [info(lb_id, clusters=(UPSTREAMS,)) for lb_id in ("u-0", "u-1")]
     for each in owners:
         registry.register(each, 0.0)
@@ -409,7 +409,7 @@ def test_a_session_says_which_boots_lost_its_name():
 
 def test_who_is_known_by_hearsay_makes_room():
     ghosts = [Member(info(f"g-{n}", clusters=()), LbState.LIVE, True) for n in range(9)]
-    registry = Registry("new", 0.0, TIMING, members_max=3)
+    registry = LbRegistry("new", 0.0, TIMING, members_max=3)
     registry.register(info("a-0"), 0.0)
     registry.recover(Federation("old", 9, members=tuple(ghosts)), 0.0, info("a-0"))
     assert len(registry.federation.members) == 3
@@ -421,11 +421,11 @@ def test_who_is_known_by_hearsay_makes_room():
 
 
 def test_who_is_known_by_the_own_file_makes_no_room():
-    before = Registry("e", 0.0, TIMING, members_max=2)
+    before = LbRegistry("e", 0.0, TIMING, members_max=2)
     for lb_id in ("a-0", "b-0"):
         before.register(info(lb_id), 0.0)
     before.remove_instance("a", "a", "w")
-    registry = Registry("e", 100.0, TIMING, members_max=2)
+    registry = LbRegistry("e", 100.0, TIMING, members_max=2)
     registry.recover(before.federation, 100.0)
     with pytest.raises(ResourceExhausted):
         registry.register(info("c-0"), 100.0)

@@ -8,7 +8,7 @@ import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.federation.members import LbInfo, LbLoad
-from pinyon.federation.view import Cluster, Federation, Region
+from pinyon.federation.view import Cluster, Federation, RegionView
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.messages.federation import federation_to_proto
 
@@ -18,7 +18,7 @@ INFO = LbInfo("b-0", "1", "b", "h:1")
 
 def told(epoch: str, version: int) -> Federation:
     clusters = (Cluster("a", "a", "h:7", owners=("a-0",), adopter="b-0"), Cluster("b", "b", "h:8", owners=("b-0",)))
-    return Federation(epoch, version, (Region("a"),), (), clusters)
+    return Federation(epoch, version, (RegionView("a"),), (), clusters)
 
 
 class Played(controller_pb2_grpc.ControllerServiceServicer):

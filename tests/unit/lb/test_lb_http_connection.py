@@ -14,8 +14,8 @@ from pinyon.core.errors import Unauthenticated
 from pinyon.frontdoor.app import error_answer
 from pinyon.http.answer import JSON
 from pinyon.http.budget import Budget, HttpLimits
-from pinyon.http.connection import DISCARD_BYTES, READ_AHEAD_BYTES, Connection
-from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.connection import DISCARD_BYTES, READ_AHEAD_BYTES, ServerConnection
+from pinyon.http.peers import PeerPlaces, TrustedProxies
 from pinyon.http.state import HttpState
 
 POST = b"POST /%b HTTP/1.1\r\nhost: lb\r\ncontent-length: %d\r\n\r\n%b"
@@ -23,7 +23,7 @@ DATE = b"date: now\r\n"
 
 
 class FakeTransport:
-    def __init__(self, protocol: Connection) -> None:
+    def __init__(self, protocol: ServerConnection) -> None:
         self.protocol = protocol
         self.written = bytearray()
         self.reading = True
@@ -136,13 +136,13 @@ class World:
             Gauge("connections", "open", registry=CollectorRegistry()),
             TrustedProxies(),
             False,
-            Peers(8),
-            Peers(8),
+            PeerPlaces(8),
+            PeerPlaces(8),
             date=DATE,
         )
 
     def connect(self) -> FakeTransport:
-        return FakeTransport(Connection(self.shared, asyncio.get_running_loop()))
+        return FakeTransport(ServerConnection(self.shared, asyncio.get_running_loop()))
 
     async def settle(self) -> None:
         """Lets everything happen that needs no new event."""
@@ -160,7 +160,7 @@ async def test_a_connection_keeps_nothing_of_its_arrival():
     world, place, arrived = World(), ExitStack(), []
     place.callback(arrived.append, True)
     kept = weakref.ref(place)
-    transport = FakeTransport(Connection(world.shared, asyncio.get_running_loop(), place.close))
+    transport = FakeTransport(ServerConnection(world.shared, asyncio.get_running_loop(), place.close))
     del place
     assert arrived
     assert not transport.closed

@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.http.answer import HttpError
-from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.peers import PeerPlaces, TrustedProxies
 from pinyon.http.proxy_line import SIGNATURE, read_proxy_line
 
 
@@ -61,7 +61,7 @@ def test_who_is_trusted():
 
 
 def test_peers_are_counted_and_forgotten():
-    peers = Peers(2)
+    peers = PeerPlaces(2)
     assert [peers.take("1.2.3.4") for _ in range(3)] == ["1.2.3.4", "1.2.3.4", None]
     assert [peers.take(f"2001:db8::{n}") for n in range(3)] == ["2001:db8::/64", "2001:db8::/64", None]
     assert peers.take("2001:db8:0:1::1") is not None

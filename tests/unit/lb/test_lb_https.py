@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.https import Https
 from pinyon.http.budget import Budget, HttpLimits
-from pinyon.http.peers import Peers, TrustedProxies
+from pinyon.http.peers import PeerPlaces, TrustedProxies
 from pinyon.http.server import HttpServer
 from pinyon.http.state import HttpState
 from tests.tls_files import TestAuthority
@@ -28,7 +28,7 @@ class Served:
     def __init__(self, authority: TestAuthority, connections: int = 4096, per_peer: int = 64) -> None:
         folder = authority.folder("lb", "lb-0")
         self.trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        self.peers = Peers(per_peer)
+        self.peers = PeerPlaces(per_peer)
         self.app = FakeApp()
         self.shared = HttpState(
             self.app,
@@ -38,7 +38,7 @@ class Served:
             TrustedProxies(),
             False,
             self.peers,
-            Peers(8),
+            PeerPlaces(8),
         )
         self.https = Https(folder / "tls.crt", folder / "tls.key")
         self.server = HttpServer(self.shared, "127.0.0.1:0", lambda: self.https.context)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import ResourceExhausted
-from pinyon.frontdoor.regions.inbound import MESSAGES_MAX, PARTS_MAX, Inbound
+from pinyon.frontdoor.regions.inbound import MESSAGES_MAX, PARTS_MAX, InboundSession
 
 SERVING: Any = SimpleNamespace(
     clock=monotonic,
@@ -40,7 +40,7 @@ class Unread:
         self.ended.set()
 
 
-class Session(Inbound[Any]):
+class Session(InboundSession[Any]):
     held = 0
 
     def add(self, message: peer_pb2.SessionResponse, part: Any) -> None:

@@ -12,7 +12,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import InvalidArgument, PermissionDenied
 from pinyon.frontdoor.regions.inbound import Serving
 from pinyon.frontdoor.regions.links import PEER_VERSION
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.routing.geography import Geography
 from pinyon.runtime.identity import Identity, hosts_of
 from pinyon.runtime.security import NO_SECURITY, Security
@@ -38,7 +38,7 @@ def context_of(*names: str) -> SimpleNamespace:
     ids=["its region", "another region", "no region", "no certificate"],
 )
 def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
-    door: Any = SimpleNamespace(own=Peer("us-0", "us", ""), models=SimpleNamespace(geography=Geography()))
+    door: Any = SimpleNamespace(own=PeerBalancer("us-0", "us", ""), models=SimpleNamespace(geography=Geography()))
     hello = peer_pb2.PeerHello(region="eu", lb_id="eu-0", version=PEER_VERSION)
     if admitted:
         assert Serving._checked(door, hello, context_of(*names)).region == "eu"

@@ -12,7 +12,7 @@ import pytest
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.frontdoor.regions.inbound import PEER_CALLERS
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import region_name
@@ -45,11 +45,11 @@ async def test_who_is_of_another_region_is_not_spoken_with(tmp_path: Path, regio
     service = peer_pb2.DESCRIPTOR.services_by_name["PeerService"]
     server.add(peer_pb2_grpc.add_PeerServiceServicer_to_server, door, service, PEER_CALLERS)
     address = await server.start()
-    own = Peer("us-0", "us", "")
+    own = PeerBalancer("us-0", "us", "")
     channels = Channels(authority.tls("lb", "us-0", region="us"))
     links = RegionLinks(own, Ways(), 1, time.monotonic, lambda name: channels.sessions_to(region_name(name)))  # type: ignore[arg-type]
     try:
-        links.know([Peer("eu-0", "eu", address)])
+        links.know([PeerBalancer("eu-0", "eu", address)])
         async with asyncio.timeout(WAIT_S if spoken_with else 1.0):
             await door.called.wait()
         assert spoken_with

@@ -19,7 +19,7 @@ from pinyon.frontdoor.failures import Absent, Broke, ConnectionsFull
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits, UpstreamConnection
 from pinyon.frontdoor.upstreams.fields import from_server, to_server
 from pinyon.frontdoor.upstreams.passing import Passing, read_usage
-from pinyon.frontdoor.upstreams.pool import Pool
+from pinyon.frontdoor.upstreams.pool import ConnectionPool
 from pinyon.frontdoor.upstreams.reading import read_asked
 from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams, read_upstream_keys
 from pinyon.runtime.setting_sources import load_settings
@@ -373,7 +373,7 @@ class Peer:
             self.changed.set()
 
 
-async def whole(pool: Pool) -> bytes:
+async def whole(pool: ConnectionPool) -> bytes:
     answer = await pool.send(b"GET / HTTP/1.1\r\n\r\n", b"", WAIT_S)
     try:
         body = b""
@@ -386,13 +386,13 @@ async def whole(pool: Pool) -> bytes:
 
 async def test_connections_are_reused_until_they_are_idle_too_long() -> None:
     async with Peer() as peer:
-        pool = Pool(peer.url, ConnectionLimits(idle_s=10 * WAIT_S), 4)
+        pool = ConnectionPool(peer.url, ConnectionLimits(idle_s=10 * WAIT_S), 4)
         for _ in range(3):
             assert await whole(pool) == b"{}"
         assert peer.connections == 1
         pool.close()
         await asyncio.wait_for(peer.changed.wait(), WAIT_S)
-        pool = Pool(peer.url, ConnectionLimits(idle_s=0.05), 4)
+        pool = ConnectionPool(peer.url, ConnectionLimits(idle_s=0.05), 4)
         for connections in (2, 3):
             peer.changed.clear()
             assert await whole(pool) == b"{}"
@@ -406,7 +406,7 @@ async def test_connections_are_reused_until_they_are_idle_too_long() -> None:
 async def test_connections_the_server_will_close_are_not_reused(field: bytes) -> None:
     async with Peer() as peer:
         peer.says = WHOLE % field
-        pool = Pool(peer.url, ConnectionLimits(), 4)
+        pool = ConnectionPool(peer.url, ConnectionLimits(), 4)
         for _ in range(3):
             assert await whole(pool) == b"{}"
         assert peer.connections == 3
@@ -416,7 +416,7 @@ async def test_connections_the_server_will_close_are_not_reused(field: bytes) ->
 async def test_there_are_no_more_connections_than_may_be() -> None:
     async with Peer() as peer:
         peer.says = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{"
-        pool = Pool(peer.url, ConnectionLimits(), 1)
+        pool = ConnectionPool(peer.url, ConnectionLimits(), 1)
         answer = await pool.send(b"GET / HTTP/1.1\r\n\r\n", b"", WAIT_S)
         with pytest.raises(ConnectionsFull):
             await whole(pool)
@@ -431,7 +431,7 @@ async def test_there_are_no_more_connections_than_may_be() -> None:
 async def test_who_is_not_there_and_who_does_not_answer() -> None:
     async with Peer() as peer:
         peer.says = b""
-        pool = Pool(peer.url, ConnectionLimits(), 4)
+        pool = ConnectionPool(peer.url, ConnectionLimits(), 4)
         with pytest.raises(Broke, match="in time"):
             await pool.send(b"GET / HTTP/1.1\r\n\r\n", b"", 0.05)
         peer.says = None
@@ -442,14 +442,14 @@ async def test_who_is_not_there_and_who_does_not_answer() -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))  # and does not listen
         with pytest.raises(Absent):
-            await whole(Pool(UpstreamUrl("127.0.0.1", deaf.getsockname()[1], False), ConnectionLimits(), 4))
+            await whole(ConnectionPool(UpstreamUrl("127.0.0.1", deaf.getsockname()[1], False), ConnectionLimits(), 4))
     with pytest.raises(Absent):
-        await whole(Pool(UpstreamUrl("no-such-host.invalid", 1, False), ConnectionLimits(), 4))
+        await whole(ConnectionPool(UpstreamUrl("no-such-host.invalid", 1, False), ConnectionLimits(), 4))
 
 
 async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
     async with Peer() as peer:
-        pool = Pool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
+        pool = ConnectionPool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
         assert await whole(pool) == b"{}"
         assert len(pool._idle) == 1
         peer.says = None
@@ -464,7 +464,7 @@ async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
 
 async def test_what_is_broken_off_is_not_sent_to_the_same_server_again() -> None:
     async with Peer() as peer:
-        pool = Pool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
+        pool = ConnectionPool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)
         assert await whole(pool) == b"{}"
         peer.says = b""
         asked = asyncio.ensure_future(whole(pool))
@@ -486,12 +486,12 @@ async def test_a_server_with_tls_must_be_who_it_is(tmp_path) -> None:
     async with peer:
         known = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         url = UpstreamUrl("localhost", peer.url.port, True)
-        pool = Pool(url, ConnectionLimits(), 4, known)
+        pool = ConnectionPool(url, ConnectionLimits(), 4, known)
         assert await whole(pool) == b"{}"
         assert await whole(pool) == b"{}"
         pool.close()
         with pytest.raises(Absent):
-            await whole(Pool(url, ConnectionLimits(), 4, ssl.create_default_context()))
+            await whole(ConnectionPool(url, ConnectionLimits(), 4, ssl.create_default_context()))
 
 
 class Unread(asyncio.Transport):

@@ -16,8 +16,8 @@ from pinyon.placement.decision_log import (
     NAME_BYTES,
     SEARCHED,
     DecisionLog,
-    FirstToken,
     LoggedDecision,
+    MeasuredFirstToken,
     PredictionErrors,
     is_named,
 )
@@ -50,8 +50,8 @@ class World:
         return self.log.placed(request, now_s)
 
 
-def took(seconds: float) -> FirstToken:
-    return FirstToken(seconds, PrefillReport("a", 100.0, 0.0, 200.0, 0.0, 49))
+def took(seconds: float) -> MeasuredFirstToken:
+    return MeasuredFirstToken(seconds, PrefillReport("a", 100.0, 0.0, 200.0, 0.0, 49))
 
 
 def find(log: DecisionLog, asked: str) -> list[LoggedDecision]:

@@ -15,10 +15,10 @@ from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness, Reading
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.pairs import SECOND
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import Aside, DecodeChoice, PlacementDecision, PlacementRequest, Times, Waiting
+from pinyon.placement.policy import Aside, DecodeChoice, PlacementDecision, PlacementRequest, Times, WaitingPrompt
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
-from pinyon_lab.policies.placement import CacheAffinity, CacheAffinitySettings, Choice, LabDualMap, LabDualMapSettings
+from pinyon_lab.policies.placement import CacheAffinity, CacheAffinitySettings, LabDualMap, LabDualMapSettings, PairRule
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.long import usually
 from tests.on_compiled import REPLACES_METHODS
@@ -152,7 +152,7 @@ def pair_of(settings_: DualMapSettings, fleet, request: PlacementRequest) -> tup
 @given(
     **CASES,
     seed=st.integers(0, 50),
-    choice=st.sampled_from(list(Choice)),
+    choice=st.sampled_from(list(PairRule)),
     reading=st.sampled_from(list(Reading)),
     slo_s=st.sampled_from((0.5, 1.0, 2.0, 3.0)),
 )
@@ -167,10 +167,10 @@ def test_the_better_one_of_two(queues, held, seed, choice, reading, slo_s):
     ttft_s = {name: (queues[name] + 129 - 16 * held[name]) * TOKEN_S for name in (one, two)}
     over = ttft_s[more] > slo_s if reading is Reading.EXPECTED else queues[more] * TOKEN_S > 0.5 * slo_s
     expected = {
-        Choice.SLO: less if over else more,
-        Choice.CACHE_AFFINITY: more,
-        Choice.LEAST_LOADED: less,
-        Choice.MIN_TTFT: two if ttft_s[two] < ttft_s[one] - 1e-12 else one,
+        PairRule.SLO: less if over else more,
+        PairRule.CACHE_AFFINITY: more,
+        PairRule.LEAST_LOADED: less,
+        PairRule.MIN_TTFT: two if ttft_s[two] < ttft_s[one] - 1e-12 else one,
     }[choice]
     decision = Scheduler(fleet, LabDualMap(settings_)).decide(ask(), 0.0)
     assert decision.prefill.info.instance_id == expected
@@ -276,13 +276,13 @@ def test_alone_there_is_no_pair():
     assert (decision.prefill.info.instance_id, decision.alternate) == ("i0", None)
 
 
-def queue_up(fleet, scheduler: Scheduler, source: str, other: str, count: int, placed_s: float) -> list[Waiting]:
+def queue_up(fleet, scheduler: Scheduler, source: str, other: str, count: int, placed_s: float) -> list[WaitingPrompt]:
     waiting = []
     for number in range(count):
         request = ask(f"w{number}", first=100 * (number + 1))
         decision = scheduler.decide_at(request, member(fleet, source), member(fleet, other), 0.0)
         fleet.inflight.add(request.request_id, decision, 0, 0.0)
-        waiting.append(Waiting(request, decision, placed_s))
+        waiting.append(WaitingPrompt(request, decision, placed_s))
     return waiting
 
 
@@ -398,7 +398,7 @@ def test_moves_are_those_of_a_search_that_counts_anew_each_time(sizes, held, oth
             Aside(member(fleet, two)),
         )
         fleet.inflight.add(request.request_id, decision, 0, now_s)
-        waiting.append(Waiting(request, decision, now_s - age_s))
+        waiting.append(WaitingPrompt(request, decision, now_s - age_s))
     at = {one: waiting}
     decision = scheduler.decide_at(ask(), member(fleet, one), member(fleet, two), now_s)
     moves = scheduler.moves(ask(), decision, lambda state: at.get(state.info.instance_id, []), now_s)

@@ -10,7 +10,7 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.eviction import NO_TRAITS
-from pinyon_lab.replay import Player, Prompts, Sending, TokenRange
+from pinyon_lab.replay import Player, ReplayPrompts, Sending, TokenRange
 from pinyon_lab.replay.player import ERRORS_MAX, OTHERS
 from pinyon_lab.simulator.workload import Arrival
 
@@ -40,7 +40,7 @@ async def play(how: str, count: int, output_tokens: int = 1):
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             player = Player(
-                channel, arrivals, Prompts(arrivals, 16, 1, TokenRange()), time.monotonic, Sending(timeout_s=60.0)
+                channel, arrivals, ReplayPrompts(arrivals, 16, 1, TokenRange()), time.monotonic, Sending(timeout_s=60.0)
             )
             return await player.run()
     finally:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import Traits
-from pinyon_lab.replay import Prompts, TokenRange
+from pinyon_lab.replay import ReplayPrompts, TokenRange
 from pinyon_lab.simulator.workload import Arrival
 
 SIZE = 4
@@ -20,8 +20,8 @@ def arrival(tokens: int, blocks: tuple[int, ...], follows: int = -1, output: int
     return Arrival(0.0, tokens, output, blocks, Traits(), follows)
 
 
-def prompts(*arrivals: Arrival, seed: int = 7, tokens: TokenRange = PRINTABLE) -> Prompts:
-    return Prompts(arrivals, SIZE, seed, tokens)
+def prompts(*arrivals: Arrival, seed: int = 7, tokens: TokenRange = PRINTABLE) -> ReplayPrompts:
+    return ReplayPrompts(arrivals, SIZE, seed, tokens)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=2, max_size=6), st.integers(0, 3))

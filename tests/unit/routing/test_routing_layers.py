@@ -17,7 +17,7 @@ from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, keys_of_blocks, routing_root, token_keys
 from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Choice, Route, TwoLayers, Where
+from pinyon.routing.two_layers import RoutedRequest, RoutingChoice, TwoLayers, Where
 
 ASK = Routed(byte_keys(b"root", b"abcdefgh", 1), "user")
 
@@ -168,16 +168,18 @@ def test_a_request_stays_while_few_wait_where_its_prompt_is() -> None:
     two = TwoLayers("us", full(), regions("eu"))
     two.local.sent(ASK, "b")
     two.local.report("b", Report(pending=1, received=1), 0.0)
-    assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
-    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
-    assert two.choose(Route(Routed()), 0.0) == Choice(Where.REMOTE, "eu")
+    assert two.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.LOCAL, "b")
+    assert two.choose(RoutedRequest(ASK), 0.0, conducted=True) == RoutingChoice(Where.LOCAL)
+    assert two.choose(RoutedRequest(Routed()), 0.0) == RoutingChoice(Where.REMOTE, "eu")
     two.local.report("a", Report(pending=16), 0.0)
-    assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
-    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.REMOTE, "eu"), "that one might get it"
+    assert two.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.LOCAL, "b")
+    assert two.choose(RoutedRequest(ASK), 0.0, conducted=True) == RoutingChoice(Where.REMOTE, "eu"), (
+        "that one might get it"
+    )
     two.local.set_draining("a", True)
-    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
+    assert two.choose(RoutedRequest(ASK), 0.0, conducted=True) == RoutingChoice(Where.LOCAL)
     two.local.report("b", Report(pending=16, received=1), 0.0)
-    assert two.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
+    assert two.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.REMOTE, "eu")
 
 
 @given(
@@ -262,13 +264,13 @@ def regions(*there: str, queue: int = 0) -> Layer:
 
 def test_local_first_then_remote_then_the_queue() -> None:
     two = TwoLayers("us", full(), regions("eu"))
-    assert two.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
+    assert two.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.REMOTE, "eu")
     two.local.report("b", Report(pending=0), 0.0)
-    assert two.choose(Route(ASK), 0.0) == Choice(Where.LOCAL, "b")
-    assert two.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.LOCAL)
+    assert two.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.LOCAL, "b")
+    assert two.choose(RoutedRequest(ASK), 0.0, conducted=True) == RoutingChoice(Where.LOCAL)
     two.local.report("b", Report(pending=2), 0.0)
-    assert two.choose(Route(ASK, exclude=("eu",)), 0.0) == Choice(Where.WAIT)
-    assert two.choose(Route(ASK, sender="eu"), 0.0) == Choice(Where.WAIT)  # never a second hop
+    assert two.choose(RoutedRequest(ASK, exclude=("eu",)), 0.0) == RoutingChoice(Where.WAIT)
+    assert two.choose(RoutedRequest(ASK, sender="eu"), 0.0) == RoutingChoice(Where.WAIT)  # never a second hop
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_local_first_then_remote_then_the_queue() -> None:
 def test_an_available_region_has_an_instance_and_a_short_queue(report: Report, there: bool) -> None:
     two = TwoLayers("us", full(), regions("eu"))
     two.remote.report("eu", report, 0.0)
-    assert two.choose(Route(ASK), 0.0).where is (Where.REMOTE if there else Where.WAIT)
+    assert two.choose(RoutedRequest(ASK), 0.0).where is (Where.REMOTE if there else Where.WAIT)
 
 
 POLICY = parse_geography(
@@ -298,15 +300,17 @@ POLICY = parse_geography(
 def test_load_never_overrides_geography() -> None:
     eu = TwoLayers("eu", full(), regions("us", "uk"), POLICY)
     eu.remote.report("uk", Report(pending=0, available=0), 0.0)
-    assert eu.choose(Route(ASK), 0.0) == Choice(Where.WAIT)
+    assert eu.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.WAIT)
     eu.remote.report("uk", Report(pending=0, available=1), 0.0)
-    assert eu.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "uk")
-    assert eu.choose(Route(ASK, tenant="acme"), 0.0) == Choice(Where.NOWHERE)
+    assert eu.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.REMOTE, "uk")
+    assert eu.choose(RoutedRequest(ASK, tenant="acme"), 0.0) == RoutingChoice(Where.NOWHERE)
     us = TwoLayers("us", full(), regions("eu"), POLICY)
-    assert us.choose(Route(ASK), 0.0) == Choice(Where.REMOTE, "eu")
+    assert us.choose(RoutedRequest(ASK), 0.0) == RoutingChoice(Where.REMOTE, "eu")
     us.local.report("a", Report(pending=0), 0.0)
-    assert us.choose(Route(ASK, ("gdpr",)), 0.0) == Choice(Where.REMOTE, "eu")  # although this region has room
-    assert us.choose(Route(ASK, ("mars",)), 0.0) == Choice(Where.NOWHERE)
+    assert us.choose(RoutedRequest(ASK, ("gdpr",)), 0.0) == RoutingChoice(
+        Where.REMOTE, "eu"
+    )  # although this region has room
+    assert us.choose(RoutedRequest(ASK, ("mars",)), 0.0) == RoutingChoice(Where.NOWHERE)
 
 
 @pytest.mark.parametrize("conducted", [False, True])
@@ -321,11 +325,11 @@ def test_adopted_instances_count_as_local_ones(routing: str, keeps: bool, conduc
     us.adopted["eu/eu"] = "eu", adopted
     prompt = Routed(b"".join(number.to_bytes(8, "little") for number in range(8)), "u")
     adopted.sent(prompt, "x")
-    assert us.choose(Route(prompt), 0.0, conducted=conducted).where is (Where.ADOPTED if keeps else Where.LOCAL)
+    assert us.choose(RoutedRequest(prompt), 0.0, conducted=conducted).where is (Where.ADOPTED if keeps else Where.LOCAL)
     other = Routed(b"".join(number.to_bytes(8, "little") for number in range(100, 108)), "v")
-    assert us.choose(Route(other), 0.0, conducted=conducted).where is Where.LOCAL, "it is the less busy one"
+    assert us.choose(RoutedRequest(other), 0.0, conducted=conducted).where is Where.LOCAL, "it is the less busy one"
     us.local.report("a", Report(pending=1, running=9, room=0), 0.1)
-    assert us.choose(Route(other), 0.1, conducted=conducted) == (Where.ADOPTED, "eu/eu")
+    assert us.choose(RoutedRequest(other), 0.1, conducted=conducted) == (Where.ADOPTED, "eu/eu")
 
 
 def test_users_of_adopted_instances_stay_where_they_are() -> None:
@@ -334,11 +338,11 @@ def test_users_of_adopted_instances_stay_where_they_are() -> None:
     for each in (us.local, us.adopted["eu/eu"][1]):
         for target in each:
             each.report(target.name, Report(pending=0, running=0, room=400), 0.0)
-    chosen = {user: us.choose(Route(Routed(hash_key=f"u{user}")), 0.0) for user in range(200)}
+    chosen = {user: us.choose(RoutedRequest(Routed(hash_key=f"u{user}")), 0.0) for user in range(200)}
     assert {choice.where for choice in chosen.values()} == {Where.LOCAL, Where.ADOPTED}
     for target in us.local:
         us.local.report(target.name, Report(pending=0, running=50, room=400), 0.1)
-    assert chosen == {user: us.choose(Route(Routed(hash_key=f"u{user}")), 0.1) for user in range(200)}
+    assert chosen == {user: us.choose(RoutedRequest(Routed(hash_key=f"u{user}")), 0.1) for user in range(200)}
 
 
 def test_a_region_is_as_busy_as_its_instances() -> None:
@@ -358,21 +362,21 @@ def test_adopted_instances_are_where_they_are() -> None:
     adopted = layer(names="x")
     adopted.report("x", Report(pending=0, room=2), 0.0)
     us.adopted["ap/ap"] = "ap", adopted
-    assert us.choose(Route(ASK), 0.0, conducted=True) == Choice(Where.ADOPTED, "ap/ap")
-    assert us.choose(Route(ASK, ("us",)), 0.0, conducted=True) == Choice(Where.WAIT)
-    assert us.choose(Route(ASK, sender="eu"), 0.0, conducted=True) == Choice(Where.WAIT)
-    assert us.choose(Route(ASK, sender="us"), 0.0, conducted=True) == Choice(Where.ADOPTED, "ap/ap")
+    assert us.choose(RoutedRequest(ASK), 0.0, conducted=True) == RoutingChoice(Where.ADOPTED, "ap/ap")
+    assert us.choose(RoutedRequest(ASK, ("us",)), 0.0, conducted=True) == RoutingChoice(Where.WAIT)
+    assert us.choose(RoutedRequest(ASK, sender="eu"), 0.0, conducted=True) == RoutingChoice(Where.WAIT)
+    assert us.choose(RoutedRequest(ASK, sender="us"), 0.0, conducted=True) == RoutingChoice(Where.ADOPTED, "ap/ap")
 
 
 def test_a_dry_run_says_where_and_why_not() -> None:
     eu = TwoLayers("eu", full(), regions("us", "uk"), POLICY)
     eu.remote.report("uk", Report(pending=0, available=0), 0.0)
-    assert [(each.region, each.allowed, each.available) for each in eu.dry_run(Route(ASK), 0.0)] == [
+    assert [(each.region, each.allowed, each.available) for each in eu.dry_run(RoutedRequest(ASK), 0.0)] == [
         ("eu", True, False),
         ("us", False, True),
         ("uk", True, False),
     ]
-    assert "gdpr may send to gdpr only" in eu.dry_run(Route(ASK), 0.0)[1].reason
+    assert "gdpr may send to gdpr only" in eu.dry_run(RoutedRequest(ASK), 0.0)[1].reason
 
 
 @given(

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from pinyon.core.request import Role
 from pinyon.routing.layer import Layer
-from pinyon.routing.pair import Candidate, Pair, serving_groups
+from pinyon.routing.pair import Pair, PairCandidate, serving_groups
 from pinyon.routing.pair import choose_pair as choose
-from pinyon.routing.plain import LeastLoaded
+from pinyon.routing.plain import LeastLoadedTarget
 from pinyon.routing.pushing import Blind
 from pinyon.routing.target_policy import Routed
 from tests.long import usually
 
 
 def choose_pair(fleet, in_flight, total_tokens, exclude=(), avoided=()) -> Pair | None:
-    layer = Layer(Blind(), LeastLoaded())
+    layer = Layer(Blind(), LeastLoadedTarget())
     for each in fleet:
         layer.join(each.instance_id, each.max_batch)
         for _ in range(in_flight.get(each.instance_id, 0)):
@@ -24,8 +24,8 @@ def choose_pair(fleet, in_flight, total_tokens, exclude=(), avoided=()) -> Pair 
     return choose(serving_groups(fleet, total_tokens, exclude, avoided), layer, Routed(), 0.0)
 
 
-def instance(name: str, role: Role = Role.MIXED, group: str = "g", **facts: int) -> Candidate:
-    return Candidate(name, f"{name}:1", role, group, **facts)
+def instance(name: str, role: Role = Role.MIXED, group: str = "g", **facts: int) -> PairCandidate:
+    return PairCandidate(name, f"{name}:1", role, group, **facts)
 
 
 def test_a_mixed_instance_keeps_the_request_to_itself():
@@ -78,7 +78,7 @@ def test_excluded_and_too_small_ones_are_left_out():
 @given(
     st.lists(
         st.builds(
-            Candidate,
+            PairCandidate,
             st.sampled_from("abcdef"),
             st.just("x:1"),
             st.sampled_from(list(Role)),

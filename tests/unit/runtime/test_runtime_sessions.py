@@ -23,12 +23,12 @@ from pinyon.runtime import grpc_server
 from pinyon.runtime.channel import Channels, OpenSession, open_channel, open_session
 from pinyon.runtime.duplex import Accepted, Dialed, Method
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.http2.connection import Connection
+from pinyon.runtime.http2.connection import Http2Connection
 from pinyon.runtime.http2.heads import parse_trailers, request_head
 from pinyon.runtime.http2.listener import Listener
 from pinyon.runtime.http2.protocol import DEAD_TICKS, EXCUSED, Http2Protocol
 from pinyon.runtime.http2.server import IDLE_DEAD_TICKS, Http2Server
-from pinyon.runtime.http2.wire import PREFACE, Code, frame, settings
+from pinyon.runtime.http2.wire import PREFACE, ErrorCode, frame, settings
 from pinyon.runtime.identity import caller, peer_name
 from pinyon.runtime.tls import server_context
 from services.worker.servicer import WORKER_CALLERS
@@ -173,7 +173,7 @@ async def test_calls_beyond_those_at_once_wait_for_their_turn() -> None:
 async def test_a_connection_stays_between_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.0)
     async with Running() as running, connected(running.address) as (reader, writer):
-        connection, pings = Connection(writer.write), 0
+        connection, pings = Http2Connection(writer.write), 0
         writer.write(connection.opening)
         async with asyncio.timeout(WAIT_S):
             for _ in range(2):
@@ -271,7 +271,7 @@ async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytes
     """The speed of the calls does not matter: no tick passes here. Calls that their client breaks off are bounded."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     async with Running() as running, connected(running.address) as (reader, writer):
-        connection = Connection(writer.write)
+        connection = Http2Connection(writer.write)
         writer.write(connection.opening)
         async with asyncio.timeout(WAIT_S):
             for _ in range(500):
@@ -283,7 +283,7 @@ async def test_calls_without_end_are_served_on_one_connection(monkeypatch: pytes
                     connection.receive(data)
                 assert parse_trailers(kept.heads[-1][0]).code == "OK"
             for _ in range(500):
-                connection.open(request_head(METHOD.path, "x", "http"), Kept()).reset(Code.CANCEL)
+                connection.open(request_head(METHOD.path, "x", "http"), Kept()).reset(ErrorCode.CANCEL)
             await read_all(reader)  # the connection ends
 
 
@@ -297,7 +297,7 @@ async def test_refused_calls_are_paid_by_their_client(monkeypatch: pytest.Monkey
     """The connection ends because no tick passes here; served calls would have been given back."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     async with Running(worker=Refusing()) as running, connected(running.address) as (reader, writer):
-        connection = Connection(writer.write)
+        connection = Http2Connection(writer.write)
         writer.write(connection.opening)
         answered, data = 0, b"x"
         async with asyncio.timeout(WAIT_S):
@@ -314,7 +314,7 @@ async def test_refused_calls_are_paid_by_their_client(monkeypatch: pytest.Monkey
 
 async def test_a_call_ends_by_its_deadline() -> None:
     async with Running() as running, connected(running.address) as (reader, writer):
-        connection, kept = Connection(writer.write), Kept()
+        connection, kept = Http2Connection(writer.write), Kept()
         writer.write(connection.opening)
         connection.open([*request_head(METHOD.path, "x", "http"), (b"grpc-timeout", b"50m")], kept)
         async with asyncio.timeout(WAIT_S):
@@ -344,7 +344,7 @@ async def test_a_call_ends_by_its_deadline() -> None:
 )
 async def test_what_is_no_call_is_told_in_http_s_words(head: Any, status: bytes) -> None:
     async with Running() as running, connected(running.address) as (reader, writer):
-        connection, kept = Connection(writer.write), Kept()
+        connection, kept = Http2Connection(writer.write), Kept()
         writer.write(connection.opening)
         connection.open(head, kept)
         async with asyncio.timeout(WAIT_S):
@@ -428,7 +428,7 @@ async def test_silent_sockets_lock_nobody_out(
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
     authority = TestAuthority(tmp_path)
-    opening = _client_hello() if tls else Connection(lambda _: None).opening
+    opening = _client_hello() if tls else Http2Connection(lambda _: None).opening
     words = {
         "nothing": b"",
         "a part": opening[:20],
@@ -485,7 +485,7 @@ def test_silent_sockets_give_their_places_back_in_uvloop(
 async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.3)
     async with Running() as running, connected(running.address) as (reader, writer):
-        writer.write(Connection(lambda _: None).opening)
+        writer.write(Http2Connection(lambda _: None).opening)
         answers = asyncio.ensure_future(reader.read())
         async with asyncio.timeout(WAIT_S):
             while not answers.done():  # the client is there, and says so
@@ -497,7 +497,7 @@ async def test_a_connection_without_a_call_ends(monkeypatch: pytest.MonkeyPatch)
 async def test_a_connection_whose_calls_are_refused_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.3)
     async with Running() as running, connected(running.address) as (reader, writer):
-        connection, kept = Connection(writer.write), Kept()
+        connection, kept = Http2Connection(writer.write), Kept()
         writer.write(connection.opening)
         connection.open(request_head("/no/such", "x", "http"), kept).end()
         async with asyncio.timeout(WAIT_S):
@@ -509,7 +509,7 @@ async def test_a_connection_whose_calls_are_refused_ends(monkeypatch: pytest.Mon
 
 async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
     async with Running() as running, connected(running.address) as (reader, writer):
-        writer.write(Connection(lambda _: None).opening + frame(5, 4, 1, b"push"))
+        writer.write(Http2Connection(lambda _: None).opening + frame(5, 4, 1, b"push"))
         answer = await read_all(reader)
         assert answer[-4 - len("push is off") - 4 :][:8] == b"\0\0\0\0\0\0\0\1"
         assert answer.endswith(b"push is off")
@@ -543,7 +543,7 @@ async def test_handshakes_that_fail_leave_no_place_taken(tmp_path: Path) -> None
 
 def test_settings_without_end_cost_no_more_than_some() -> None:
     """The library hpack announces every change of the table's size in the next block of headers."""
-    server = Connection(lambda _: None, lambda stream, fields, end: Kept())
+    server = Http2Connection(lambda _: None, lambda stream, fields, end: Kept())
     server.receive(PREFACE + settings({}))
     for size in range(1000):
         server.receive(settings({1: size}))
@@ -569,7 +569,7 @@ async def test_a_name_that_cannot_be_one_is_nobody(name: str) -> None:
 async def test_whoever_has_just_come_is_let_go_when_the_server_ends() -> None:
     """The server ends before the task that is to serve the connection has taken its first step."""
     async with Running() as running:
-        for hello in (Connection(lambda _: None).opening, b"nonsense"):
+        for hello in (Http2Connection(lambda _: None).opening, b"nonsense"):
             client, theirs = socket.socketpair()
             with client:
                 client.sendall(hello)
@@ -605,7 +605,7 @@ async def test_a_peer_that_falls_silent_is_gone_soon() -> None:
 
 async def test_a_peer_without_a_call_may_be_silent_for_longer() -> None:
     async with Running() as running, connected(running.address) as (reader, writer):
-        connection, kept = Connection(writer.write), Kept()
+        connection, kept = Http2Connection(writer.write), Kept()
         writer.write(connection.opening)
         stream = connection.open(request_head(METHOD.path, "x", "http"), kept)
         async with asyncio.timeout(WAIT_S):
@@ -640,7 +640,7 @@ class FakeTransport:
 
 
 async def test_who_reads_nothing_does_not_keep_a_closed_connection() -> None:
-    protocol, transport, loop = Http2Protocol(Connection), FakeTransport(), asyncio.get_running_loop()
+    protocol, transport, loop = Http2Protocol(Http2Connection), FakeTransport(), asyncio.get_running_loop()
     protocol.connection_made(transport)  # type: ignore[arg-type]
     protocol.close("it broke the rules")
     looks = 0
@@ -659,7 +659,7 @@ async def test_silence_is_told_from_having_been_away(
     late_s: float, answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop that is late at every tick notices dead peers too, and a peer that was not pinged is not thought dead."""
-    protocol, transport, loop = Http2Protocol(Connection), FakeTransport(), asyncio.get_running_loop()
+    protocol, transport, loop = Http2Protocol(Http2Connection), FakeTransport(), asyncio.get_running_loop()
     now_s = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now_s)
     protocol.connection_made(transport)  # type: ignore[arg-type]
@@ -692,11 +692,11 @@ async def test_many_small_messages_let_others_have_their_turn(ends: bool) -> Non
             self.count += 1
 
     counting = Counting()
-    protocol = Http2Protocol(lambda write: Connection(write, lambda *_: counting))
+    protocol = Http2Protocol(lambda write: Http2Connection(write, lambda *_: counting))
     first, last = socket.socketpair()
     with first, last:
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, sock=first)
-        client = Connection(lambda _: None)
+        client = Http2Connection(lambda _: None)
         head = client.headers(1, request_head(METHOD.path, "x", "http"), end=False)
         messages = frame(0, 0, 1, bytes(5 * 1000)) * 40
         protocol.data_received(PREFACE + settings({}) + head + messages)
@@ -717,7 +717,7 @@ async def test_many_small_messages_let_others_have_their_turn(ends: bool) -> Non
 async def test_a_caller_that_falls_silent_is_gone_soon() -> None:
     async with Running() as running, connected(running.address) as (_, writer):
         said: list[bytes] = []
-        client = Connection(said.append)
+        client = Http2Connection(said.append)
         client.open(request_head(METHOD.path, "x", "http"), Kept())
         writer.write(client.opening + b"".join(said))
         async with asyncio.timeout(WAIT_S):
@@ -824,9 +824,9 @@ async def test_a_call_that_ignores_its_end_does_not_delay_the_server(
 
 
 async def test_empty_messages_that_nobody_takes_end_with_the_window() -> None:
-    connection = Connection(lambda _: None, lambda stream, fields, end: Kept(), stream_window=20_000)
+    connection = Http2Connection(lambda _: None, lambda stream, fields, end: Kept(), stream_window=20_000)
     said: list[bytes] = []
-    client = Connection(said.append)
+    client = Http2Connection(said.append)
     stream = client.open(request_head(METHOD.path, "x", "http"), Kept())
     connection.receive(client.opening + b"".join(said))
     sent = 0

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.simulator.regions.day import WILDCHAT_DAY, Course, aggregate, costs, variance
+from pinyon_lab.simulator.regions.day import WILDCHAT_DAY, DailyLoad, aggregate, costs, variance
 
 
 @given(st.floats(0, 23.99), st.floats(1, 100), st.floats(0.1, 1e3), st.floats(-100, 100))
 def test_a_course_is_a_wave_a_day(peak_h: float, ratio: float, most: float, hour: float) -> None:
-    course = Course(peak_h, ratio, most)
+    course = DailyLoad(peak_h, ratio, most)
     assert course.at(peak_h) == pytest.approx(most)
     assert course.at(peak_h + 12) == pytest.approx(most / ratio)
     assert most / ratio * 0.999 <= course.at(hour) <= most * 1.001
@@ -22,7 +22,7 @@ def test_a_course_is_a_wave_a_day(peak_h: float, ratio: float, most: float, hour
 @pytest.mark.parametrize("wrong", [(24.0, 2.0, 1.0), (-1.0, 2.0, 1.0), (1.0, 0.5, 1.0), (1.0, 2.0, -1.0)])
 def test_no_such_course(wrong: tuple[float, float, float]) -> None:
     with pytest.raises(InvalidArgument):
-        Course(*wrong)
+        DailyLoad(*wrong)
 
 
 def test_the_day_has_what_the_paper_prints() -> None:

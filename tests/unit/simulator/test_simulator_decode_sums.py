@@ -9,7 +9,7 @@ from pinyon.eviction import NO_TRAITS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
 from pinyon_lab.simulator.workload import Arrival
 
@@ -23,7 +23,7 @@ def test_steps_tokens_seconds_and_kv(share: float, kv_tokens: float) -> None:
     """
     engine = EngineProfile("", "", "", 0.0, 1e-3, 0.0, 0.01, 0.0, 1e-4, share)
     settings = ClusterSettings((Role.MIXED,), 16, 16_384)
-    cluster = Cluster(settings, load_machine("tiny"), engine, PLACEMENT_POLICIES.make("round_robin"))
+    cluster = SimCluster(settings, load_machine("tiny"), engine, PLACEMENT_POLICIES.make("round_robin"))
     first = Arrival(0.0, 48, 1, (1, 2, 3), NO_TRAITS)
     cluster.run([first, *(Arrival(10.0, 48, 4, (1, 2, block), NO_TRAITS) for block in (4, 5))])
     (one,) = cluster.members.engines.values()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.papers.skywalker.sharing import similarities, similarity
-from pinyon_lab.simulator.regions.chats import ARENA, TEMPLATE_TOKENS, WILDCHAT, Chats, ChatSource
-from pinyon_lab.simulator.regions.programs import Program, Step, Text, block_keys, fresh_keys, routing_keys
+from pinyon_lab.simulator.regions.chats import ARENA, TEMPLATE_TOKENS, WILDCHAT, RegionChatSource, SharedTexts
+from pinyon_lab.simulator.regions.programs import Program, ProgramStep, Text, block_keys, fresh_keys, routing_keys
 from pinyon_lab.simulator.regions.workloads import WORKLOADS, TreeSettings, TreeSource, sources
 
 BLOCK = 16
@@ -71,7 +71,7 @@ def test_trees_have_as_many_requests_as_in_the_paper(branches: int, requests: in
 
 def test_conversations_are_as_long_as_published() -> None:
     for settings, turns, long, prompt, answer in ((ARENA, 1.2, 0.0, 52.3, 189.5), (WILDCHAT, 2.5, 0.037, 295.6, 441.3)):
-        source = ChatSource(Chats(settings, Random(1)), "us", Random(2))
+        source = RegionChatSource(SharedTexts(settings, Random(1)), "us", Random(2))
         programs = [source.program(rng) for rng in map(Random, range(3_000))]
         counts = [len(each.steps) for each in programs]
         assert sum(counts) / len(counts) == pytest.approx(turns, rel=0.1)
@@ -83,18 +83,18 @@ def test_conversations_are_as_long_as_published() -> None:
 
 
 def test_together_are_conversations_of_one_user() -> None:
-    source = ChatSource(Chats(WILDCHAT, Random(1)), "us", Random(2), 3, 3)
+    source = RegionChatSource(SharedTexts(WILDCHAT, Random(1)), "us", Random(2), 3, 3)
     program = source.program(Random(4))
     assert sum(step.after < 0 for step in program.steps) == 3
 
 
 def test_openings_of_one_kind_only() -> None:
     with pytest.raises(ValueError, match="one kind"):
-        ChatSource(Chats(replace(WILDCHAT, own=0.9), Random(1)), "us", Random(1))
+        RegionChatSource(SharedTexts(replace(WILDCHAT, own=0.9), Random(1)), "us", Random(1))
 
 
-def step_of(keys: tuple[bytes, ...], tokens: int) -> Step:
-    return Step(-1, tokens, 1, keys, ())
+def step_of(keys: tuple[bytes, ...], tokens: int) -> ProgramStep:
+    return ProgramStep(-1, tokens, 1, keys, ())
 
 
 def test_similarity_is_of_the_shorter_prompt() -> None:

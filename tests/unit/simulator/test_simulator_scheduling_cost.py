@@ -9,7 +9,7 @@ from pinyon.eviction import NO_TRAITS
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, SchedulingCost
 from pinyon_lab.simulator.engine import Leap
 from pinyon_lab.simulator.workload import Arrival
@@ -17,8 +17,8 @@ from pinyon_lab.simulator.workload import Arrival
 ENGINE = EngineProfile("", "", "", 0.0, 1e-3, 0.0, 0.01, 0.0, 1e-4, 0.5)
 
 
-def cluster(settings: ClusterSettings) -> Cluster:
-    return Cluster(settings, load_machine("tiny"), ENGINE, PLACEMENT_POLICIES.make("round_robin"))
+def cluster(settings: ClusterSettings) -> SimCluster:
+    return SimCluster(settings, load_machine("tiny"), ENGINE, PLACEMENT_POLICIES.make("round_robin"))
 
 
 def test_steps_wait_for_the_scheduler_longer_while_others_wait() -> None:

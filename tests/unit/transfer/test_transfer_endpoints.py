@@ -20,7 +20,7 @@ from pinyon.transfer.chains.chain import (
     SHUTDOWN,
     STALLED,
     Chain,
-    Outcome,
+    ChainOutcome,
 )
 from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.links.context import EngineContext
@@ -34,7 +34,7 @@ from pinyon.transfer.types.path import Path
 from tests.unit.transfer.conftest import GENEROUS_S, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
-DONE = Outcome(TransferStatus.COMPLETED)
+DONE = ChainOutcome(TransferStatus.COMPLETED)
 REMOTE = SegmentDescriptor("127.0.0.1", 1, b"b" * 16)
 PATH, OTHER = Path("fake", "a", "x"), Path("fake", "b", "x")
 LIMITS = TransferLimits(max_endpoints=3, idle_s=10.0)
@@ -59,7 +59,7 @@ class FakeEndpoint(Endpoint):
     def is_open(self) -> bool:
         return super().is_open() and not self.broken
 
-    def exchange(self, chain: Chain) -> Outcome:
+    def exchange(self, chain: Chain) -> ChainOutcome:
         step = self.script.pop(0) if self.script else DONE
         if callable(step):
             step = step(self, chain)
@@ -146,7 +146,7 @@ def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
     users: dict[FakeEndpoint, int] = {}
     shared: list[FakeEndpoint] = []
 
-    def use(endpoint: FakeEndpoint, chain: Chain) -> Outcome:
+    def use(endpoint: FakeEndpoint, chain: Chain) -> ChainOutcome:
         users[endpoint] = users.get(endpoint, 0) + 1
         if users[endpoint] > 1:
             shared.append(endpoint)
@@ -161,7 +161,7 @@ def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
     transport.script = Forever([use])
     paths = [PATH, OTHER, Path("fake", "c", "x")]
 
-    def work(seed: int) -> list[Outcome]:
+    def work(seed: int) -> list[ChainOutcome]:
         rng = random.Random(seed)
         return [transport.run(transport.chain(), rng.choice(paths)) for _ in range(400)]
 
@@ -239,7 +239,7 @@ def test_what_is_released_is_whose_who_has_waited_longest(transport) -> None:
     waiters = [transport.waits(Path("fake", "c", "x")), transport.waits(PATH)]
     for released, (thread, leased) in zip(held, waiters, strict=False):
         transport.release(released)
-        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), Outcome)  # already given away
+        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), ChainOutcome)  # already given away
         thread.join(GENEROUS_S)
         assert not thread.is_alive()
         assert isinstance(leased[0], FakeEndpoint)
@@ -341,7 +341,7 @@ def test_a_chain_that_ends_waits_no_longer(transport) -> None:
     chain = transport.chain()
     waiter, outcomes = in_thread(lambda: transport.run(chain, PATH))
     eventually(lambda: transport.waiting == 1, "the chain waits")
-    chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
     waiter.join(GENEROUS_S)
     assert outcomes == [GONE]
 
@@ -372,8 +372,8 @@ def test_a_connection_that_cannot_be_made_leaves_its_room(transport) -> None:
         (ConnectionRefusedError(), NO_CONNECTION),
         (TimeoutError(), STALLED),
         (WireError("nonsense"), BAD_BYTES),
-        (DialRefused(Reason.STALE_SEGMENT), Outcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)),
-        (DialRefused(Reason.BUSY), Outcome(TransferStatus.FAILED, Reason.BUSY)),
+        (DialRefused(Reason.STALE_SEGMENT), ChainOutcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)),
+        (DialRefused(Reason.BUSY), ChainOutcome(TransferStatus.FAILED, Reason.BUSY)),
     ):
         transport.dial_error = error
         for _ in range(3):
@@ -396,7 +396,7 @@ def test_a_connection_that_cannot_be_made_leaves_its_room(transport) -> None:
         (DeadlineReached(), LATE),
         (WireError("nonsense"), BAD_BYTES),
         (ConnectionResetError(), LOST),
-        (Outcome(TransferStatus.FAILED, Reason.CHECKSUM), Outcome(TransferStatus.FAILED, Reason.CHECKSUM)),
+        (ChainOutcome(TransferStatus.FAILED, Reason.CHECKSUM), ChainOutcome(TransferStatus.FAILED, Reason.CHECKSUM)),
     ],
 )
 @pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -479,8 +479,8 @@ def test_an_interrupted_chain_is_not_repeated(transport) -> None:
 
 
 def test_completing_while_stopped_leaves_no_aborted_endpoint(transport) -> None:
-    def stop(endpoint: FakeEndpoint, chain: Chain) -> Outcome:
-        chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    def stop(endpoint: FakeEndpoint, chain: Chain) -> ChainOutcome:
+        chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
         return DONE
 
     transport.script += [stop]
@@ -491,7 +491,7 @@ def test_completing_while_stopped_leaves_no_aborted_endpoint(transport) -> None:
 
 def test_a_chain_that_ended_before_leaves_the_endpoint_as_it_is(transport) -> None:
     chain = transport.chain()
-    chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
     assert transport.run(chain, PATH) is GONE
     assert transport.endpoints == 1
 

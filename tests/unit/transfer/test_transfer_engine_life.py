@@ -27,7 +27,7 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer import submissions as submissions_module
-from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.types.limits import MAX_SUBMISSIONS
@@ -46,7 +46,7 @@ READ, WRITE = Opcode.READ, Opcode.WRITE
 CALLERS = 8
 SIZE = 4 << 20
 FINAL = {TransferStatus.COMPLETED, TransferStatus.CANCELLED}
-LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+LOST = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 
 
 @pytest.fixture(autouse=True)
@@ -307,7 +307,7 @@ class BreaksThenHangs:
         self.aborted = threading.Event()
         self.pinned: list[bool] = []
 
-    def run(self, chain: Chain, path: Path) -> Outcome:
+    def run(self, chain: Chain, path: Path) -> ChainOutcome:
         if not next(self._attempts):
             return LOST
         assert chain.claim(self.aborted.set)

@@ -27,7 +27,7 @@ from pinyon.transfer import (
     TransferRequest,
     TransferStatus,
 )
-from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.links import handshake
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.table import MemoryTable
@@ -458,7 +458,7 @@ def test_chains_of_one_request_may_report_in_any_order() -> None:
     handle = submissions.submit([TransferRequest(WRITE, local.key, 0, remote, bytes(16), 0, 4 * SIZE)], None)
     early, *others = given
     assert others
-    completed = Outcome(TransferStatus.COMPLETED)
+    completed = ChainOutcome(TransferStatus.COMPLETED)
     held_up = threading.Thread(target=early.finish, args=(completed,), daemon=True)
     held_up.start()
     assert memory.holds.wait(GENEROUS_S)

@@ -48,7 +48,7 @@ from pinyon.transfer.transports.nixl import transport as nixl_transport
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent
 from pinyon.transfer.transports.nixl.transport import NixlEndpoint
-from pinyon.transfer.transports.nixl.wire import Code, Op, Page, Place, Seal
+from pinyon.transfer.transports.nixl.wire import NixlCode, NixlOp, NixlPlace, Page, Seal
 from pinyon.transfer.types.options import NIXL_MODES
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.spans import Spans
@@ -399,8 +399,8 @@ def test_with_authentication_it_needs_a_word(fake: FakeNixl, tmp_path) -> None:
 PAGE = Page(1 << 40, 1 << 20, b"s" * 16)
 METADATA = b"nixlSerDes|Agent" + (32).to_bytes(8, "little") + AGENT.encode() + b"|Conns..."
 PLACES = [
-    Place(0, 1 << 30, 8192, Seal((1 << 40) + 16, b"t" * 16), Spans((0, 100), (50, 200)), METADATA),
-    Place(Reason.UNKNOWN_REGION),
+    NixlPlace(0, 1 << 30, 8192, Seal((1 << 40) + 16, b"t" * 16), Spans((0, 100), (50, 200)), METADATA),
+    NixlPlace(Reason.UNKNOWN_REGION),
 ]
 
 
@@ -408,12 +408,12 @@ def test_messages_round_trip() -> None:
     assert wire.parse_paired(wire.pack_paired(PAGE, METADATA), AGENT) == (PAGE, METADATA)
     assert wire.parse_places(wire.pack_places(PLACES), 2, PAGE, AGENT) == PLACES
     keys = [bytes([number]) * 16 for number in range(3)]
-    request = wire.pack_request(Op.RESOLVE, b"".join(keys))
+    request = wire.pack_request(NixlOp.RESOLVE, b"".join(keys))
     header = wire.parse_request(request[: wire.HEADER_BYTES])
-    assert (header.op, wire.request_bytes(header)) == (Op.RESOLVE, 48)
+    assert (header.op, wire.request_bytes(header)) == (NixlOp.RESOLVE, 48)
     assert wire.parse_keys(request[wire.HEADER_BYTES :]) == keys
-    answer = wire.pack_answer(Op.READY, Code.BUSY)
-    assert wire.parse_answer(answer, Op.READY) == (Op.READY, Code.BUSY, 0)
+    answer = wire.pack_answer(NixlOp.READY, NixlCode.BUSY)
+    assert wire.parse_answer(answer, NixlOp.READY) == (NixlOp.READY, NixlCode.BUSY, 0)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_metadata_that_is_not_the_peers_own_is_not_given_to_nixl(metadata: bytes
         PLACES[1]._replace(metadata=METADATA),
     ],
 )
-def test_places_out_of_their_bounds_are_refused(place: Place) -> None:
+def test_places_out_of_their_bounds_are_refused(place: NixlPlace) -> None:
     with pytest.raises(WireError):
         wire.parse_places(wire.pack_places([place]), 1, PAGE, AGENT)
 
@@ -457,7 +457,7 @@ def test_places_out_of_their_bounds_are_refused(place: Place) -> None:
 def test_anything_else_is_a_wire_error(data: bytes, count: int) -> None:
     parsers: list[Callable[[], Any]] = [
         lambda: wire.parse_request(data[: wire.HEADER_BYTES]),
-        lambda: wire.parse_answer(data[: wire.HEADER_BYTES], Op.RESOLVE),
+        lambda: wire.parse_answer(data[: wire.HEADER_BYTES], NixlOp.RESOLVE),
         lambda: wire.parse_keys(data),
         lambda: wire.parse_paired(data, AGENT),
         lambda: wire.parse_places(data, count, PAGE, AGENT),
@@ -489,10 +489,10 @@ class Liar(threading.Thread):
     "answer",
     [
         b"\xff" * 64,
-        wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(PAGE, METADATA)),
-        wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(PAGE, b"x" * 1000)),
-        wire.pack_answer(Op.PAIR, Code.OK, b"")[:-4] + b"\xff\xff\xff\xff",
-        wire.pack_answer(Op.PAIR, Code.OTHER_VERSION),
+        wire.pack_answer(NixlOp.PAIR, NixlCode.OK, wire.pack_paired(PAGE, METADATA)),
+        wire.pack_answer(NixlOp.PAIR, NixlCode.OK, wire.pack_paired(PAGE, b"x" * 1000)),
+        wire.pack_answer(NixlOp.PAIR, NixlCode.OK, b"")[:-4] + b"\xff\xff\xff\xff",
+        wire.pack_answer(NixlOp.PAIR, NixlCode.OTHER_VERSION),
     ],
     ids=["noise", "another engine's", "garbage", "too large", "no"],
 )
@@ -504,7 +504,9 @@ def test_a_peer_that_lies_is_left_for_another_way(pair: Pair, answer: bytes) -> 
     assert pair.engine._peers.transports["nixl"].endpoints == 0
 
 
-@pytest.mark.parametrize("noise", [bytes(64), wire.pack_request(Op.READY), wire.pack_request(Op.RESOLVE, bytes(16))])
+@pytest.mark.parametrize(
+    "noise", [bytes(64), wire.pack_request(NixlOp.READY), wire.pack_request(NixlOp.RESOLVE, bytes(16))]
+)
 def test_an_initiator_that_breaks_the_protocol_is_cut_off(pair: Pair, noise: bytes) -> None:
     hello = handshake.Hello(1, 0, b"c" * 16, pair.segment.boot_id, b"n" * 16, False, handshake.Service.NIXL)
     with socket.create_connection(("127.0.0.1", pair.segment.port), GENEROUS_S) as sock:
@@ -517,12 +519,12 @@ def test_an_initiator_that_breaks_the_protocol_is_cut_off(pair: Pair, noise: byt
 def test_an_endless_pairing_holds_up_others_only_for_a_while(pair: Pair) -> None:
     hello = handshake.Hello(1, 0, b"c" * 16, pair.segment.boot_id, b"n" * 16, False, handshake.Service.NIXL)
     with socket.create_connection(("127.0.0.1", pair.segment.port), GENEROUS_S) as sock:
-        sock.sendall(handshake.pack_hello(hello) + wire.pack_request(Op.PAIR, b"1.5.1"))
+        sock.sendall(handshake.pack_hello(hello) + wire.pack_request(NixlOp.PAIR, b"1.5.1"))
         sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
         head = sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL)
-        sock.recv(wire.parse_answer(head, Op.PAIR).size, socket.MSG_WAITALL)
-        sock.sendall(wire.pack_request(Op.READY))
-        assert wire.parse_answer(sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL), Op.READY).code is Code.OK
+        sock.recv(wire.parse_answer(head, NixlOp.PAIR).size, socket.MSG_WAITALL)
+        sock.sendall(wire.pack_request(NixlOp.READY))
+        assert wire.parse_answer(sock.recv(wire.HEADER_BYTES, socket.MSG_WAITALL), NixlOp.READY).code is NixlCode.OK
         assert pair.engine.transfer([pair.request(READ, 0, 0, 4096)])[0].ok
     assert pair.near[:4096] == pair.far[:4096]
 
@@ -536,7 +538,7 @@ def test_a_link_may_end_between_an_answers_header_and_its_body(fake: FakeNixl, r
     endpoint = NixlEndpoint(context, Link(Stream(ours, GENEROUS_S, 1 << 16), 1), NixlAgent("here"), "there")
     endpoint.reused = reused
     with theirs:
-        theirs.sendall(wire.pack_answer(Op.RESOLVE, Code.OK, bytes(100))[: wire.HEADER_BYTES])
+        theirs.sendall(wire.pack_answer(NixlOp.RESOLVE, NixlCode.OK, bytes(100))[: wire.HEADER_BYTES])
         theirs.shutdown(socket.SHUT_WR)
         plan = ChainPlan(SegmentDescriptor("10.0.0.1", 1, bytes(16)), READ, [Slice(0, b"", 0, bytes(16), 0, 1)], 1)
         chain = Chain(plan, {}, time.monotonic() + GENEROUS_S, lambda chain, outcome: None)

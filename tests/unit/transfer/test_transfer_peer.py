@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access
@@ -34,12 +34,12 @@ MIB = 1 << 20
 BOOT = b"p" * 16
 RAILS = 3
 ROOM = 2
-DONE = Outcome(TransferStatus.COMPLETED)
-UNREACHED = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
-LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
-STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
-REFUSED = Outcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)
-CANCEL = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+DONE = ChainOutcome(TransferStatus.COMPLETED)
+UNREACHED = ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+LOST = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+STALLED = ChainOutcome(TransferStatus.TIMEOUT, Reason.STALLED)
+REFUSED = ChainOutcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)
+CANCEL = ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 
 
 def wait_for(event: threading.Event) -> None:
@@ -68,7 +68,7 @@ class Attempt:
         self.outcome = LOST
         self.decided = threading.Event()
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: ChainOutcome) -> None:
         if self in self._transport.open:
             self._transport.open.remove(self)
             self.outcome = outcome
@@ -99,7 +99,7 @@ class Scripted:
         self.on_forget: Callable[[], None] = lambda: None
         self.closed = False
 
-    def run(self, chain: Chain, path: Path) -> Outcome:
+    def run(self, chain: Chain, path: Path) -> ChainOutcome:
         attempt = Attempt(self, chain, path)
         self.given.append(chain)
         self.on_dial(path)
@@ -156,7 +156,7 @@ class Bench:
         assert peer is not None
         self.peer = peer
         self.chains: list[Chain] = []
-        self.ended: dict[Chain, list[Outcome]] = {}
+        self.ended: dict[Chain, list[ChainOutcome]] = {}
         self.callers: list[threading.Thread] = []
 
     def chain(
@@ -169,7 +169,7 @@ class Bench:
         self.ended[chain] = []
         return chain
 
-    def _end(self, chain: Chain, outcome: Outcome) -> None:
+    def _end(self, chain: Chain, outcome: ChainOutcome) -> None:
         self.ended[chain].append(outcome)
 
     def submit(self, count: int = 1, **arguments: object) -> list[Chain]:
@@ -193,11 +193,11 @@ class Bench:
     def on(self, path: Path) -> list[Attempt]:
         return [attempt for attempt in self.open if attempt.path == path]
 
-    def end(self, attempt: Attempt, outcome: Outcome = DONE) -> None:
+    def end(self, attempt: Attempt, outcome: ChainOutcome = DONE) -> None:
         attempt.end(outcome)
         self.settle()
 
-    def end_all(self, outcome: Outcome = DONE) -> None:
+    def end_all(self, outcome: ChainOutcome = DONE) -> None:
         """Ends each attempt that begins, until there is none."""
         while self.open:
             self.end(self.open[0], outcome)
@@ -241,7 +241,7 @@ class Bench:
         for chain in peer.waiting():
             assert chain.done or peer.carries(peer.tiers(chain)), "nobody will wake a waiting chain"
 
-    def results(self, chains: list[Chain]) -> Counter[Outcome]:
+    def results(self, chains: list[Chain]) -> Counter[ChainOutcome]:
         assert all(len(self.ended[chain]) == 1 for chain in chains)
         return Counter(self.ended[chain][0] for chain in chains)
 
@@ -376,7 +376,7 @@ def test_a_failed_paths_chains_complete_elsewhere(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("outcome", [UNREACHED, STALLED, LOST])
-def test_when_all_paths_fail_every_chain_ends_once_and_says_why(bench: Bench, outcome: Outcome) -> None:
+def test_when_all_paths_fail_every_chain_ends_once_and_says_why(bench: Bench, outcome: ChainOutcome) -> None:
     chains = bench.submit(12)
     bench.end_all(outcome)
     assert bench.results(chains) == {outcome: 12}
@@ -387,7 +387,7 @@ def test_when_all_paths_fail_every_chain_ends_once_and_says_why(bench: Bench, ou
 
 @pytest.mark.parametrize(("outcome", "attempts"), [(LOST, 2), (UNREACHED, 1), (STALLED, 1), (REFUSED, 1)])
 def test_only_a_broken_connection_is_made_anew_on_the_same_path(
-    make_bench: Callable[..., Bench], outcome: Outcome, attempts: int
+    make_bench: Callable[..., Bench], outcome: ChainOutcome, attempts: int
 ) -> None:
     bench = make_bench(rails=1)
     (chain,) = bench.submit()
@@ -458,7 +458,7 @@ def test_a_transports_defect_ends_its_chain_and_keeps_the_books(bench: Bench) ->
 
     bench.tcp.on_run = fail
     (chain,) = bench.submit()
-    assert bench.results([chain]) == {Outcome(TransferStatus.FAILED, Reason.INTERNAL): 1}
+    assert bench.results([chain]) == {ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL): 1}
     bench.check()
     bench.tcp.on_run = lambda chain, path: None
 
@@ -482,7 +482,7 @@ def test_a_signal_in_a_blocking_caller_keeps_the_books_right(bench: Bench) -> No
         with pytest.raises(KeyboardInterrupt):
             bench.peers.run(chain)
     bench.settle()
-    assert bench.results(chains) == {Outcome(TransferStatus.FAILED, Reason.INTERNAL): len(chains)}
+    assert bench.results(chains) == {ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL): len(chains)}
     bench.check()
 
 
@@ -492,7 +492,7 @@ def test_memory_a_transport_cannot_reach_is_reached_by_another(make_bench: Calla
     bench.call(bench.chain(nbytes))
     bench.end(bench.shm.open[0])
     bench.call(bench.chain(nbytes))
-    bench.end(bench.shm.open[0], Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.OTHER_TRANSPORT])))
+    bench.end(bench.shm.open[0], ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, bytes([Reason.OTHER_TRANSPORT])))
     bench.check()
     bench.end(bench.tcp.open[0])
     bench.call(bench.chain(nbytes))  # the region is known now
@@ -521,7 +521,7 @@ def test_device_memory_that_waits_for_an_endpoint_blames_nobody(bench: Bench) ->
     with fake_device() as driver:
         chain = bench.chain(100, "fake:0")
         chain.regions[b""] = bench.memory.register(driver.tensor(bytearray(100)), None, Access.READ)
-        waited: list[tuple[Path, list[Outcome]]] = []
+        waited: list[tuple[Path, list[ChainOutcome]]] = []
 
         def expire(path: Path) -> None:
             bench.now = chain.deadline + 1
@@ -552,7 +552,7 @@ def test_what_finds_no_room_waits_where_nothing_else_is_usable(make_bench: Calla
 
 @pytest.mark.parametrize("outcome", [UNREACHED, LOST, REFUSED, CANCEL])
 def test_the_short_way_of_small_calls_ends_in_the_same_books(
-    make_bench: Callable[..., Bench], outcome: Outcome
+    make_bench: Callable[..., Bench], outcome: ChainOutcome
 ) -> None:
     bench = make_bench(rails=1)
     for end in (DONE, DONE, outcome, DONE):
@@ -649,7 +649,7 @@ def test_without_any_thread_chains_end_at_once(bench: Bench, monkeypatch: pytest
     with monkeypatch.context() as patch:
         no_threads(patch)
         chains = bench.submit(3)
-    assert bench.results(chains) == {Outcome(TransferStatus.FAILED, Reason.INTERNAL): 3}
+    assert bench.results(chains) == {ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL): 3}
     bench.check()
     bench.submit()
     bench.end_all()
@@ -827,7 +827,7 @@ def test_waiting_chains_end_at_their_deadline(bench: Bench) -> None:
     assert not any(bench.ended.values())
     bench.peer.expire(bench.now + 6)
     expired = [chain for chain in chains if bench.ended[chain]]
-    assert bench.results(expired) == {Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE): 3}
+    assert bench.results(expired) == {ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE): 3}
     bench.end_all()
     assert bench.results([*chains, *later])[DONE] == RAILS * ROOM + 1
 
@@ -950,7 +950,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Any order of events: chains end once, and each path carries what its books say."""
 
     ROWS = Topology({"cpu:0": (("n0", "n1"), ("n2",)), "cuda:0": (("n2",), ()), "cuda:1": (("n1", "n2"), ())})
-    FAILURES = (UNREACHED, LOST, STALLED, Outcome(TransferStatus.FAILED, Reason.BUSY))
+    FAILURES = (UNREACHED, LOST, STALLED, ChainOutcome(TransferStatus.FAILED, Reason.BUSY))
 
     def __init__(self) -> None:
         super().__init__()
@@ -963,9 +963,13 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.bench.close()
         outcomes = {outcome for ended in self.bench.ended.values() for outcome in ended}
-        assert outcomes <= {DONE, REFUSED, CANCEL, SHUTDOWN, Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)} | set(
-            self.FAILURES
-        )
+        assert outcomes <= {
+            DONE,
+            REFUSED,
+            CANCEL,
+            SHUTDOWN,
+            ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE),
+        } | set(self.FAILURES)
 
     def attempts(self, index: int) -> list[Attempt]:
         """Returns the attempt of this index, or none when nothing runs.
@@ -995,7 +999,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.bench.ended[attempt.chain] == [DONE]
 
     @rule(index=st.integers(0, 20), outcome=st.sampled_from(FAILURES))
-    def fail(self, index: int, outcome: Outcome) -> None:
+    def fail(self, index: int, outcome: ChainOutcome) -> None:
         for attempt in self.attempts(index):
             self.bench.end(attempt, outcome)
             assert attempt.chain.attempts <= 4

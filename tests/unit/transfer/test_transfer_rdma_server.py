@@ -11,7 +11,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.transports.rdma import server
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.verbs import VerbsError
-from pinyon.transfer.transports.rdma.wire import Code, Half, Op
+from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.limits import TransferLimits
 
@@ -80,7 +80,7 @@ def test_a_link_has_one_try_to_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     serving: Any = server.RdmaServer(EngineContext(bytes(16), Memory(), TransferLimits()), Hcas())  # type: ignore[arg-type]
     with pytest.raises(WireError, match="second PAIR"):
         serving.serve(link)
-    assert [rdma_wire.parse_reply(each, Op.PAIR, 1).code for each in link.sent] == [Code.NO_ROOM]
+    assert [rdma_wire.parse_reply(each, RdmaOp.PAIR, 1).code for each in link.sent] == [RdmaCode.NO_ROOM]
     assert Resource.held == 2
     for undo in reversed(link.on_end):
         undo()

@@ -11,7 +11,7 @@ from pinyon.transfer import WireError
 from pinyon.transfer.transports.rdma import verbs
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.transport import rdma_available
-from pinyon.transfer.transports.rdma.wire import Code, Half, Op, RegionGrant
+from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp, RegionGrant
 from pinyon.transfer.types.spans import Spans
 
 GID = bytes(10) + b"\xff\xff\x0a\x00\x00\x01"
@@ -22,13 +22,13 @@ GRANTS = [RegionGrant(0, 2, SPANS, ((0xABCDEF01, 1 << 47), (7, 1 << 40))), Regio
 HEAD = rdma_wire.HEADER_BYTES
 
 
-def split_request(message: bytes) -> tuple[rdma_wire.Header, bytes]:
+def split_request(message: bytes) -> tuple[rdma_wire.RdmaHeader, bytes]:
     header, body = rdma_wire.parse_request(message[:HEAD]), message[HEAD:]
     assert rdma_wire.body_bytes(header, reply=False) == len(body)
     return header, body
 
 
-def split_reply(message: bytes, op: Op, parts: int) -> tuple[rdma_wire.Header, bytes]:
+def split_reply(message: bytes, op: RdmaOp, parts: int) -> tuple[rdma_wire.RdmaHeader, bytes]:
     header, body = rdma_wire.parse_reply(message[:HEAD], op, parts), message[HEAD:]
     assert rdma_wire.body_bytes(header, reply=True) == len(body)
     return header, body
@@ -36,27 +36,27 @@ def split_reply(message: bytes, op: Op, parts: int) -> tuple[rdma_wire.Header, b
 
 def test_pairing_round_trips() -> None:
     header, body = split_request(rdma_wire.pack_pair("mlx5_1", HALF))
-    assert header.op is Op.PAIR
+    assert header.op is RdmaOp.PAIR
     assert rdma_wire.parse_pair(body) == ("mlx5_1", HALF)
-    header, body = split_reply(rdma_wire.pack_paired(Code.OK, HALF), Op.PAIR, 1)
+    header, body = split_reply(rdma_wire.pack_paired(RdmaCode.OK, HALF), RdmaOp.PAIR, 1)
     assert rdma_wire.parse_half(body) == HALF
-    header, body = split_reply(rdma_wire.pack_paired(Code.NO_HCA, None), Op.PAIR, 1)
-    assert (header.code, body) == (Code.NO_HCA, b"")
+    header, body = split_reply(rdma_wire.pack_paired(RdmaCode.NO_HCA, None), RdmaOp.PAIR, 1)
+    assert (header.code, body) == (RdmaCode.NO_HCA, b"")
 
 
 def test_resolving_round_trips() -> None:
     header, body = split_request(rdma_wire.pack_resolve(KEYS))
-    assert (header.op, header.parts) == (Op.RESOLVE, 3)
+    assert (header.op, header.parts) == (RdmaOp.RESOLVE, 3)
     assert rdma_wire.parse_keys(body) == KEYS
-    header, body = split_reply(rdma_wire.pack_resolved(Code.OK, GRANTS), Op.RESOLVE, 3)
+    header, body = split_reply(rdma_wire.pack_resolved(RdmaCode.OK, GRANTS), RdmaOp.RESOLVE, 3)
     assert header.parts == 4
     assert rdma_wire.parse_grants(body, 3) == GRANTS
-    header, body = split_reply(rdma_wire.pack_resolved(Code.NO_ROOM, []), Op.RESOLVE, 3)
-    assert (header.code, body) == (Code.NO_ROOM, b"")
+    header, body = split_reply(rdma_wire.pack_resolved(RdmaCode.NO_ROOM, []), RdmaOp.RESOLVE, 3)
+    assert (header.code, body) == (RdmaCode.NO_ROOM, b"")
 
 
 def test_a_touch_has_no_body() -> None:
-    assert split_request(rdma_wire.pack_touch()) == (rdma_wire.Header(Op.TOUCH, Code.OK, 0), b"")
+    assert split_request(rdma_wire.pack_touch()) == (rdma_wire.RdmaHeader(RdmaOp.TOUCH, RdmaCode.OK, 0), b"")
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_bad_requests(fields: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        (rdma_wire.MAGIC, Op.RESOLVE, 0, 2),  # a request
-        (rdma_wire.MAGIC, Op.PAIR | 0x80, 0, 2),  # to another operation
-        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 9, 0),  # unknown code
-        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 0, 1),  # fewer than asked for
-        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 0, 3 + rdma_wire.MAX_PARTS),
-        (rdma_wire.MAGIC, Op.RESOLVE | 0x80, 1, 2),  # a refusal with parts
+        (rdma_wire.MAGIC, RdmaOp.RESOLVE, 0, 2),  # a request
+        (rdma_wire.MAGIC, RdmaOp.PAIR | 0x80, 0, 2),  # to another operation
+        (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 9, 0),  # unknown code
+        (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 0, 1),  # fewer than asked for
+        (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 0, 3 + rdma_wire.MAX_PARTS),
+        (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 1, 2),  # a refusal with parts
     ],
 )
 def test_bad_replies(fields: tuple[int, ...]) -> None:
     with pytest.raises(WireError):
-        rdma_wire.parse_reply(rdma_wire._HEADER.pack(*fields), Op.RESOLVE, 2)
+        rdma_wire.parse_reply(rdma_wire._HEADER.pack(*fields), RdmaOp.RESOLVE, 2)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ import pytest
 
 from launch.process import ROOT
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
-from pinyon.transfer.links.acceptor import Acceptor, Inbound
+from pinyon.transfer.links.acceptor import Acceptor, InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.handshake import Service
@@ -46,7 +46,7 @@ READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 4 << 20
 SHM = Path("shm", "", "")
 LIMITS = replace(PATIENT, connections_per_peer=2)
-DONE = Outcome(TransferStatus.COMPLETED)
+DONE = ChainOutcome(TransferStatus.COMPLETED)
 
 
 class ShmPeer:
@@ -149,7 +149,7 @@ class Near:
         self.transport = ShmTransport(self.context)
         self.memory = bytearray(size)
         self.region = self.table.register(self.memory, "cpu:0", Access.NONE)
-        self.ended: list[Outcome] = []
+        self.ended: list[ChainOutcome] = []
         self.marks: list[array[int]] = []
         """The marks of links that the test itself initiates."""
 
@@ -166,10 +166,10 @@ class Near:
         deadline = time.monotonic() + timeout_s
         return Chain(plan, {self.region.key: self.region}, deadline, lambda _, outcome: self.ended.append(outcome))
 
-    def run(self, opcode: Opcode, segment: SegmentDescriptor, parts: list[tuple[int, bytes, int, int]]) -> Outcome:
+    def run(self, opcode: Opcode, segment: SegmentDescriptor, parts: list[tuple[int, bytes, int, int]]) -> ChainOutcome:
         return self.transport.run(self.chain(opcode, segment, parts), SHM)
 
-    def move(self, segment: SegmentDescriptor, key: bytes, length: int) -> Outcome | None:
+    def move(self, segment: SegmentDescriptor, key: bytes, length: int) -> ChainOutcome | None:
         """READs to the start of the region by the short way; None: there is no endpoint, or it does not know how."""
         endpoint = self.transport.lend((segment.peer, SHM))
         if endpoint is None:
@@ -261,7 +261,7 @@ def test_a_refused_slice_costs_only_itself(near, start_peer, opcode, length) -> 
     codes = [0, Reason.UNKNOWN_REGION, Reason.OUT_OF_RANGE, denied, denied, Reason.OUT_OF_RANGE, 0]
     if opcode is READ:
         codes[4] = 0
-    assert outcome == Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes(codes))
+    assert outcome == ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, bytes(codes))
     untouched = b"\x77" * length
     if opcode is READ:
         expected = [b"\x5a" * length, *[untouched] * 3, b"\x33" * length, untouched, b"\x5a" * length]
@@ -354,7 +354,7 @@ def test_a_killed_peer(near, start_peer) -> None:
     peer.kill()
     for opcode in (READ, WRITE, READ):
         outcome = near.run(opcode, peer.segment, [(0, peer.key, 0, 8)])
-        assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+        assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
     assert near.transport.endpoints == 0
     assert not near.transport.probe(peer.segment, SHM, time.monotonic() + GENEROUS_S)
 
@@ -396,7 +396,7 @@ def test_a_frozen_peer_stalls_a_write_and_never_does_it_later(make_near, start_p
     peer.freeze()
     near.memory[:] = b"\x77" * SIZE
     chain = near.chain(WRITE, peer.segment, [(0, peer.key, 0, SIZE)])
-    assert near.transport.run(chain, SHM) == Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
+    assert near.transport.run(chain, SHM) == ChainOutcome(TransferStatus.TIMEOUT, Reason.STALLED)
     assert chain.fence
     peer.thaw()
     eventually(lambda: peer.ask("state")[0] == 0, "the link is gone")
@@ -415,9 +415,9 @@ def test_the_deadline_ends_a_write_to_a_frozen_peer(make_near, start_peer) -> No
     assert near.run(WRITE, peer.segment, [(0, peer.key, 0, 8)]) == DONE
     peer.freeze()
     chain = near.chain(WRITE, peer.segment, [(0, peer.key, 0, 8)], timeout_s=0.3)
-    assert near.transport.run(chain, SHM) == Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+    assert near.transport.run(chain, SHM) == ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
     fresh = near.chain(WRITE, peer.segment, [(0, peer.key, 0, 8)], timeout_s=0.3)
-    assert near.transport.run(fresh, SHM) == Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+    assert near.transport.run(fresh, SHM) == ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -426,7 +426,7 @@ def test_a_chain_is_stopped_or_interrupted(make_near, start_peer, opcode, interr
     near, peer = make_near(piece_bytes=64 << 10), start_peer()
     assert near.run(READ, peer.segment, [(0, peer.key, 0, 8)]) == DONE
     chain = near.chain(opcode, peer.segment, [(0, peer.key, 0, SIZE)])
-    cancelled = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+    cancelled = ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 
     def stop() -> None:
         if interrupt:
@@ -443,7 +443,7 @@ def test_a_chain_is_stopped_or_interrupted(make_near, start_peer, opcode, interr
         )
         stopper.start()
     outcome = near.transport.run(chain, SHM)
-    assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+    assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
     assert near.transport.endpoints == 0
     assert chain.stopped is not interrupt
     if opcode is READ:
@@ -458,7 +458,7 @@ def test_a_chain_is_stopped_or_interrupted(make_near, start_peer, opcode, interr
 def test_a_chain_that_has_ended_is_left_alone(near, start_peer) -> None:
     peer = start_peer()
     chain = near.chain(READ, peer.segment, [(0, peer.key, 0, 8)])
-    chain.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
     assert near.transport.run(chain, SHM).status is TransferStatus.CANCELLED
     assert near.memory[:8] == bytes(8)
     assert near.transport.endpoints == 1
@@ -485,18 +485,18 @@ def test_a_peer_that_closed_its_engine_cannot_be_read(near, start_peer) -> None:
 
 def test_nobody_there(near, start_peer) -> None:
     segment = SegmentDescriptor("127.0.0.1", 1, os.urandom(16), shm="@pinyon-transfer-nobody")
-    failed = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+    failed = ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
     assert near.run(READ, segment, [(0, b"k" * 16, 0, 8)]) == failed
     assert near.run(WRITE, replace(segment, shm=""), [(0, b"k" * 16, 0, 8)]) == failed
     stale = replace(start_peer().segment, boot_id=bytes(16))
-    assert near.run(READ, stale, [(0, b"k" * 16, 0, 8)]) == Outcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)
+    assert near.run(READ, stale, [(0, b"k" * 16, 0, 8)]) == ChainOutcome(TransferStatus.REFUSED, Reason.STALE_SEGMENT)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(b"right", "wrong"), (b"right", ""), (None, "right")])
 def test_wrong_secrets(make_near, start_peer, mine, theirs) -> None:
     near, peer = make_near(secret=mine), start_peer(secret=theirs)
     outcome = near.run(READ, peer.segment, [(0, peer.key, 0, 8)])
-    assert outcome == Outcome(TransferStatus.REFUSED, Reason.UNAUTHENTICATED)
+    assert outcome == ChainOutcome(TransferStatus.REFUSED, Reason.UNAUTHENTICATED)
     assert near.memory[:8] == bytes(8)
     right = make_near(secret=theirs.encode() or None)
     assert right.run(READ, peer.segment, [(0, peer.key, 0, 8)]) == DONE
@@ -515,7 +515,7 @@ def test_a_kernel_that_says_no_is_explained_once(near, start_peer, monkeypatch, 
     with caplog.at_level(logging.INFO, "pinyon"):
         for opcode in (READ, WRITE):
             outcome = near.run(opcode, peer.segment, [(0, peer.key, 0, 8)])
-            assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+            assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
     (message,) = [record.getMessage() for record in caplog.records]
     assert "ptrace_scope" in message
     assert "CAP_SYS_PTRACE" in message
@@ -526,7 +526,7 @@ def test_a_pid_of_another_namespace(near, start_peer, monkeypatch, caplog) -> No
     monkeypatch.setattr(cma, "_peer_pid", lambda stream: 0)
     with caplog.at_level(logging.INFO, "pinyon"):
         outcome = near.run(READ, peer.segment, [(0, peer.key, 0, 8)])
-    assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+    assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
     assert "pid namespace" in caplog.text
 
 
@@ -536,7 +536,7 @@ def test_a_peer_of_another_user_is_unreachable(near, start_peer, caplog) -> None
     peer.ask("become", 65534)  # this process may read the peer's memory, but not the reverse
     with caplog.at_level(logging.INFO, "pinyon"):
         outcome = near.run(READ, peer.segment, [(0, peer.key, 0, 8)])
-    assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+    assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
     assert "cannot read this process's memory" in caplog.text
 
 
@@ -550,7 +550,7 @@ _UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 def test_a_peer_in_another_pid_namespace_is_unreachable(near, start_peer) -> None:
     peer = start_peer(under=_UNSHARE)
     outcome = near.run(READ, peer.segment, [(0, peer.key, 0, 8)])
-    assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+    assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 
 
 class Impostor:
@@ -564,7 +564,7 @@ class Impostor:
         self._repeat = repeat
         self._marks: list[array[int]] = []
 
-    def serve(self, inbound: Inbound) -> None:
+    def serve(self, inbound: InboundLink) -> None:
         deadline = time.monotonic() + GENEROUS_S
         inbound.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)
         self._marks.append(array("Q", inbound.marks.server))
@@ -596,7 +596,7 @@ def test_a_server_that_proves_nothing(near, impostor) -> None:
     elsewhere = shm_wire.pack_proof(shm_wire.OK, 4096)
     for proof, reason in ((unreachable, lost), (elsewhere, lost), (b"!" * shm_wire.PROOF_BYTES, Reason.PROTOCOL)):
         outcome = near.run(READ, impostor(proof), [(0, b"k" * 16, 0, 8)])
-        assert outcome == Outcome(TransferStatus.FAILED, reason)
+        assert outcome == ChainOutcome(TransferStatus.FAILED, reason)
     assert near.transport.endpoints == 0
 
 
@@ -619,19 +619,19 @@ def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> No
 
 def test_a_server_that_lies_about_its_memory(near, impostor) -> None:
     proof = b""  # the peer is this process
-    request = shm_wire.RequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
-    nowhere = shm_wire.Place(0, 4096, shm_wire.Seal(8192, b"s" * 16), Spans((0,), (1 << 20,)))
+    request = shm_wire.ShmRequestHead(shm_wire.RESOLVE, 0, 1, 1, 0)
+    nowhere = shm_wire.ShmPlace(0, 4096, shm_wire.Seal(8192, b"s" * 16), Spans((0,), (1 << 20,)))
     not_sealed = nowhere._replace(address=near.region.address)
     for length in (8, 100_000):
         for place in (nowhere, not_sealed):
             answers = [shm_wire.pack_places(request._replace(id=number), [place]) for number in range(1, 10)]
             outcome = near.run(READ, impostor(proof, *answers), [(0, b"k" * 16, 0, length)])
-            assert outcome == Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+            assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
     overlong = nowhere._replace(spans=Spans((0,), (1 << 63,)))
     for answer in (b"?" * 24, shm_wire.pack_places(request._replace(id=2), [nowhere]), overlong):
         data = answer if isinstance(answer, bytes) else shm_wire.pack_places(request, [answer])
         outcome = near.run(READ, impostor(proof, data), [(0, b"k" * 16, 0, 8)])
-        assert outcome == Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
+        assert outcome == ChainOutcome(TransferStatus.FAILED, Reason.PROTOCOL)
 
 
 # --- the server against peers that lie ---
@@ -748,7 +748,7 @@ def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> N
         return really_open(watch)
 
     monkeypatch.setattr(control.LinkWatch, "is_open", is_open)
-    outcomes: list[Outcome] = []
+    outcomes: list[ChainOutcome] = []
     chain = near.chain(WRITE, local.segment, [(0, local.region.key, 0, SIZE)])
     writer = threading.Thread(target=lambda: outcomes.append(near.transport.run(chain, SHM)))
     writer.start()
@@ -759,7 +759,7 @@ def test_unregister_ends_a_write_in_mid_copy(near, make_local, monkeypatch) -> N
     after = bytes(local.memory)
     assert after == b"\x77" * (2 * 64 << 10) + bytes(SIZE - (2 * 64 << 10))
     writer.join(GENEROUS_S)
-    assert outcomes == [Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)]
+    assert outcomes == [ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)]
     assert local.memory == after
 
 
@@ -828,7 +828,7 @@ def test_a_chain_waits_for_an_endpoint(near, local) -> None:
     transport = near.transport
     parts = [(0, local.region.key, 0, 8)]
     held = [transport.lease(near.chain(READ, local.segment, parts), SHM) for _ in range(2)]
-    outcomes: list[Outcome] = []
+    outcomes: list[ChainOutcome] = []
     waiter = threading.Thread(target=lambda: outcomes.append(near.run(READ, local.segment, parts)))
     waiter.start()
     eventually(lambda: len(transport._waiters) == 1, "the chain waits")

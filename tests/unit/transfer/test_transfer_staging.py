@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
-from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Access, Region
@@ -194,7 +194,7 @@ class Wire:
         self.before_claim: Callable[[Chain], None] = lambda chain: None
         self.between: Callable[[Chain], None] = lambda chain: None
         """The action between the claim of the chain and the first byte."""
-        self.outcome: Outcome | None = None
+        self.outcome: ChainOutcome | None = None
         self.aborted = 0
         self.claims: list[bool] = []
         self.unclaims: list[bool] = []
@@ -203,13 +203,13 @@ class Wire:
     def abort(self) -> None:
         self.aborted += 1
 
-    def run(self, chain: Chain, path: Path) -> Outcome:
+    def run(self, chain: Chain, path: Path) -> ChainOutcome:
         self.runs.append([part.length for part in chain.slices])
         assert sum(part.length for part in chain.slices) == chain.nbytes
         self.before_claim(chain)
         self.claims.append(chain.claim(self.abort))
         if not self.claims[-1]:
-            return Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+            return ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED)
         self.between(chain)
         codes = bytearray()
         for part in chain.slices:
@@ -228,7 +228,7 @@ class Wire:
         if self.outcome is not None:
             chain.fence = 77
             return self.outcome
-        return Outcome(COMPLETED, Reason.NONE, bytes(codes) if any(codes) else None)
+        return ChainOutcome(COMPLETED, Reason.NONE, bytes(codes) if any(codes) else None)
 
 
 PATH = Path("tcp", "", "")
@@ -245,7 +245,7 @@ class Staged:
         self.plain = self.table.register(self.host, None, Access.READ)
         self.wire = Wire(self.far)
         self.opcode = opcode
-        self.ended: list[Outcome] = []
+        self.ended: list[ChainOutcome] = []
 
     def chain(self, *parts: tuple[Region, int, int, int]) -> Chain:
         """Returns a chain of parts ``(local region, offset there, offset at the far end, length)``."""
@@ -254,7 +254,7 @@ class Staged:
         regions = {region.key: region for region in (self.region, self.plain)}
         return Chain(plan, regions, soon(), lambda _, outcome: self.ended.append(outcome))
 
-    def run(self, chain: Chain) -> Outcome:
+    def run(self, chain: Chain) -> ChainOutcome:
         return run_staged(self.wire, chain, PATH, self.table.staging.outbound)
 
     def idle(self) -> bool:
@@ -279,7 +279,7 @@ def test_pieces_cover_the_chain_and_neighbours_copy_together(driver, opcode) -> 
             here[one] = far[other : other + part.length]
         else:
             far[other : other + part.length] = here[one]
-    assert staged.run(chain) == Outcome(COMPLETED)
+    assert staged.run(chain) == ChainOutcome(COMPLETED)
     assert (staged.near, staged.host, staged.far) == (near, host, far)
     assert staged.wire.runs == [[2 * PAGE], [PAGE, 50, 1000, PAGE - 50], [50]]
     direction = "in" if opcode is READ else "out"
@@ -326,7 +326,7 @@ def test_a_failing_device_fails_the_chain(driver, opcode, direction, caplog) -> 
 def test_a_failed_attempt_leaves_its_fence_and_no_device_byte(driver, opcode) -> None:
     staged = Staged(driver, opcode)
     before = bytes(staged.near)
-    staged.wire.outcome = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+    staged.wire.outcome = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
     chain = staged.chain((staged.region, 0, 0, PAGE))
     assert staged.run(chain) == staged.wire.outcome
     assert chain.fence == 77
@@ -344,7 +344,7 @@ def test_a_chain_ending_while_it_waits_for_room_touches_nothing(driver) -> None:
     pool = staged.table.staging.outbound
     buffer = pool.acquire(4 * PAGE, soon(), never)
     chain = staged.chain((staged.region, 0, 0, 10))
-    outcomes: list[Outcome] = []
+    outcomes: list[ChainOutcome] = []
     runner = threading.Thread(target=lambda: outcomes.append(staged.run(chain)))
     runner.start()
     eventually(lambda: len(pool._queue) == 1, "waits")
@@ -357,7 +357,7 @@ def test_a_chain_ending_while_it_waits_for_room_touches_nothing(driver) -> None:
     chain = staged.chain((staged.region, 0, 0, 10))
     buffer = pool.acquire(4 * PAGE, soon(), never)
     chain.deadline = 0.0
-    assert staged.run(chain) == Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+    assert staged.run(chain) == ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
     buffer.release()
     assert staged.idle()
 
@@ -393,7 +393,7 @@ def test_stopping_aborts_only_an_endpoint_still_in_use(driver, opcode) -> None:
     driver.on_copy = lambda direction: None
     chain = staged.chain((staged.region, 0, 0, PAGE))
     staged.wire.between = lambda part: chain.shut()
-    staged.wire.outcome = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+    staged.wire.outcome = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
     assert staged.run(chain).status is TransferStatus.CANCELLED
     assert staged.wire.aborted == 1
     assert staged.wire.unclaims[-1] is False
@@ -404,7 +404,7 @@ def test_a_path_that_is_gone_does_not_undo_what_has_arrived(driver) -> None:
     staged = Staged(driver, READ)
     chain = staged.chain((staged.region, 0, 0, PAGE), (staged.region, 2 * PAGE, 2 * PAGE, PAGE))
     driver.on_copy = lambda direction: chain.interrupt()
-    assert staged.run(chain) == Outcome(COMPLETED)
+    assert staged.run(chain) == ChainOutcome(COMPLETED)
     assert driver.copies["in"] == 2
     assert not staged.wire.aborted
     assert staged.idle()

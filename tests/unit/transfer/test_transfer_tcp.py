@@ -26,10 +26,10 @@ from pinyon.transfer import (
     TransferLimits,
     TransferStatus,
 )
-from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links import handshake, spinner
-from pinyon.transfer.links.acceptor import Acceptor, Inbound
+from pinyon.transfer.links.acceptor import Acceptor, InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.spinner import Spinner
 from pinyon.transfer.memory.table import MemoryTable
@@ -44,16 +44,16 @@ READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
 FUZZED = 1 << 14
 PATH = Path("tcp", "", "")
-DONE = Outcome(TransferStatus.COMPLETED)
-LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
-BAD_CHECKSUM = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
+DONE = ChainOutcome(TransferStatus.COMPLETED)
+LOST = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+BAD_CHECKSUM = ChainOutcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
 class RecordingAcceptor(Acceptor):
     hellos: list[handshake.Hello]
     sources: list[str]
 
-    def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
+    def admit(self, inbound: InboundLink, hello: handshake.Hello) -> handshake.HelloCode:
         self.hellos.append(hello)
         self.sources.append(inbound.stream.sock.getpeername()[0])
         return super().admit(inbound, hello)
@@ -87,7 +87,7 @@ class Host:
         plan = ChainPlan(remote, opcode, [part], nbytes)
         return Chain(plan, {self.region.key: self.region}, time.monotonic() + timeout_s, lambda chain, outcome: None)
 
-    def run(self, opcode: Opcode, remote: SegmentDescriptor, nbytes: int = 4096) -> Outcome:
+    def run(self, opcode: Opcode, remote: SegmentDescriptor, nbytes: int = 4096) -> ChainOutcome:
         return self.tcp.run(self.chain(opcode, remote, nbytes), PATH)
 
     def close(self) -> None:
@@ -331,7 +331,7 @@ def test_an_interrupted_chain_ends_at_once_and_is_not_repeated(host) -> None:
     here = host(TransferLimits(stall_s=1000.0, connect_s=1000.0))
     with Silent() as silent:
         chain = here.chain(WRITE, silent.segment, 4096, timeout_s=1000.0)
-        outcomes: list[Outcome] = []
+        outcomes: list[ChainOutcome] = []
         runner = threading.Thread(target=lambda: outcomes.append(here.tcp.run(chain, PATH)))
         runner.start()
         assert silent.got_frame.wait(GENEROUS_S)
@@ -350,7 +350,7 @@ def test_a_chain_waits_for_a_connection_until_its_deadline(host) -> None:
         runner.start()
         assert silent.got_frame.wait(GENEROUS_S)
         second = here.chain(READ, silent.segment, 4096, timeout_s=0.1)
-        assert here.tcp.run(second, PATH) == Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+        assert here.tcp.run(second, PATH) == ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
         third = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
         waiter = threading.Thread(target=here.tcp.run, args=(third, PATH))
         waiter.start()
@@ -358,7 +358,7 @@ def test_a_chain_waits_for_a_connection_until_its_deadline(host) -> None:
         assert len(silent.links) == 1
         first.interrupt()
         eventually(lambda: len(silent.links) == 2, "the third chain has its connection")
-        third.stop(Outcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+        third.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
         for thread in (runner, waiter):
             thread.join(GENEROUS_S)
             assert not thread.is_alive()
@@ -403,7 +403,7 @@ def test_a_closed_transport_runs_nothing(host) -> None:
     here, there = host(), host()
     assert here.run(READ, there.segment()) == DONE
     here.tcp.close()
-    assert here.run(READ, there.segment()) == Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
+    assert here.run(READ, there.segment()) == ChainOutcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
     assert here.tcp.endpoints == 0
 
 
@@ -435,7 +435,7 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
         with raw_link(there, 2) as other:  # evicts the second link
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
             eventually(lambda: users(there.table, there.region) == 2, "both frames are being served")
-            assert third.run(WRITE, there.segment()) == Outcome(TransferStatus.FAILED, Reason.BUSY)
+            assert third.run(WRITE, there.segment()) == ChainOutcome(TransferStatus.FAILED, Reason.BUSY)
             for sock in (busy, other):
                 sock.sendall(b"y" * 199_990)
                 reply = sock.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)

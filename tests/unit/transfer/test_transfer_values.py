@@ -26,7 +26,7 @@ from pinyon.transfer import (
     WireError,
     raise_for_failure,
 )
-from pinyon.transfer.chains.batch import BatchState
+from pinyon.transfer.chains.batch import BatchProgress
 from pinyon.transfer.chains.slicing import Slice, plan_chains
 from pinyon.transfer.links import handshake
 from pinyon.transfer.transports.tcp import wire
@@ -87,7 +87,7 @@ def part(index: int, length: int) -> Slice:
 
 
 def test_batch_gives_each_request_one_final_status() -> None:
-    batch = BatchState([10, 20, 5])
+    batch = BatchProgress([10, 20, 5])
     assert {result.status for result in batch.results()} == {TransferStatus.PENDING}
     finals, moved = batch.slices_done([part(0, 4), part(1, 20)], TransferStatus.COMPLETED, Reason.NONE)
     assert (finals, moved) == ({(TransferStatus.COMPLETED, Reason.NONE): 1}, 24)

@@ -17,7 +17,7 @@ from pinyon.store.records import NodeRecord
 from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead
 from services.worker.orders.abort import Abort
 from services.worker.orders.ledger import SpanFetched
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
 KEYS = [bytes([number]) * 16 for number in range(4)]
@@ -90,7 +90,7 @@ class World:
             None,
             layout,
             lambda: self.now_s,
-            Limits(fetch_timeout_s=timeout_s),
+            WorkerLimits(fetch_timeout_s=timeout_s),
             store=self.index,  # type: ignore[arg-type]
         )
 

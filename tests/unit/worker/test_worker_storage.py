@@ -16,7 +16,7 @@ from pinyon.store.runs import RUN_TOKENS, Run
 from pinyon.store.writer import PutOutcome
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import LOOK_S, POOL_SHARE, Drop, Storage
-from services.worker.orders.limits import Limits
+from services.worker.orders.limits import WorkerLimits
 from tests.unit.worker.caches import Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
@@ -85,7 +85,7 @@ class Parts:
 
     def new_storage(self, queue_blocks: int) -> Storage:
         region: Any = None
-        limits = Limits(store_queue_blocks=queue_blocks, store_queue_s=QUEUE_S)
+        limits = WorkerLimits(store_queue_blocks=queue_blocks, store_queue_s=QUEUE_S)
         return Storage(self.cache, region, self.store, limits, lambda: self.now)
 
     def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS, first: int = 0) -> None:
@@ -389,7 +389,7 @@ async def test_closing_in_the_middle_gives_everything_back(parts: Parts) -> None
 async def test_no_store_takes_nothing() -> None:
     cache = new_cache(LAYOUT, 8, lambda: 0.0)
     region: Any = None
-    storage = Storage(cache, region, None, Limits(store_queue_blocks=3), lambda: 0.0)
+    storage = Storage(cache, region, None, WorkerLimits(store_queue_blocks=3), lambda: 0.0)
     storage.start()
     storage.offer(KEYS[:2], storage.new_runs())
     assert storage.pending == 0

@@ -15,8 +15,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.core.clock import Clock
-from pinyon.frontdoor.instances.clusters import Cluster
-from pinyon.routing.pair import Candidate
+from pinyon.frontdoor.instances.clusters import ConductorCluster
+from pinyon.routing.pair import PairCandidate
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import WORKER, peer_name
 
@@ -33,7 +33,7 @@ class AskedInstances:
     """The instances of the region's own cluster, as :class:`pinyon.frontdoor.readiness.Watched`."""
 
     models: Sequence[str]
-    cluster: Cluster
+    cluster: ConductorCluster
     channels: Channels
     clock: Clock
     elsewhere: Callable[[str], bool]
@@ -72,10 +72,10 @@ class AskedInstances:
         self.next_round_s = now_s + ASK_EVERY_S + ASK_EACH_S * len(asked)
         self.silent = await self._who_is_silent(asked)
 
-    async def _who_is_silent(self, asked: Collection[Candidate]) -> frozenset[str]:
+    async def _who_is_silent(self, asked: Collection[PairCandidate]) -> frozenset[str]:
         places = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def serves(candidate: Candidate) -> bool:
+        async def serves(candidate: PairCandidate) -> bool:
             name = peer_name(WORKER, candidate.instance_id)
             async with places, self.channels.open(candidate.address, name) as channel:
                 stub: Any = health_pb2_grpc.HealthStub(channel)

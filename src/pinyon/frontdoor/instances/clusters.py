@@ -24,7 +24,7 @@ HOME = ""
 """The name of the region's own cluster."""
 
 
-class Cluster:
+class ConductorCluster:
     """One cluster: its ``conductor`` and the ``view`` of its instances. The ``removed`` ones get no new requests."""
 
     def __init__(self, name: str, address: str, view: InstanceView) -> None:
@@ -34,7 +34,7 @@ class Cluster:
         self.removed: frozenset[str] = frozenset()
 
 
-class Clusters(Adopted[Cluster]):
+class Clusters(Adopted[ConductorCluster]):
     """The clusters: ``start`` → ``adopt`` at each change → ``close``. ``make_conductor`` makes a session, not yet
     started, from a conductor's address and a callback for each list of instances."""
 
@@ -54,8 +54,8 @@ class Clusters(Adopted[Cluster]):
         self._clock = clock
         self.home = self._make(HOME, home_address)
 
-    def _make(self, name: str, address: str) -> Cluster:
-        cluster = Cluster(name, address, self._make_view(name))
+    def _make(self, name: str, address: str) -> ConductorCluster:
+        cluster = ConductorCluster(name, address, self._make_view(name))
 
         def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
             cluster.view.update(message, self._clock(), first)
@@ -64,10 +64,10 @@ class Clusters(Adopted[Cluster]):
         cluster.conductor = self._make_conductor(address, on_instances)
         return cluster
 
-    def __iter__(self) -> Iterator[Cluster]:
+    def __iter__(self) -> Iterator[ConductorCluster]:
         return iter([self.home, *self.adopted.values()])
 
-    def get(self, name: str) -> Cluster:
+    def get(self, name: str) -> ConductorCluster:
         """Returns the cluster of that name, or the region's own if there is none (any more)."""
         return self.adopted.get(name, self.home)
 
@@ -87,24 +87,24 @@ class Clusters(Adopted[Cluster]):
     def serves(self, told: Told) -> bool:
         return bool(told.conductor)
 
-    def is_same(self, cluster: Cluster, told: Told) -> bool:
+    def is_same(self, cluster: ConductorCluster, told: Told) -> bool:
         return told.conductor == cluster.address
 
-    def begin(self, name: str, told: Told) -> Cluster:
+    def begin(self, name: str, told: Told) -> ConductorCluster:
         cluster = self._make(name, told.conductor)
         cluster.conductor.start()
         return cluster
 
-    def told(self, cluster: Cluster, told: Told) -> None:
+    def told(self, cluster: ConductorCluster, told: Told) -> None:
         cluster.removed = frozenset(told.removed)
 
-    def end(self, cluster: Cluster) -> Coroutine[Any, Any, None]:
+    def end(self, cluster: ConductorCluster) -> Coroutine[Any, Any, None]:
         self._listed(cluster)
         return cluster.conductor.close()
 
     # -- instances
 
-    def _listed(self, cluster: Cluster) -> None:
+    def _listed(self, cluster: ConductorCluster) -> None:
         """Updates the sessions to instances after a new list, or when a cluster is given back."""
         addresses = frozenset().union(*(each.view.addresses for each in self))
         view = cluster.view

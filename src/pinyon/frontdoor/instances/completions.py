@@ -12,7 +12,7 @@ from functools import partial
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal
 from pinyon.core.request import Usage
-from pinyon.frontdoor.admission import Admission, Ticket
+from pinyon.frontdoor.admission import TenantAdmission, Ticket
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head, classify
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
@@ -24,7 +24,7 @@ from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
-from pinyon.openai.format import DONE, ChatFormat, CompletionFormat, Facts, Format, error_event
+from pinyon.openai.format import DONE, AnswerFormat, ChatFormat, CompletionFormat, Facts, error_event
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call, parse_chat, parse_completion
 from pinyon.runtime.deadlines import TimeLimit
@@ -40,7 +40,7 @@ Parse = Callable[[bytes | bytearray], Call]
 class Completions:
     """The handlers of both routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
 
-    admission: Admission
+    admission: TenantAdmission
     dispatcher: Dispatcher
     models: Models
     off_loop: OffLoop
@@ -56,7 +56,7 @@ class Completions:
         return await self._answer(head, body, parse_chat, ChatFormat, reply)
 
     async def _answer(
-        self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[Format], reply: Reply
+        self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[AnswerFormat], reply: Reply
     ) -> int:
         deadline_s = head.arrived_s + self.timeout_s
         try:
@@ -90,7 +90,9 @@ class Completions:
         await reply.end(error_event(error) + DONE)
         return 200
 
-    async def _whole(self, head: Head, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
+    async def _whole(
+        self, head: Head, request: Request, ticket: Ticket, answer_format: AnswerFormat, reply: Reply
+    ) -> None:
         texts: list[str] = []
         await self.dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
         assert request.finish_reason is not None
@@ -106,7 +108,7 @@ class _Events:
     """A streamed answer. It begins with the first text: until then, a failure still has a status of its own. From then
     on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
 
-    def __init__(self, request: Request, ticket: Ticket, answer_format: Format, reply: Reply) -> None:
+    def __init__(self, request: Request, ticket: Ticket, answer_format: AnswerFormat, reply: Reply) -> None:
         self._request = request
         self._ticket = ticket
         self._format = answer_format

@@ -11,7 +11,7 @@ from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
 from pinyon.routing.target_policy import Routed
-from pinyon.routing.two_layers import Route
+from pinyon.routing.two_layers import RoutedRequest
 
 ROOTS_MAX = 4096
 
@@ -63,5 +63,5 @@ class Dispatcher:
         """Returns the demand of the request: the number of the set of targets that it waits for in the queue."""
         # The keys of its prompt say nothing about that: they are made when it runs.
         whose = request.request_class
-        route = Route(Routed(), whose.geographies, whose.tenant, request.sender, request.exclude)
+        route = RoutedRequest(Routed(), whose.geographies, whose.tenant, request.sender, request.exclude)
         return self._models.demand(self._models.of(request.model), route)

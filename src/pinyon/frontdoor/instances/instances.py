@@ -17,7 +17,7 @@ from pinyon.core.layout import KvLayout
 from pinyon.messages.instance import info_from_proto
 from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.layer import Layer
-from pinyon.routing.pair import Candidate, choose_pair, serving_groups
+from pinyon.routing.pair import PairCandidate, choose_pair, serving_groups
 from pinyon.routing.roster import Roster
 from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
@@ -47,7 +47,7 @@ class _Instance:
     """An instance as it was listed last."""
 
     info: InstanceInfo
-    candidate: Candidate
+    candidate: PairCandidate
     schedulable: bool
     draining: bool
 
@@ -70,8 +70,8 @@ class InstanceView:
         self._instances: dict[str, _Instance] = {}
         self._at: dict[str, tuple[str, str]] = {}
         """The model and id of each instance, by address."""
-        self._candidates: dict[str, list[Candidate]] = {}
-        self._doubtful: dict[str, list[Candidate]] = {}
+        self._candidates: dict[str, list[PairCandidate]] = {}
+        self._doubtful: dict[str, list[PairCandidate]] = {}
         """The instances that the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
         self._changed = asyncio.Event()
@@ -139,8 +139,8 @@ class InstanceView:
 
     def _take(self, instances: dict[str, _Instance], now_s: float) -> None:
         self._sync(instances, now_s)
-        candidates: dict[str, list[Candidate]] = {}
-        doubtful: dict[str, list[Candidate]] = {}
+        candidates: dict[str, list[PairCandidate]] = {}
+        doubtful: dict[str, list[PairCandidate]] = {}
         models: dict[str, ModelView] = {}
         for instance in instances.values():
             info = instance.info
@@ -229,7 +229,7 @@ class InstanceView:
             f"No two instances of {name} have the same weights and KV layout, one to compute prompts, one to generate."
         )
 
-    def unvouched(self, name: str, *, everyone: bool) -> list[Candidate]:
+    def unvouched(self, name: str, *, everyone: bool) -> list[PairCandidate]:
         """Returns the model's instances that no conductor has listed lately: all of them if ``everyone``."""
         unconfirmed = self._roster.unconfirmed
         known = self._candidates.get(name, ())
@@ -344,7 +344,7 @@ def _parsed(message: conductor_pb2.InstanceList) -> dict[str, _Instance]:
 
 
 @lru_cache(maxsize=INSTANCES_MAX)
-def _said(message: bytes) -> tuple[InstanceInfo, Candidate] | None:
+def _said(message: bytes) -> tuple[InstanceInfo, PairCandidate] | None:
     """Returns the description of an instance, cached as each list repeats it; None for store nodes and invalid ones."""
     try:
         info = info_from_proto(conductor_pb2.InstanceInfo.FromString(message))
@@ -353,4 +353,6 @@ def _said(message: bytes) -> tuple[InstanceInfo, Candidate] | None:
     if info.layout is None:
         return None
     group = f"{info.model_fingerprint}/{info.layout.layout_id}"
-    return info, Candidate(info.instance_id, info.address, info.role, group, info.max_batch, info.max_context_tokens)
+    return info, PairCandidate(
+        info.instance_id, info.address, info.role, group, info.max_batch, info.max_context_tokens
+    )

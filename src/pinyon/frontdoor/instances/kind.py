@@ -14,7 +14,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, ResourceExhausted, Unavailable
-from pinyon.frontdoor.instances.clusters import HOME, Cluster, Clusters
+from pinyon.frontdoor.instances.clusters import HOME, Clusters, ConductorCluster
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
@@ -24,7 +24,7 @@ from pinyon.frontdoor.request_loop import LoopLimits
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.routing.layer import Layer
-from pinyon.routing.two_layers import Choice, Where
+from pinyon.routing.two_layers import RoutingChoice, Where
 from pinyon.runtime.logging import get_logger
 
 RETRY_AFTER_S: Final = 1.0
@@ -34,7 +34,7 @@ _log = get_logger("lb")
 
 @dataclass(slots=True, eq=False)
 class InstanceKind:
-    """The :class:`pinyon.frontdoor.request_loop.Kind` of requests for our own instances, here or in other regions."""
+    """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for our instances, here or in other regions."""
 
     clusters: Clusters
     workers: WorkerSessions
@@ -48,7 +48,7 @@ class InstanceKind:
 
     # -- where
 
-    async def place(self, request: Request, choice: Choice) -> PinyonError | None:
+    async def place(self, request: Request, choice: RoutingChoice) -> PinyonError | None:
         if choice.where is Where.WAIT and not self.models.serves_here(request.route):
             return Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
         cluster = self.clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
@@ -63,7 +63,7 @@ class InstanceKind:
         request.choice, request.placed_by = choice, cluster
         return None
 
-    async def _placement(self, request: Request, cluster: Cluster) -> common_pb2.Placement:
+    async def _placement(self, request: Request, cluster: ConductorCluster) -> common_pb2.Placement:
         """Returns a placement. Raises :class:`ResourceExhausted` for a rejection, and :class:`Unavailable`."""
         exclude = self._excluded(request, cluster)
         if self.by_routing:
@@ -80,7 +80,9 @@ class InstanceKind:
         self.metrics.fallbacks.add()
         return placement
 
-    def _own_choice(self, request: Request, exclude: Collection[str], cluster: Cluster) -> common_pb2.Placement:
+    def _own_choice(
+        self, request: Request, exclude: Collection[str], cluster: ConductorCluster
+    ) -> common_pb2.Placement:
         return cluster.view.choose(
             request.model,
             request.tokens_wanted,
@@ -90,11 +92,11 @@ class InstanceKind:
             careful=request.tries > 0,
         )
 
-    def _keys_are(self, cluster: Cluster, model: str) -> bool:
+    def _keys_are(self, cluster: ConductorCluster, model: str) -> bool:
         """Returns whether block keys of requests, which are those of the own cluster, fit the cluster's instances."""
         return cluster is self.clusters.home or cluster.view.same_keys(self.clusters.home.view, model)
 
-    def _excluded(self, request: Request, cluster: Cluster) -> set[str]:
+    def _excluded(self, request: Request, cluster: ConductorCluster) -> set[str]:
         """Returns the instances that failed this request, were removed, or may not continue its tokens. If then none is
         left, and the client has seen nothing, the request starts over."""
         excluded = request.failed_instances | cluster.removed
@@ -142,7 +144,7 @@ class InstanceKind:
                 cluster.conductor.release(attempt_id)
 
     async def _on_instance(
-        self, request: Request, placement: common_pb2.Placement, cluster: Cluster, attempt_id: str
+        self, request: Request, placement: common_pb2.Placement, cluster: ConductorCluster, attempt_id: str
     ) -> None:
         view, model, decode, placed_s = cluster.view, request.model, placement.decode_instance_id, self.clock()
         size_bytes = request.size_bytes + 4 * len(request.tokens) + placement.ByteSize()

@@ -19,7 +19,7 @@ from pinyon.core.errors import Internal, InvalidArgument, ResourceExhausted, Una
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.instances.clusters import Cluster
+from pinyon.frontdoor.instances.clusters import ConductorCluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.enums import finish_reason_from_proto
 from pinyon.messages.error import error_from_proto
@@ -136,7 +136,7 @@ class Request(Flight):
         self.fingerprint = ""
         """The fingerprint of the weights that generated ``tokens``; empty if unknown."""
         self.placement: common_pb2.Placement | None = None
-        self.placed_by: Cluster | None = None
+        self.placed_by: ConductorCluster | None = None
         """The placement of the next or the present attempt, and the cluster whose conductor made it, even if the
         cluster is given back meanwhile. Another region places an attempt itself."""
         self.prefill: worker_pb2.PrefillReport | None = None

@@ -19,8 +19,8 @@ from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.prompts import Models
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
-from pinyon.frontdoor.regions.inbound import Inbound, Serving
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.inbound import InboundSession, Serving
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.frontdoor.update_stream import failed_update
 from pinyon.http.budget import Share
 from pinyon.messages.enums import finish_reason_to_proto
@@ -38,11 +38,11 @@ class TokenServing(Serving):
     prompts: Models
     dispatcher: Dispatcher
 
-    def session(self, peer: Peer) -> Inbound[TokenServing]:
+    def session(self, peer: PeerBalancer) -> InboundSession[TokenServing]:
         return _TokenInbound(self, peer)
 
 
-class _TokenInbound(Inbound[TokenServing]):
+class _TokenInbound(InboundSession[TokenServing]):
     def take(self, message: peer_pb2.SessionRequest) -> None:
         if message.raw_requests:
             raise FailedPrecondition("requests are tokens here", field="raw_requests")

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from pinyon.frontdoor.admission import Admission
+from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.head import Head
 from pinyon.frontdoor.instances.prompts import Models, Prompts
 from pinyon.frontdoor.off_loop import OffLoop
@@ -23,7 +23,7 @@ class Tokenization:
     """The handlers of both routes. They take no place in the queue, but each request counts in its tenant's limit per
     minute. Long work runs beside the event loop, where places are limited."""
 
-    def __init__(self, admission: Admission, models: Models, off_loop: OffLoop) -> None:
+    def __init__(self, admission: TenantAdmission, models: Models, off_loop: OffLoop) -> None:
         self._admission = admission
         self._models = models
         self._off_loop = off_loop

@@ -31,7 +31,7 @@ from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.readiness import Readiness
 from pinyon.frontdoor.regions.links import PEER_VERSION
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.http.answer import error_status
 from pinyon.http.budget import Budget, Share
@@ -72,7 +72,7 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
 
     With TLS, callers are load balancers certified for the region they name, without TLS anybody."""
 
-    own: Peer
+    own: PeerBalancer
     line: Line
     metrics: DoorMetrics[Any]
     readiness: Readiness
@@ -82,13 +82,13 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
     """The budget of bytes that requests of other regions hold here."""
     timeout_s: float
     clock: Clock
-    sessions: set[Inbound[Any]] = field(default_factory=set, init=False)
+    sessions: set[InboundSession[Any]] = field(default_factory=set, init=False)
     ending: bool = field(default=False, init=False)
     """True once sessions end as soon as they have no requests."""
     _connected: int = field(default=0, init=False)
     """The number of callers, those without a session among them."""
 
-    def session(self, peer: Peer) -> Inbound[Any]:
+    def session(self, peer: PeerBalancer) -> InboundSession[Any]:
         """Returns a session that has just begun."""
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
             for model, room in self.models.rooms(sharing, region)
         ]
 
-    def admit(self, sender: Peer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
+    def admit(self, sender: PeerBalancer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:
         """Returns a place in the line. Raises :class:`ResourceExhausted` with :data:`REGION_FIELD` when there is no
         room, with :data:`REJECTED_FIELD` when it may not be served here; :class:`FailedPrecondition` for a second
         hop."""
@@ -160,7 +160,7 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
         welcome = peer_pb2.PeerWelcome(region=own.region, lb_id=own.name, version=PEER_VERSION, kind=own.kind)
         await self.session(peer).run(stream, welcome)
 
-    def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> Peer:
+    def _checked(self, hello: peer_pb2.PeerHello, context: Any) -> PeerBalancer:
         """Returns the caller. Raises :class:`PinyonError` for callers that may not have a session."""
         if hello.version != PEER_VERSION:
             raise FailedPrecondition(f"version {hello.version} is not spoken here, but {PEER_VERSION}", field="version")
@@ -176,17 +176,17 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
         verdict = self.models.geography.sends(hello.region, self.own.region)
         if not verdict.allowed:
             raise PermissionDenied(f"{hello.region} may not send to {self.own.region}: {verdict.reason}")
-        return Peer(hello.lb_id, hello.region, "")
+        return PeerBalancer(hello.lb_id, hello.region, "")
 
 
 S = TypeVar("S", bound=Serving)
 
 
-class Inbound(Generic[S]):
+class InboundSession(Generic[S]):
     """One session, after its welcome, and its requests. ``run`` ends with the session and leaves nothing of it.
     Subclasses know what requests consist of, and how one is served."""
 
-    def __init__(self, serving: S, peer: Peer) -> None:
+    def __init__(self, serving: S, peer: PeerBalancer) -> None:
         self.serving, self.peer = serving, peer
         self._received = self._last_id = 0
         """The number of requests received in all, and the id of the last one."""

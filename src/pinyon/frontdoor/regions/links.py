@@ -9,7 +9,7 @@ from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PinyonError, Unavailable
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.frontdoor.regions.raw_streams import RawStreams
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream, WorkerStreams
@@ -42,7 +42,7 @@ class RegionLinks:
 
     def __init__(
         self,
-        own: Peer,
+        own: PeerBalancer,
         models: ServedModels,
         unread_tokens: int,
         clock: Clock,
@@ -61,7 +61,7 @@ class RegionLinks:
     def links(self) -> Collection[RegionLink]:
         return self._links.values()
 
-    def know(self, peers: Collection[Peer]) -> None:
+    def know(self, peers: Collection[PeerBalancer]) -> None:
         """Keeps links to exactly these peers; other links are ended, and their requests go on elsewhere."""
         if self._closed:
             return
@@ -137,7 +137,7 @@ class RegionLinks:
 class RegionLink(Redialer[peer_pb2.SessionRequest, peer_pb2.SessionResponse]):
     """The link to one load balancer: ``start`` → ``close``."""
 
-    def __init__(self, owner: RegionLinks, peer: Peer, connect: OpenSession) -> None:
+    def __init__(self, owner: RegionLinks, peer: PeerBalancer, connect: OpenSession) -> None:
         name = f"load balancer of {peer.region}"
         super().__init__(name, peer.address, METHOD, self._speak, write_s=WRITE_S, connect=connect, log=_log)
         self.owner, self.peer = owner, peer

@@ -6,14 +6,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from pinyon.federation.members import InstanceLoad, LbInfo, LbLoad, LbState
+from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad
 from pinyon.federation.view import Federation
 from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
@@ -25,7 +25,7 @@ _log = get_logger("lb.regions")
 
 
 @dataclass(slots=True, eq=False)
-class Membership:
+class RegionMembership:
     """The membership: ``start`` with its addresses → ``close``. ``session`` is the one with the controller."""
 
     models: ServedModels
@@ -50,7 +50,7 @@ class Membership:
         """Takes a changed federation."""
         self.links.know(
             [
-                Peer(each.info.lb_id, each.info.region, each.info.grpc_address)
+                PeerBalancer(each.info.lb_id, each.info.region, each.info.grpc_address)
                 for each in federation.peers_of(self.links.own.name)
                 if each.state is not LbState.LEFT
             ]
@@ -77,7 +77,7 @@ class Membership:
     def load(self) -> LbLoad:
         hits, asked = self.models.hits()
         instances = [
-            InstanceLoad(
+            MemberLoad(
                 target.name, max(0, target.report.pending), max(0, target.report.running), target.outstanding, available
             )
             for target, available in self.models.instances()

@@ -11,7 +11,7 @@ from pinyon.core.request import check_geography
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerBalancer:
     """A load balancer: its unique name, its region, and the gRPC address for other load balancers. ``kind`` says what
     our own stands in front of."""
 
@@ -21,7 +21,7 @@ class Peer:
     kind: peer_pb2.PeerKind = peer_pb2.PEER_KIND_UNSPECIFIED
 
 
-def parse_peers(text: str) -> list[Peer]:
+def parse_peers(text: str) -> list[PeerBalancer]:
     """Parses ``REGION=HOST:PORT`` with commas; a region may have several. Raises :class:`InvalidArgument`."""
     peers = []
     for part in text.split(",") if text else []:
@@ -30,7 +30,7 @@ def parse_peers(text: str) -> list[Peer]:
             raise InvalidArgument(f"{part!r} is no REGION=HOST:PORT", field="peers")
         check_geography(region, "peers")
         parse_address(address)
-        peers.append(Peer(f"{region}@{address}", region, address))
+        peers.append(PeerBalancer(f"{region}@{address}", region, address))
     if len({peer.name for peer in peers}) < len(peers):
         raise InvalidArgument("a peer is named twice", field="peers")
     return peers

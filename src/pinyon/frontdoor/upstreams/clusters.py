@@ -10,7 +10,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.federation.view import Cluster as Told
 from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.fleet import ServerFleet
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.url import UpstreamUrl, parse_upstreams
 from pinyon.frontdoor.upstreams.watch import Watch, WatchTimes
@@ -33,13 +33,13 @@ class UpstreamClusters(Adopted[Watch]):
     ) -> None:
         """Takes the ``urls`` of this load balancer's own servers."""
         super().__init__(models)
-        self.fleet = Fleet([make(url) for url in urls], models, clock)
+        self.fleet = ServerFleet([make(url) for url in urls], models, clock)
         self._urls = urls
         self._make = make
         self._times = times
         self._clock = clock
         self._watch = Watch(self.fleet, times, clock)
-        self._dropped: list[Fleet] = []
+        self._dropped: list[ServerFleet] = []
         """The fleets that have been given back; requests may still run there."""
 
     def start(self) -> None:
@@ -52,13 +52,13 @@ class UpstreamClusters(Adopted[Watch]):
         await self._watch.close()
         self.fleet.close()
 
-    def targets(self, cluster: str) -> Fleet:
+    def targets(self, cluster: str) -> ServerFleet:
         """Returns the fleet of an adopted cluster; the own one if the name is empty."""
         return self.adopted[cluster].fleet if cluster else self.fleet
 
-    def servers(self) -> Collection[tuple[Fleet, Server]]:
+    def servers(self) -> Collection[tuple[ServerFleet, Server]]:
         """Returns all servers with their fleets, each name once."""
-        found: dict[str, tuple[Fleet, Server]] = {}
+        found: dict[str, tuple[ServerFleet, Server]] = {}
         for watch in (self._watch, *self.adopted.values()):
             for name, server in watch.fleet.servers.items():
                 found.setdefault(name, (watch.fleet, server))
@@ -88,7 +88,7 @@ class UpstreamClusters(Adopted[Watch]):
         return bool(told.upstreams)
 
     def begin(self, name: str, told: Told) -> Watch:
-        return Watch(Fleet([], self.models, self._clock, name), self._times, self._clock)
+        return Watch(ServerFleet([], self.models, self._clock, name), self._times, self._clock)
 
     def told(self, cluster: Watch, told: Told) -> None:
         self._use(cluster, _urls(told.upstreams))

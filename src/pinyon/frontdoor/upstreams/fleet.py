@@ -7,7 +7,7 @@ from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.answer import Answer
-from pinyon.frontdoor.served import Served
+from pinyon.frontdoor.served import ServedModel
 from pinyon.frontdoor.served_models import MODELS_MAX, ServedModels
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
@@ -25,7 +25,7 @@ CONTEXT_MAX = 1 << 53
 _log = get_logger("lb.upstreams")
 
 
-class Fleet:
+class ServerFleet:
     """The servers of one cluster, all on one event loop."""
 
     def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock, cluster: str = "") -> None:
@@ -34,7 +34,7 @@ class Fleet:
         self.leaving: dict[str, Server] = {}
         """The servers that get no new requests, and still have some of ours."""
         self._models = models
-        self.models: Mapping[str, Served] = models.by_name
+        self.models: Mapping[str, ServedModel] = models.by_name
         self._clock = clock
         self._cluster = cluster
         self._breaker = Breaker()

@@ -8,7 +8,7 @@ from typing import Final
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
-from pinyon.frontdoor.admission import Admission
+from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.auth import PUBLIC
 from pinyon.frontdoor.failures import Refused, broken_by
 from pinyon.frontdoor.head import Head, allowed_geographies
@@ -33,7 +33,7 @@ class Forwarding:
     """The handler of requests, one per load balancer. A whole request may take ``request_s``; ``default_tokens`` count
     as generated if a client sets no limit. Routing keys start from ``secret``."""
 
-    admission: Admission
+    admission: TenantAdmission
     models: ServedModels
     loop: RequestLoop[Forward]
     off_loop: OffLoop

@@ -17,14 +17,14 @@ from pinyon.frontdoor.request_loop import TRIES_MAX, LoopLimits
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.fields import from_server
-from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.fleet import ServerFleet
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.frontdoor.upstreams.regions import RegionTargets
 from pinyon.http.answer import JSON, HttpError
 from pinyon.openai.format import error_body
-from pinyon.routing.two_layers import Choice, Where
+from pinyon.routing.two_layers import RoutingChoice, Where
 from pinyon.runtime.logging import get_logger
 
 NO_ROOM: Final = frozenset((429, 502, 503))
@@ -38,8 +38,8 @@ _log = get_logger("lb.upstreams")
 
 
 @dataclass(slots=True, eq=False)
-class ServerKind:
-    """The :class:`pinyon.frontdoor.request_loop.Kind` of requests for other people's servers."""
+class UpstreamKind:
+    """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for other people's servers."""
 
     models: ServedModels
     clusters: UpstreamClusters
@@ -50,13 +50,13 @@ class ServerKind:
     """The time within which a stream must begin."""
     clock: Clock
 
-    async def place(self, forward: Forward, choice: Choice) -> PinyonError | None:
+    async def place(self, forward: Forward, choice: RoutingChoice) -> PinyonError | None:
         forward.cluster = ""
         if choice.where is Where.ADOPTED:
             forward.cluster = choice.target
             layer = forward.served.layers.adopted[choice.target][1]
             target = layer.choose(forward.route.routed, self.clock(), exclude=forward.exclude)
-            choice = Choice(Where.WAIT) if target is None else Choice(Where.ADOPTED, target.name)
+            choice = RoutingChoice(Where.WAIT) if target is None else RoutingChoice(Where.ADOPTED, target.name)
         if choice.where is Where.WAIT:
             return forward.error or forward.served.nobody()
         forward.choice = choice
@@ -69,7 +69,7 @@ class ServerKind:
         forward.tries += 1
         forward.error = None
         name, here = forward.choice.target, forward.here
-        targets: Fleet | RegionTargets = self.clusters.targets(forward.cluster) if here else self.regions
+        targets: ServerFleet | RegionTargets = self.clusters.targets(forward.cluster) if here else self.regions
         sent = targets.sent(name, forward)
         began_s = self.clock()
         first_byte_s = self.first_byte_s if forward.asked.stream else inf
@@ -102,7 +102,7 @@ class ServerKind:
             targets.ended(name, sent)
 
     def _failed(
-        self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Fleet | RegionTargets
+        self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: ServerFleet | RegionTargets
     ) -> None:
         name = forward.choice.target
         if forward.here:
@@ -117,7 +117,7 @@ class ServerKind:
         if not isinstance(error, Absent) or not forward.here:
             forward.exclude.add(name)  # absent targets get nothing until they are back
 
-    async def _refused(self, forward: Forward, answer: Answer, targets: Fleet | RegionTargets) -> None:
+    async def _refused(self, forward: Forward, answer: Answer, targets: ServerFleet | RegionTargets) -> None:
         """Stores the refusal, in case no other target has room."""
         fields = answer.fields
         try:

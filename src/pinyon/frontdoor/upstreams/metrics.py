@@ -10,12 +10,12 @@ from prometheus_client.registry import Collector
 
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
-from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.fleet import ServerFleet
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.runtime.tally import Count
 
-Servers = Callable[[], Collection[tuple[Fleet, Server]]]
+Servers = Callable[[], Collection[tuple[ServerFleet, Server]]]
 """A function that returns all present servers with their fleets, each name once."""
 
 
@@ -41,7 +41,7 @@ class UpstreamMetrics(DoorMetrics[Forward]):
         self.count(forward, outcome, now_s, first_s, forward.used, answered=outcome == "answered")
 
 
-_GAUGES: tuple[tuple[str, str, Callable[[Fleet, Server], float]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[ServerFleet, Server], float]], ...] = (
     ("live", "1 for a server that gets requests",
      lambda fleet, server: float(server.healthy and not fleet.closed(server))),
     ("requests", "Requests of ours that a server has", lambda fleet, server: server.outstanding),
@@ -68,7 +68,7 @@ class _Servers(Collector):
     def collect(self) -> Iterator[Metric]:
         return self._gauges(self._servers())
 
-    def _gauges(self, servers: Collection[tuple[Fleet, Server]]) -> Iterator[Metric]:
+    def _gauges(self, servers: Collection[tuple[ServerFleet, Server]]) -> Iterator[Metric]:
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(f"pinyon_lb_upstream_{name}", text, labels=("upstream",))
             for fleet, server in servers:

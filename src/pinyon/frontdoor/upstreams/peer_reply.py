@@ -7,7 +7,7 @@ from typing import Any
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.errors import PinyonError
-from pinyon.frontdoor.regions.inbound import Inbound
+from pinyon.frontdoor.regions.inbound import InboundSession
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, WINDOW_BYTES
 from pinyon.http.answer import JSON, STREAM
 from pinyon.messages.error import error_to_proto
@@ -18,7 +18,7 @@ class PeerReply:
 
     __slots__ = ("_answer", "_more", "_session", "_stream_id", "_window", "begun", "done")
 
-    def __init__(self, session: Inbound[Any], stream_id: int) -> None:
+    def __init__(self, session: InboundSession[Any], stream_id: int) -> None:
         self._session = session
         self._stream_id = stream_id
         self._answer: peer_pb2.RawAnswer | None = None

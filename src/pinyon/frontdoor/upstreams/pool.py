@@ -14,7 +14,7 @@ STALE_S = 1.0
 """The time after a request within which a kept connection that breaks without a byte was closed before the request."""
 
 
-class Pool:
+class ConnectionPool:
     """The pool, on one event loop. ``close`` ends all connections."""
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.frontdoor.served_models import ServedModels
-from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.fleet import ServerFleet
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
 
 LABELS = {
@@ -19,7 +19,7 @@ NOT_FOR_ONE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 class UpstreamRoutes(Routes):
     """The routes: all that is posted below ``/v1/`` goes on; lists of models are answered here."""
 
-    def __init__(self, forwarding: Forwarding, models: ServedModels, fleet: Fleet) -> None:
+    def __init__(self, forwarding: Forwarding, models: ServedModels, fleet: ServerFleet) -> None:
         super().__init__(
             [
                 Route(label, "POST", True, path, generate=forwarding.serve, queued=True)

@@ -11,7 +11,7 @@ from typing import Any
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
-from pinyon.frontdoor.upstreams.pool import Pool
+from pinyon.frontdoor.upstreams.pool import ConnectionPool
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
 from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
 from pinyon.routing.server_load import ServerKind
@@ -22,7 +22,7 @@ PROBE_CONNECTIONS = 4
 
 
 class Server:
-    """One server, changed by the :class:`pinyon.frontdoor.upstreams.fleet.Fleet` and by the watch over it."""
+    """One server, changed by the :class:`pinyon.frontdoor.upstreams.fleet.ServerFleet` and by the watch over it."""
 
     __slots__ = ("_fixed", "_prefix", "capacity", "gone", "healthy", "kind", "lacks", "learned", "models", "name",
                  "outstanding", "pool", "probes", "removed", "report", "rests_until_s", "sharers",
@@ -42,8 +42,8 @@ class Server:
         this host, ``sharers`` load balancers send to it, this one included."""
         self.url = url
         self.name = str(url)
-        self.pool = Pool(url, limits, connections, tls)
-        self.probes = Pool(url, limits, PROBE_CONNECTIONS, tls)
+        self.pool = ConnectionPool(url, limits, connections, tls)
+        self.probes = ConnectionPool(url, limits, PROBE_CONNECTIONS, tls)
         self.capacity = capacity
         self.told_capacity = 0
         """The capacity that the server reported."""

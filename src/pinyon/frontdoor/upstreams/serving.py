@@ -19,8 +19,8 @@ from pinyon.core.errors import (
 from pinyon.frontdoor.auth import PUBLIC, Client
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.head import Head, Labels, traceparent
-from pinyon.frontdoor.regions.inbound import Inbound, Serving
-from pinyon.frontdoor.regions.peer import Peer
+from pinyon.frontdoor.regions.inbound import InboundSession, Serving
+from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.frontdoor.regions.raw_streams import PIECE_BYTES, read_fields
 from pinyon.frontdoor.upstreams.forward import Incoming
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
@@ -42,12 +42,12 @@ class RawServing(Serving):
     forwarding: Forwarding
     limits: HttpLimits
 
-    def session(self, peer: Peer) -> Inbound[RawServing]:
+    def session(self, peer: PeerBalancer) -> InboundSession[RawServing]:
         return _RawInbound(self, peer)
 
 
-class _RawInbound(Inbound[RawServing]):
-    def __init__(self, serving: RawServing, peer: Peer) -> None:
+class _RawInbound(InboundSession[RawServing]):
+    def __init__(self, serving: RawServing, peer: PeerBalancer) -> None:
         super().__init__(serving, peer)
         self._requests: dict[int, tuple[_Arriving, PeerReply]] = {}
         """The bodies and answers of the requests that are here."""

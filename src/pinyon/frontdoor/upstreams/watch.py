@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.failures import Absent, Broke
-from pinyon.frontdoor.upstreams.fleet import Fleet
+from pinyon.frontdoor.upstreams.fleet import ServerFleet
 from pinyon.frontdoor.upstreams.reading import MODEL_CHARS_MAX
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.routing.server_load import kind_of_page, read_load
@@ -67,7 +67,7 @@ class WatchTimes:
 class Watch:
     """The watch over a fleet: ``start`` → ``close``."""
 
-    def __init__(self, fleet: Fleet, times: WatchTimes, clock: Clock) -> None:
+    def __init__(self, fleet: ServerFleet, times: WatchTimes, clock: Clock) -> None:
         self.fleet, self.times, self.clock = fleet, times, clock
         self._tasks: dict[Server, list[asyncio.Task[None]]] = {}
 

@@ -13,12 +13,12 @@ from google.protobuf.message import DecodeError
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Internal, PinyonError, Unavailable, error_from_code
 from pinyon.messages.error import error_from_status
-from pinyon.runtime.http2.connection import Connection
+from pinyon.runtime.http2.connection import Http2Connection
 from pinyon.runtime.http2.heads import is_answer, parse_trailers, request_head
 from pinyon.runtime.http2.messages import MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
-from pinyon.runtime.http2.stream import NOBODY, Field, Stream, StreamFailed
-from pinyon.runtime.http2.wire import Code
+from pinyon.runtime.http2.stream import NOBODY, Field, Http2Stream, StreamFailed
+from pinyon.runtime.http2.wire import ErrorCode
 
 CONNECT_S = 2.0
 """Seconds to connect in all: name, TCP, TLS, and the peer's settings."""
@@ -50,7 +50,7 @@ class Http2Call(MessageStream):
         self._status = ""
         """The status in the peer's trailers."""
         self._gone = asyncio.Event()
-        protocol = Http2Protocol(Connection, self._heard, self._lost)
+        protocol = Http2Protocol(Http2Connection, self._heard, self._lost)
         super().__init__(protocol, decode, encode)
         authority, scheme = (address, "http") if tls is None else (name, "https")
         self._head = request_head(path, authority, scheme)
@@ -113,7 +113,7 @@ class Http2Call(MessageStream):
         """Ends the call: tells the peer, and reads nothing more."""
         self._connecting.cancel()
         if self._stream is not None:
-            self._stream.reset(Code.CANCEL)
+            self._stream.reset(ErrorCode.CANCEL)
         self._fail(error_from_code("CANCELLED", "cancelled here"))
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ class Http2Call(MessageStream):
             if not is_answer(fields):
                 ended = parse_trailers(fields)
                 self._fail(error_from_status(ended.code, ended.message, ()))
-                cast("Stream", self._stream).reset(Code.CANCEL)
+                cast("Http2Stream", self._stream).reset(ErrorCode.CANCEL)
 
     def half_closed(self) -> None:
         if not self._status:

@@ -18,8 +18,8 @@ from typing import Final
 from hpack import Decoder, Encoder, HPACKError  # type: ignore[import-untyped,unused-ignore]
 
 from pinyon.runtime.http2 import wire
-from pinyon.runtime.http2.stream import Field, Link, Receiver, Stream, StreamFailed
-from pinyon.runtime.http2.wire import DATA, END_STREAM, FRAME_HEAD, HEAD_BYTES, MAX_WINDOW, Code, ConnectionFailed
+from pinyon.runtime.http2.stream import Field, Http2Stream, Receiver, StreamFailed, StreamLink
+from pinyon.runtime.http2.wire import DATA, END_STREAM, FRAME_HEAD, HEAD_BYTES, MAX_WINDOW, ConnectionFailed, ErrorCode
 
 MESSAGE_BYTES: Final = 4 << 20
 STREAM_WINDOW: Final = 1 << 20
@@ -53,7 +53,7 @@ _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
 """A header block that begins with three changes of the table's size; no more than two are needed (RFC 7541, 4.2)."""
 
 
-class Connection(Link):
+class Http2Connection(StreamLink):
     """A connection; ``write`` sends bytes to the peer, and the bytes in ``opening`` have to be sent first.
 
     On a server's side, ``opened`` is called with each new stream, its headers and whether these end it. It returns the
@@ -63,7 +63,7 @@ class Connection(Link):
     def __init__(
         self,
         write: Callable[[bytes], None],
-        opened: Callable[[Stream, Sequence[Field], bool], Receiver] | None = None,
+        opened: Callable[[Http2Stream, Sequence[Field], bool], Receiver] | None = None,
         *,
         message_bytes: int = MESSAGE_BYTES,
         stream_window: int = STREAM_WINDOW,
@@ -80,7 +80,7 @@ class Connection(Link):
         """The peer's reason to leave, in its words."""
         self._peer_window = wire.DEFAULT_WINDOW
         self._window = CONNECTION_WINDOW
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, Http2Stream] = {}
         self._last_id = 0
         """The id of the last stream that the client has opened."""
         self._rest: list[bytes] = []
@@ -108,19 +108,19 @@ class Connection(Link):
             self.opening = wire.PREFACE + self.opening
 
     @property
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Http2Stream]:
         """The open streams."""
         return list(self._streams.values())
 
     # -- sending
 
-    def open(self, fields: Sequence[Field], receiver: Receiver) -> Stream:
+    def open(self, fields: Sequence[Field], receiver: Receiver) -> Http2Stream:
         """Opens a stream on a client's side. Raises :class:`StreamFailed` if the peer takes no more."""
         if self.leaving or len(self._streams) >= self.peer_streams_max:
-            raise StreamFailed(Code.REFUSED_STREAM, "the peer takes no more streams", "UNAVAILABLE")
+            raise StreamFailed(ErrorCode.REFUSED_STREAM, "the peer takes no more streams", "UNAVAILABLE")
         self._last_id += 2 if self._last_id else 1
         self._work = max(0, self._work - ANSWER_UNITS)
-        stream = Stream(self, self._last_id, self._peer_window, self.stream_window)
+        stream = Http2Stream(self, self._last_id, self._peer_window, self.stream_window)
         stream.receiver = receiver
         self._streams[stream.stream_id] = stream
         self.write(self.headers(stream.stream_id, fields, end=False))
@@ -150,12 +150,12 @@ class Connection(Link):
         """Credits a call that was served to its end; broken calls get none, as a peer may open these without limit."""
         self._work = max(0, self._work - SERVED_UNITS)
 
-    def leave(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
+    def leave(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Accepts no more streams. Open ones go on, or, with an error ``code``, end with the connection."""
         self.leaving = True
         self.write(wire.goaway(self._last_id if self._server else 0, code, reason))
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Http2Stream) -> None:
         self._streams.pop(stream.stream_id, None)
 
     def lost(self, reason: str) -> None:
@@ -164,7 +164,7 @@ class Connection(Link):
         if self.farewell:
             reason = f"{reason}; the peer's last word was {self.farewell}"
         for stream in self.streams:
-            stream.fail(StreamFailed(Code.CONNECT_ERROR, reason, "UNAVAILABLE"))
+            stream.fail(StreamFailed(ErrorCode.CONNECT_ERROR, reason, "UNAVAILABLE"))
 
     # -- receiving
 
@@ -183,7 +183,7 @@ class Connection(Link):
             at = min(self._preface, end)
             have = len(wire.PREFACE) - self._preface
             if data[:at] != wire.PREFACE[have : have + at]:
-                raise ConnectionFailed(Code.PROTOCOL_ERROR, "this is not HTTP/2")
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
             self._preface -= at
         while True:
             left = end - at
@@ -193,7 +193,7 @@ class Connection(Link):
             high, low, kind, flags, stream_id = FRAME_HEAD.unpack_from(data, at)
             size = (high << 8) | low
             if size > FRAME_BYTES:
-                raise ConnectionFailed(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+                raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
             if left < HEAD_BYTES + size:
                 self._wanted = HEAD_BYTES + size
                 break
@@ -212,7 +212,7 @@ class Connection(Link):
         counted = end - at
         self._window -= counted
         if self._window < 0:
-            raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "more data than there was room for")
+            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "more data than there was room for")
         if self._window * 2 < CONNECTION_WINDOW:
             self.write(wire.window_update(0, CONNECTION_WINDOW - self._window))
             self._window = CONNECTION_WINDOW
@@ -234,12 +234,12 @@ class Connection(Link):
     def _other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._settled:
             if kind != wire.SETTINGS or flags & wire.ACK:
-                raise ConnectionFailed(Code.PROTOCOL_ERROR, "no settings came first")
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "no settings came first")
             self._settled = True
         begun = self._block is not None
         if begun != (kind == wire.CONTINUATION) or (begun and stream_id != self._block_id):
             what = "a header block was interrupted" if begun else "a header block goes on that nobody began"
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, what)
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, what)
         units = ANSWERED_UNITS if kind in (wire.PING, wire.SETTINGS) else FRAME_UNITS
         self._spend(units + len(payload) // PAYLOAD_BYTES)
         if kind == wire.HEADERS:
@@ -259,19 +259,19 @@ class Connection(Link):
         elif kind == DATA:
             raise AssertionError("unreachable: data comes after settings and outside of header blocks")
         elif kind == wire.PUSH_PROMISE:
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, "push is off")
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "push is off")
         elif kind == wire.PRIORITY:
             if not stream_id:
-                raise ConnectionFailed(Code.PROTOCOL_ERROR, "a priority of no stream")
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a priority of no stream")
             if len(payload) != 5:
-                raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a priority has 5 bytes")
+                raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "a priority has 5 bytes")
         # Unknown frames are skipped (section 4.1).
 
     def _spend(self, units: int) -> None:
         """Counts work that the peer causes. Raises :class:`ConnectionFailed` if it is too much."""
         self._work += units
         if self._work > WORK_UNITS:
-            raise ConnectionFailed(Code.ENHANCE_YOUR_CALM, "too much work beside messages")
+            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too much work beside messages")
 
     # -- headers
 
@@ -282,14 +282,14 @@ class Connection(Link):
         if flags & wire.WITH_PRIORITY:
             at += 5
             if at > end:
-                raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "no room for the priority")
+                raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "no room for the priority")
         if not stream_id & 1:
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, f"headers on stream {stream_id}")
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"headers on stream {stream_id}")
         if not self._server and stream_id > self._last_id:
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, "headers of a stream that nobody opened")
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "headers of a stream that nobody opened")
         if self._server and stream_id <= self._last_id and stream_id not in self._streams:
             # gRPC's clients send no headers but those that open a stream. A server's answer may be under way.
-            raise ConnectionFailed(Code.STREAM_CLOSED, "headers of a stream that is over")
+            raise ConnectionFailed(ErrorCode.STREAM_CLOSED, "headers of a stream that is over")
         self._block = bytearray()
         self._block_id = stream_id
         self._block_end = bool(flags & END_STREAM)
@@ -300,17 +300,21 @@ class Connection(Link):
         assert block is not None
         block += payload
         if len(block) > HEADER_BLOCK_BYTES:
-            raise ConnectionFailed(Code.ENHANCE_YOUR_CALM, f"headers of more than {HEADER_BLOCK_BYTES} bytes")
+            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {HEADER_BLOCK_BYTES} bytes")
         if not last:
             return
         self._block = None
         self._spend(len(block) // BLOCK_BYTES)
         if _RESIZED.match(block):
-            raise ConnectionFailed(Code.COMPRESSION_ERROR, "headers that change their table's size again and again")
+            raise ConnectionFailed(
+                ErrorCode.COMPRESSION_ERROR, "headers that change their table's size again and again"
+            )
         try:
             fields: list[Field] = [(name, value) for name, value in self._decoder.decode(bytes(block), raw=True)]
         except HPACKError as error:
-            raise ConnectionFailed(Code.COMPRESSION_ERROR, f"headers cannot be read: {type(error).__name__}") from None
+            raise ConnectionFailed(
+                ErrorCode.COMPRESSION_ERROR, f"headers cannot be read: {type(error).__name__}"
+            ) from None
         self._spend(len(fields) * FRAME_UNITS)
         stream = self._streams.get(self._block_id)
         if stream is not None:
@@ -318,12 +322,12 @@ class Connection(Link):
         elif self._server:
             self._open(fields)
 
-    def _more_headers(self, stream: Stream, fields: list[Field]) -> None:
+    def _more_headers(self, stream: Http2Stream, fields: list[Field]) -> None:
         if stream.remote_closed:
-            self._fail(stream, StreamFailed(Code.STREAM_CLOSED, "headers after the end of the stream"))
+            self._fail(stream, StreamFailed(ErrorCode.STREAM_CLOSED, "headers after the end of the stream"))
             return
         if self._server and not self._block_end:
-            self._fail(stream, StreamFailed(Code.PROTOCOL_ERROR, "trailers that are not the end"))
+            self._fail(stream, StreamFailed(ErrorCode.PROTOCOL_ERROR, "trailers that are not the end"))
             return
         if not self._server:
             stream.receiver.headed(fields, self._block_end)
@@ -334,9 +338,9 @@ class Connection(Link):
         self._last_id = stream_id = self._block_id
         self._spend(CALL_UNITS)
         if len(self._streams) >= STREAMS_MAX or self.leaving:
-            self.write(wire.reset(stream_id, Code.REFUSED_STREAM))
+            self.write(wire.reset(stream_id, ErrorCode.REFUSED_STREAM))
             return
-        stream = Stream(self, stream_id, self._peer_window, self.stream_window)
+        stream = Http2Stream(self, stream_id, self._peer_window, self.stream_window)
         self._streams[stream_id] = stream
         assert self._opened is not None
         stream.receiver = self._opened(stream, fields, self._block_end)
@@ -348,9 +352,9 @@ class Connection(Link):
     def _closed(self, stream_id: int, what: str) -> None:
         """Accepts a frame of a stream that is over. Raises :class:`ConnectionFailed` if the stream was never open."""
         if not stream_id or not stream_id & 1 or stream_id > self._last_id:
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which nobody opened")
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which nobody opened")
 
-    def _fail(self, stream: Stream, error: StreamFailed) -> None:
+    def _fail(self, stream: Http2Stream, error: StreamFailed) -> None:
         if error.status and not stream.closed:
             stream.receiver.refused(error)
         if not stream.closed:
@@ -359,14 +363,14 @@ class Connection(Link):
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a window update has 4 bytes")
+            raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "a window update has 4 bytes")
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
         if not stream_id:
             if not increment:
-                raise ConnectionFailed(Code.PROTOCOL_ERROR, "a window update of nothing")
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a window update of nothing")
             self.send_window += increment
             if self.send_window > MAX_WINDOW:
-                raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be")
+                raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window update that cannot be")
             self._pump()
             return
         stream_ = self._streams.get(stream_id)
@@ -375,9 +379,9 @@ class Connection(Link):
             return
         stream_.send_window += increment
         if not increment:
-            self._fail(stream_, StreamFailed(Code.PROTOCOL_ERROR, "a window update of nothing"))
+            self._fail(stream_, StreamFailed(ErrorCode.PROTOCOL_ERROR, "a window update of nothing"))
         elif stream_.send_window > MAX_WINDOW:
-            self._fail(stream_, StreamFailed(Code.FLOW_CONTROL_ERROR, "a window update that cannot be"))
+            self._fail(stream_, StreamFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window update that cannot be"))
         elif stream_.blocked:
             stream_.pump()
 
@@ -390,30 +394,30 @@ class Connection(Link):
 
     def _ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id or len(payload) != 8:
-            code = Code.PROTOCOL_ERROR if stream_id else Code.FRAME_SIZE_ERROR
+            code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a ping that cannot be")
         if not flags & wire.ACK:
             self.write(wire.ping(payload, ack=True))
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, "settings of a stream")
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "settings of a stream")
         if len(payload) % 6 or (flags & wire.ACK and payload):
-            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "settings that cannot be")
+            raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "settings that cannot be")
         if flags & wire.ACK:
             return
         for name, value in dict(struct.iter_unpack(">HI", payload)).items():  # the last value of each setting counts
             if name == wire.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
-                    raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
+                    raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window that cannot be")
                 change, self._peer_window = value - self._peer_window, value
                 for stream in self.streams:
                     stream.send_window += change
                     if stream.send_window > MAX_WINDOW:
-                        raise ConnectionFailed(Code.FLOW_CONTROL_ERROR, "a window that cannot be")
+                        raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window that cannot be")
             elif name == wire.MAX_FRAME_SIZE:
                 if not wire.DEFAULT_FRAME <= value < 1 << 24:
-                    raise ConnectionFailed(Code.PROTOCOL_ERROR, "a size of frames that cannot be")
+                    raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a size of frames that cannot be")
                 self.send_frame = min(value, FRAME_BYTES)
             elif name == wire.HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, HEADER_TABLE_BYTES)
@@ -423,50 +427,50 @@ class Connection(Link):
             elif name == wire.MAX_CONCURRENT_STREAMS:
                 self.peer_streams_max = value
             elif name == wire.ENABLE_PUSH and (value > 1 or (value and not self._server)):
-                raise ConnectionFailed(Code.PROTOCOL_ERROR, "a setting of push that cannot be")
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a setting of push that cannot be")
         self.ready = True
         self.write(wire.frame(wire.SETTINGS, wire.ACK, 0, b""))
         self._pump()  # after the ACK, as the peer has the old room until it reads that
 
     def _reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a reset has 4 bytes")
+            raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "a reset has 4 bytes")
         stream = self._streams.get(stream_id)
         if stream is None:
             self._closed(stream_id, "a reset")
             return
         code = int.from_bytes(payload, "big")
-        known = Code(code) if code in Code._value2member_map_ else Code.INTERNAL_ERROR
+        known = ErrorCode(code) if code in ErrorCode._value2member_map_ else ErrorCode.INTERNAL_ERROR
         stream.fail(StreamFailed(known, f"the peer reset the stream ({known.name})", _STATUS.get(known, "INTERNAL")))
 
     def _goaway(self, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFailed(Code.PROTOCOL_ERROR, "a farewell of a stream")
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a farewell of a stream")
         if len(payload) < 8:
-            raise ConnectionFailed(Code.FRAME_SIZE_ERROR, "a farewell that cannot be")
+            raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "a farewell that cannot be")
         self.leaving = True
         last, code = int.from_bytes(payload[:4], "big") & MAX_WINDOW, int.from_bytes(payload[4:8], "big")
-        if code != Code.NO_ERROR or len(payload) > 8:
-            name = Code(code).name if code in Code._value2member_map_ else str(code)
+        if code != ErrorCode.NO_ERROR or len(payload) > 8:
+            name = ErrorCode(code).name if code in ErrorCode._value2member_map_ else str(code)
             said = payload[8 : 8 + FAREWELL_CHARS].decode("ascii", "replace")
             self.farewell = f"{name}: {said}" if said.isprintable() and said else name
         if not self._server:
             reason = f"the peer is leaving ({self.farewell})" if self.farewell else "the peer is leaving"
             for stream in self.streams:
                 if stream.stream_id > last:  # the peer has not begun to serve it, whatever the reason
-                    stream.fail(StreamFailed(Code.REFUSED_STREAM, reason, "UNAVAILABLE"))
+                    stream.fail(StreamFailed(ErrorCode.REFUSED_STREAM, reason, "UNAVAILABLE"))
 
 
-_STATUS: Final[dict[Code, str]] = {
+_STATUS: Final[dict[ErrorCode, str]] = {
     # gRPC over HTTP/2: the status of an end without trailers.
-    Code.REFUSED_STREAM: "UNAVAILABLE",
-    Code.CANCEL: "CANCELLED",
-    Code.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
-    Code.INADEQUATE_SECURITY: "PERMISSION_DENIED",
+    ErrorCode.REFUSED_STREAM: "UNAVAILABLE",
+    ErrorCode.CANCEL: "CANCELLED",
+    ErrorCode.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
+    ErrorCode.INADEQUATE_SECURITY: "PERMISSION_DENIED",
 }
 
 
 def _unpadded(data: bytes, at: int, end: int) -> tuple[int, int]:
     if at == end or at + 1 + data[at] > end:
-        raise ConnectionFailed(Code.PROTOCOL_ERROR, "more padding than there is room for")
+        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "more padding than there is room for")
     return at + 1, end - data[at]

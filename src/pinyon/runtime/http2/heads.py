@@ -42,7 +42,7 @@ MESSAGE_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class RequestHead:
+class Http2RequestHead:
     path: str
     timeout_s: float | None
     metadata: Metadata
@@ -69,7 +69,7 @@ def request_head(path: str, authority: str, scheme: str) -> list[Field]:
     ]
 
 
-def parse_request(fields: Iterable[Field]) -> RequestHead | int:
+def parse_request(fields: Iterable[Field]) -> Http2RequestHead | int:
     """Parses a request's headers; returns an HTTP status for those of no gRPC request."""
     pseudo: dict[bytes, bytes] = {}
     regular = False
@@ -103,7 +103,7 @@ def parse_request(fields: Iterable[Field]) -> RequestHead | int:
     path = pseudo.get(b":path", b"")
     if not path.startswith(b"/") or not path.isascii() or b":scheme" not in pseudo:
         return 400
-    return RequestHead(path.decode("ascii"), timeout_s, metadata)
+    return Http2RequestHead(path.decode("ascii"), timeout_s, metadata)
 
 
 def is_answer(fields: Iterable[Field]) -> bool:

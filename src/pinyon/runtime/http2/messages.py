@@ -12,7 +12,7 @@ import grpc
 from pinyon.core.errors import ResourceExhausted
 from pinyon.runtime.http2.connection import MESSAGE_BYTES
 from pinyon.runtime.http2.protocol import Http2Protocol
-from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
+from pinyon.runtime.http2.stream import Field, Http2Stream, StreamFailed
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 """The value that ``read`` returns when no more messages come, as with grpcio."""
@@ -26,7 +26,7 @@ class MessageStream:
         self._decode = decode
         self._encode = encode
         self._loop = asyncio.get_running_loop()
-        self._stream: Stream | None = None
+        self._stream: Http2Stream | None = None
         self._messages: deque[bytes] = deque()
         self._waiting: asyncio.Future[Awaitable[None] | None] | None = None
         """The waiting reader's future, whose result the reader has to await, if any."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from pinyon.runtime.http2.connection import Connection
+from pinyon.runtime.http2.connection import Http2Connection
 from pinyon.runtime.http2.wire import ConnectionFailed
 
 TICK_S = 0.25
@@ -28,11 +28,11 @@ _log = logging.getLogger("pinyon.http2")
 class Http2Protocol(asyncio.Protocol):
     """The protocol of one socket; ``make`` makes its connection, given the function that writes to the peer."""
 
-    connection: Connection
+    connection: Http2Connection
 
     def __init__(
         self,
-        make: Callable[[Callable[[bytes], None]], Connection],
+        make: Callable[[Callable[[bytes], None]], Http2Connection],
         changed: Callable[[], None] = lambda: None,
         lost: Callable[[], None] = lambda: None,
     ) -> None:

@@ -10,13 +10,13 @@ from typing import Any, NoReturn, cast
 
 import grpc
 
-from pinyon.runtime.http2.connection import Connection
-from pinyon.runtime.http2.heads import ANSWER, Metadata, RequestHead, parse_request, trailers
+from pinyon.runtime.http2.connection import Http2Connection
+from pinyon.runtime.http2.heads import ANSWER, Http2RequestHead, Metadata, parse_request, trailers
 from pinyon.runtime.http2.listener import Listener
 from pinyon.runtime.http2.messages import EOF, MessageStream
 from pinyon.runtime.http2.protocol import Http2Protocol
-from pinyon.runtime.http2.stream import Field, Stream, StreamFailed
-from pinyon.runtime.http2.wire import Code
+from pinyon.runtime.http2.stream import Field, Http2Stream, StreamFailed
+from pinyon.runtime.http2.wire import ErrorCode
 
 IDLE_S = 10.0
 """Seconds after which a connection without any call is ended."""
@@ -33,7 +33,7 @@ _log = logging.getLogger("pinyon.http2")
 class SessionContext(MessageStream):
     """The part of grpcio's servicer context that a handler may use."""
 
-    def __init__(self, protocol: ServerProtocol, stream: Stream, head: RequestHead) -> None:
+    def __init__(self, protocol: ServerProtocol, stream: Http2Stream, head: Http2RequestHead) -> None:
         super().__init__(protocol, bytes, bytes)
         self._server_side = protocol
         self._stream = stream
@@ -74,7 +74,7 @@ class SessionContext(MessageStream):
 
     def _begin(self) -> None:
         self._answered = True
-        stream = cast("Stream", self._stream)
+        stream = cast("Http2Stream", self._stream)
         if not stream.closed:
             connection = self._protocol.connection
             connection.write(connection.headers(stream.stream_id, ANSWER, end=False))
@@ -95,7 +95,7 @@ class SessionContext(MessageStream):
 
     def finish(self, code: str = "OK", message: str = "", metadata: Metadata = ()) -> None:
         """Sends the status as trailers, after all that was written."""
-        stream = cast("Stream", self._stream)
+        stream = cast("Http2Stream", self._stream)
         code, message, metadata = self._ended or (code, message, metadata)
         if stream.closed or stream.local_closed:
             return
@@ -109,10 +109,10 @@ class SessionContext(MessageStream):
 
         stream.end(last)
         if not stream.closed:
-            self._loop.call_later(LINGER_S, stream.reset, Code.CANCEL)
+            self._loop.call_later(LINGER_S, stream.reset, ErrorCode.CANCEL)
 
     def refused(self, error: StreamFailed) -> None:
-        if not cast("Stream", self._stream).blocked:
+        if not cast("Http2Stream", self._stream).blocked:
             self.finish(error.status, error.reason)
             self.failed(error)
 
@@ -147,8 +147,8 @@ class ServerProtocol(Http2Protocol):
         self.peer = ""
         self.identities: Sequence[bytes] | None = None
 
-    def _made(self, write: Callable[[bytes], None]) -> Connection:
-        return Connection(write, self._opened)
+    def _made(self, write: Callable[[bytes], None]) -> Http2Connection:
+        return Http2Connection(write, self._opened)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         name = transport.get_extra_info("peername")
@@ -173,11 +173,11 @@ class ServerProtocol(Http2Protocol):
     def dead_ticks(self) -> int:
         return super().dead_ticks if self.contexts else IDLE_DEAD_TICKS
 
-    def _opened(self, stream: Stream, fields: Sequence[Field], end: bool) -> SessionContext:
+    def _opened(self, stream: Http2Stream, fields: Sequence[Field], end: bool) -> SessionContext:
         head = parse_request(fields)
-        known = head if isinstance(head, RequestHead) else RequestHead("", None, ())
+        known = head if isinstance(head, Http2RequestHead) else Http2RequestHead("", None, ())
         context = SessionContext(self, stream, known)
-        if not isinstance(head, RequestHead):
+        if not isinstance(head, Http2RequestHead):
             stream.end(lambda: self.connection.headers(stream.stream_id, [(b":status", str(head).encode())], end=True))
             return context
         self._called = True
@@ -275,7 +275,7 @@ class Http2Server:
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [context.task for each in self.protocols for context in each.contexts if context.task is not None]
 
-    async def serve(self, context: SessionContext, head: RequestHead) -> None:
+    async def serve(self, context: SessionContext, head: Http2RequestHead) -> None:
         """Serves one call to its end. Raises nothing."""
         try:
             async with asyncio.timeout(head.timeout_s):

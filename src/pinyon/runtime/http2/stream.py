@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from pinyon.runtime.http2 import wire
-from pinyon.runtime.http2.wire import DATA, DEFAULT_FRAME, DEFAULT_WINDOW, END_STREAM, FRAME_HEAD, Code
+from pinyon.runtime.http2.wire import DATA, DEFAULT_FRAME, DEFAULT_WINDOW, END_STREAM, FRAME_HEAD, ErrorCode
 
 Field = tuple[bytes, bytes]
 """The name and value of a header."""
@@ -34,14 +34,14 @@ class StreamFailed(Exception):
     ``code`` is HTTP/2's; ``status`` is the name of the gRPC status that stands for it, if any.
     """
 
-    def __init__(self, code: Code, reason: str, status: str = "") -> None:
+    def __init__(self, code: ErrorCode, reason: str, status: str = "") -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.status = status
 
 
-class Link:
+class StreamLink:
     """The part of a connection that its streams share: room, limits, and the way to the peer."""
 
     def __init__(self, write: Callable[[bytes], None], message_bytes: int, stream_window: int) -> None:
@@ -58,7 +58,7 @@ class Link:
         self.send_frame = DEFAULT_FRAME
         """The largest payload of a frame that the peer takes, in bytes."""
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Http2Stream) -> None:
         """Removes a stream that is over."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class Receiver(Protocol):
         """Takes headers: the first ones, or, if ``end``, the trailers."""
 
     def message(self, message: bytes) -> None:
-        """Takes a message. Call ``Stream.taken`` with its length once it is processed."""
+        """Takes a message. Call ``Http2Stream.taken`` with its length once it is processed."""
 
     def half_closed(self) -> None:
         """Notes that the peer sends nothing more, after trailers or without."""
@@ -104,7 +104,7 @@ class Nobody:
 NOBODY: Final[Receiver] = Nobody()
 
 
-class Stream:
+class Http2Stream:
     """A stream, made by its connection.
 
     It keeps messages for which the peer has no room: at most one, if senders check ``blocked``."""
@@ -126,7 +126,7 @@ class Stream:
         "stream_id",
     )
 
-    def __init__(self, connection: Link, stream_id: int, send_window: int, window: int) -> None:
+    def __init__(self, connection: StreamLink, stream_id: int, send_window: int, window: int) -> None:
         self._connection = connection
         self.receiver: Receiver = NOBODY
         self.stream_id = stream_id
@@ -213,11 +213,11 @@ class Stream:
         else:
             connection.write(self._trailers())
             if not self.remote_closed:  # section 8.1: tells that the rest of the request is not needed
-                connection.write(wire.reset(self.stream_id, Code.NO_ERROR))
+                connection.write(wire.reset(self.stream_id, ErrorCode.NO_ERROR))
                 self.remote_closed = True
         self._close_if_done()
 
-    def reset(self, code: Code) -> None:
+    def reset(self, code: ErrorCode) -> None:
         """Ends the stream now, for both sides, without telling the receiver."""
         if not self.closed:
             self._connection.write(wire.reset(self.stream_id, code))
@@ -231,10 +231,10 @@ class Stream:
         Raises :class:`StreamFailed` for data that breaks gRPC's or this stream's rules.
         """
         if self.remote_closed:
-            raise StreamFailed(Code.STREAM_CLOSED, "data after the end of the stream")
+            raise StreamFailed(ErrorCode.STREAM_CLOSED, "data after the end of the stream")
         self._window -= counted
         if self._window < 0:
-            raise StreamFailed(Code.FLOW_CONTROL_ERROR, "more data than there was room for")
+            raise StreamFailed(ErrorCode.FLOW_CONTROL_ERROR, "more data than there was room for")
         partial = self._partial
         if partial:
             partial += memoryview(payload)[at:end]
@@ -248,13 +248,13 @@ class Stream:
                 partial += memoryview(payload)[used:end]
         if last:
             if partial:
-                raise StreamFailed(Code.PROTOCOL_ERROR, "the stream ended within a message", "INTERNAL")
+                raise StreamFailed(ErrorCode.PROTOCOL_ERROR, "the stream ended within a message", "INTERNAL")
             self.end_of_remote()
         if len(partial) != self._partial_told:
             self._tell_partial()
             connection = self._connection
             if partial and connection.unfinished > UNFINISHED_MAX * connection.message_bytes:
-                raise StreamFailed(Code.CANCEL, "too much of unfinished messages", "RESOURCE_EXHAUSTED")
+                raise StreamFailed(ErrorCode.CANCEL, "too much of unfinished messages", "RESOURCE_EXHAUSTED")
         self._grant()
         return whole
 
@@ -271,10 +271,10 @@ class Stream:
     def _size(self, prefix: tuple[int, int]) -> int:
         compressed, size = prefix
         if compressed:
-            raise StreamFailed(Code.CANCEL, "compressed messages are not taken", "UNIMPLEMENTED")
+            raise StreamFailed(ErrorCode.CANCEL, "compressed messages are not taken", "UNIMPLEMENTED")
         if size > self._connection.message_bytes:
             raise StreamFailed(
-                Code.CANCEL,
+                ErrorCode.CANCEL,
                 f"a message of {size} bytes: {self._connection.message_bytes} are taken",
                 "RESOURCE_EXHAUSTED",
             )

@@ -41,7 +41,7 @@ DEFAULT_FRAME: Final = 16_384
 MAX_WINDOW: Final = (1 << 31) - 1
 
 
-class Code(IntEnum):
+class ErrorCode(IntEnum):
     """Error codes (section 7)."""
 
     NO_ERROR = 0x0
@@ -62,7 +62,7 @@ class Code(IntEnum):
 class ConnectionFailed(Exception):
     """An error: the peer broke the protocol or a limit, and the connection ends with this code."""
 
-    def __init__(self, code: Code, reason: str) -> None:
+    def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
@@ -86,9 +86,9 @@ def window_update(stream_id: int, increment: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
 
 
-def reset(stream_id: int, code: Code) -> bytes:
+def reset(stream_id: int, code: ErrorCode) -> bytes:
     return frame(RST_STREAM, 0, stream_id, int(code).to_bytes(4, "big"))
 
 
-def goaway(last_stream_id: int, code: Code, reason: str = "") -> bytes:
+def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + reason.encode()[:256])

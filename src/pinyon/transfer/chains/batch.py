@@ -8,7 +8,7 @@ from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.types.request import Reason, TransferResult, TransferStatus
 
 
-class BatchState:
+class BatchProgress:
     """Statuses of requests that were submitted together, each moved in one or more slices.
 
     A request is final when its last slice is: until then its local memory may still be touched. Of several unsuccessful

@@ -16,7 +16,7 @@ _NONE: frozenset[Path] = frozenset()
 _NO_TRANSPORT: frozenset[str] = frozenset()
 
 
-class Outcome(NamedTuple):
+class ChainOutcome(NamedTuple):
     """The end of a chain, for all its slices alike, except those with a code in ``refusals``."""
 
     status: TransferStatus
@@ -25,21 +25,21 @@ class Outcome(NamedTuple):
     """One ``Reason`` number per slice, 0 = completed; only with status COMPLETED."""
 
 
-DONE = Outcome(TransferStatus.COMPLETED)
+DONE = ChainOutcome(TransferStatus.COMPLETED)
 """All slices completed, none refused. Code that moves a small request says so with this very object."""
-UNDER_WAY = Outcome(TransferStatus.PENDING)
+UNDER_WAY = ChainOutcome(TransferStatus.PENDING)
 """The move was begun, and goes on when its answer comes (``Endpoint.begin``)."""
-SHUTDOWN = Outcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
+SHUTDOWN = ChainOutcome(TransferStatus.CANCELLED, Reason.SHUTDOWN)
 """The engine closes, or the local region is unregistered."""
-GONE = Outcome(TransferStatus.CANCELLED, Reason.CANCELLED)
+GONE = ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 """The chain ended before it was claimed. This outcome changes nothing."""
-LOST = Outcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
-BAD_BYTES = Outcome(TransferStatus.FAILED, Reason.PROTOCOL)
-INTERNAL = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
-NO_CONNECTION = Outcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
-STALLED = Outcome(TransferStatus.TIMEOUT, Reason.STALLED)
-LATE = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-NO_ROOM = Outcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+LOST = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
+BAD_BYTES = ChainOutcome(TransferStatus.FAILED, Reason.PROTOCOL)
+INTERNAL = ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL)
+NO_CONNECTION = ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
+STALLED = ChainOutcome(TransferStatus.TIMEOUT, Reason.STALLED)
+LATE = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+NO_ROOM = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
 """All endpoints were in use until the deadline, or for as long as a chain that may go elsewhere waits.
 
 Unlike ``LATE``, from which it is told by identity, this says nothing about the path."""
@@ -60,7 +60,11 @@ class Chain:
     )
 
     def __init__(
-        self, plan: ChainPlan, regions: dict[bytes, Region], deadline: float, on_done: Callable[[Chain, Outcome], None]
+        self,
+        plan: ChainPlan,
+        regions: dict[bytes, Region],
+        deadline: float,
+        on_done: Callable[[Chain, ChainOutcome], None],
     ) -> None:
         self.remote: SegmentDescriptor = plan.remote
         self.opcode: Opcode = plan.opcode
@@ -83,11 +87,11 @@ class Chain:
         """Transports that had no endpoint for the chain in good time."""
         self.elsewhere = False
         """True if a transport that was not full may serve the chain too: then it does not wait until its deadline."""
-        self.failure: Outcome | None = None
+        self.failure: ChainOutcome | None = None
         """The outcome of the last failed attempt."""
         self.done = False
         self._running = False
-        self._stop: Outcome | None = None
+        self._stop: ChainOutcome | None = None
         self._abort: Callable[[], None] | None = None
         self._on_done = on_done
         self._lock = threading.Lock()
@@ -113,7 +117,7 @@ class Chain:
             self._running = False
             return True
 
-    def stop(self, outcome: Outcome) -> None:
+    def stop(self, outcome: ChainOutcome) -> None:
         """Cancels or expires the chain. A waiting chain ends here; a running one is aborted and ends in ``finish``."""
         with self._lock:
             if self.done or self._stop is not None:
@@ -146,7 +150,7 @@ class Chain:
             if self._running and self._abort is not None:
                 self._abort()
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: ChainOutcome) -> None:
         """Ends the chain, or does nothing if it has ended. Memory must have been let go."""
         with self._lock:
             if self.done:

@@ -155,20 +155,20 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-class _Place(NamedTuple):
+class _NicPlace(NamedTuple):
     pci: tuple[str, ...] = ()
     numa: int | None = None
 
 
-def _place(device: Path) -> _Place:
+def _place(device: Path) -> _NicPlace:
     """Returns where a device is, from its real path: sysfs nests a device in the folder of the bridge it hangs on."""
     real = Path(os.path.realpath(device))
     pci = tuple(part for part in real.parts if _BRIDGE.fullmatch(part) or _FUNCTION.fullmatch(part))
     for folder in (real, *real.parents):  # a virtio device has no node, the PCI function around it does
         numa = _number(folder / "numa_node")
         if numa is not None:
-            return _Place(pci, numa if numa >= 0 else None)
-    return _Place(pci)
+            return _NicPlace(pci, numa if numa >= 0 else None)
+    return _NicPlace(pci)
 
 
 # ---------------------------------------------------------------- nodes and GPUs
@@ -251,7 +251,7 @@ def _net_nic(path: Path, paths: Mapping[str, Path], live: Interface | None) -> N
     return NicInfo(
         path.name,
         "tcp",
-        *(place or _Place()),
+        *(place or _NicPlace()),
         speed_mbit=speed if speed is not None and 0 < speed < _MAX_SPEED_MBIT else None,
         up=_is_up(path),
         mtu=_number(path / "mtu"),
@@ -269,7 +269,7 @@ def _is_up(path: Path) -> bool:
     return state == "up"
 
 
-def _hardware(path: Path, paths: Mapping[str, Path], depth: int = _MAX_STACKED) -> _Place | None:
+def _hardware(path: Path, paths: Mapping[str, Path], depth: int = _MAX_STACKED) -> _NicPlace | None:
     """Returns where the interface's hardware is, or None. For bonds, VLANs and bridges it is that of what is below."""
     if (path / "device").exists():
         return _place(path / "device")
@@ -285,7 +285,7 @@ def _hardware(path: Path, paths: Mapping[str, Path], depth: int = _MAX_STACKED) 
         return None
     nodes = {place.numa for place in below}
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(place.pci for place in below), strict=False))
-    return _Place(tuple(parts[0] for parts in shared), nodes.pop() if len(nodes) == 1 else None)
+    return _NicPlace(tuple(parts[0] for parts in shared), nodes.pop() if len(nodes) == 1 else None)
 
 
 # ---------------------------------------------------------------- RDMA devices
@@ -298,9 +298,9 @@ def _rdma_nic(path: Path, interfaces: Mapping[str, NicInfo]) -> NicInfo:
     gids = _gids(port)
     netdev = next((gid.netdev for gid in gids if gid.netdev), "") or _netdev(path)
     interface = interfaces.get(netdev)
-    place = _place(path / "device") if (path / "device").exists() else _Place()
+    place = _place(path / "device") if (path / "device").exists() else _NicPlace()
     if not place.pci and interface is not None:  # soft-RoCE hangs on an interface
-        place = _Place(interface.pci, interface.numa)
+        place = _NicPlace(interface.pci, interface.numa)
     return NicInfo(
         path.name,
         "rdma",

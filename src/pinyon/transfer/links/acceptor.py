@@ -34,7 +34,7 @@ _STRANGERS_MIN = 64
 class LinkService(Protocol):
     """A server of the links of one :class:`pinyon.transfer.links.handshake.Service`."""
 
-    def serve(self, inbound: Inbound) -> None:
+    def serve(self, inbound: InboundLink) -> None:
         """Runs in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
 
         May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. Between two requests it must
@@ -42,7 +42,7 @@ class LinkService(Protocol):
         ...
 
 
-class Inbound:
+class InboundLink:
     """One accepted link and its thread."""
 
     def __init__(self, acceptor: Acceptor, sock: socket.socket) -> None:
@@ -215,17 +215,17 @@ class Acceptor:
         self._rested = threading.Condition(self._lock)
         self._waiting = 0
         """Number of links that wait for room."""
-        self._strangers: dict[Inbound, str] = {}
+        self._strangers: dict[InboundLink, str] = {}
         """Links whose handshake is not complete, the oldest first, with the network that each comes from."""
-        self._inbound: set[Inbound] = set()
+        self._inbound: set[InboundLink] = set()
         """All links, including evicted ones whose threads have not ended yet."""
-        self._places: set[Inbound] = set()
+        self._places: set[InboundLink] = set()
         """Links whose handshake is complete, without evicted ones."""
-        self._resting: dict[Inbound, None] = {}
+        self._resting: dict[InboundLink, None] = {}
         """Links at rest between two requests, the longest rest first; put and taken out without a lock.
 
         An atomic ``pop`` gives a link to its thread, which uses it, or to the thread that evicts it."""
-        self._by_identity: dict[tuple[bytes, int], Inbound] = {}
+        self._by_identity: dict[tuple[bytes, int], InboundLink] = {}
         self._closing = threading.Event()
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
@@ -268,7 +268,7 @@ class Acceptor:
     def _start(self, sock: socket.socket) -> None:
         inbound = oldest = None
         try:
-            inbound = Inbound(self, sock)
+            inbound = InboundLink(self, sock)
             with self._lock:
                 if len(self._strangers) >= max(_STRANGERS_MIN, self._limits.max_inbound):
                     oldest = self._oldest_stranger()
@@ -284,7 +284,7 @@ class Acceptor:
         if oldest is not None:
             oldest.abort()
 
-    def _oldest_stranger(self) -> Inbound:
+    def _oldest_stranger(self) -> InboundLink:
         """Returns the oldest stranger of the network that has most of them. Lock held."""
         most = Counter(self._strangers.values()).most_common(1)[0][0]
         return next(each for each, network in self._strangers.items() if network == most)
@@ -308,7 +308,7 @@ class Acceptor:
         finally:
             self._waiting -= 1
 
-    def admit(self, inbound: Inbound, hello: handshake.Hello) -> handshake.HelloCode:
+    def admit(self, inbound: InboundLink, hello: handshake.Hello) -> handshake.HelloCode:
         """Admits a link whose handshake is complete, after the link that it replaces has ended."""
         if hello.service not in self.services:
             return handshake.HelloCode.NO_SERVICE
@@ -328,22 +328,22 @@ class Acceptor:
             self._by_identity[identity] = inbound
         return handshake.HelloCode.OK
 
-    def _welcomes(self, inbound: Inbound, identity: tuple[bytes, int]) -> bool:
+    def _welcomes(self, inbound: InboundLink, identity: tuple[bytes, int]) -> bool:
         """Returns whether the link is still waited for, and is the only one of its identity. Lock held."""
         return not self._closing.is_set() and identity not in self._by_identity and inbound in self._strangers
 
-    def take(self, inbound: Inbound) -> bool:
+    def take(self, inbound: InboundLink) -> bool:
         """Takes a link out of its rest, to use or to evict it. Returns False if another thread has done so."""
         return self._resting.pop(inbound, _OTHER) is None
 
-    def release(self, inbound: Inbound) -> None:
+    def release(self, inbound: InboundLink) -> None:
         """Lets the link be evicted from now on."""
         self._resting[inbound] = None
         if self._waiting:
             with self._lock:
                 self._rested.notify_all()
 
-    def ended(self, inbound: Inbound) -> None:
+    def ended(self, inbound: InboundLink) -> None:
         self._resting.pop(inbound, None)
         with self._lock:
             self._inbound.discard(inbound)
@@ -383,7 +383,7 @@ class Acceptor:
         _end(inbound, 10.0, self._clock)
 
 
-def _end(links: list[Inbound], timeout_s: float, clock: Clock) -> bool:
+def _end(links: list[InboundLink], timeout_s: float, clock: Clock) -> bool:
     """Aborts links and waits for their threads; returns whether all are gone."""
     deadline = clock() + timeout_s
     for link in links:

@@ -10,7 +10,7 @@ import ssl
 from dataclasses import dataclass
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.chains.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, Outcome
+from pinyon.transfer.chains.chain import BAD_BYTES, LATE, NO_CONNECTION, STALLED, ChainOutcome
 from pinyon.transfer.links import handshake
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.stream import DeadlineReached, Stalled, Stream
@@ -46,10 +46,10 @@ _FINAL = (Reason.STALE_SEGMENT, Reason.UNAUTHENTICATED)
 """Answers that the same request would get again, by any path."""
 
 
-def dial_failure(error: BaseException, deadline: float, now_s: float) -> Outcome | None:
+def dial_failure(error: BaseException, deadline: float, now_s: float) -> ChainOutcome | None:
     """Returns the outcome of a chain with this deadline for which dialling failed; None if the error is a defect."""
     if isinstance(error, DialRefused):
-        return Outcome(TransferStatus.REFUSED if error.reason in _FINAL else TransferStatus.FAILED, error.reason)
+        return ChainOutcome(TransferStatus.REFUSED if error.reason in _FINAL else TransferStatus.FAILED, error.reason)
     if isinstance(error, (Stalled, DeadlineReached, TimeoutError)):
         return LATE if now_s >= deadline else STALLED
     if isinstance(error, WireError):

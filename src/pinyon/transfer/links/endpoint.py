@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from mypy_extensions import mypyc_attr
 
-from pinyon.transfer.chains.chain import UNDER_WAY, Chain, Outcome
+from pinyon.transfer.chains.chain import UNDER_WAY, Chain, ChainOutcome
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.types.path import Path
@@ -49,14 +49,14 @@ class Endpoint(ABC):
         return
 
     @abstractmethod
-    def exchange(self, chain: Chain) -> Outcome:
+    def exchange(self, chain: Chain) -> ChainOutcome:
         """Moves the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
 
         Raises TryAgain, WireError, OSError (the link broke), Stalled or DeadlineReached."""
 
     def move(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome | None:
+    ) -> ChainOutcome | None:
         """Moves one range between a local region of host memory and what ``key`` opens, without a chain.
 
         Local memory of up to 64 KiB is touched only while the memory table's lock says that the region is registered.
@@ -68,17 +68,17 @@ class Endpoint(ABC):
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome | None:
+    ) -> ChainOutcome | None:
         """Begins :meth:`move`; returns what that returns, or ``UNDER_WAY`` if there is an answer to wait for.
 
         After ``UNDER_WAY`` call ``wait``, or for up to 64 KiB ``proceed`` when the link's socket can be read."""
         return None
 
-    def wait(self, deadline: float) -> Outcome:
+    def wait(self, deadline: float) -> ChainOutcome:
         """Waits for the answer to what :meth:`begin` began and returns the outcome. Raises like ``move``."""
         raise NotImplementedError
 
-    def proceed(self) -> Outcome | None:
+    def proceed(self) -> ChainOutcome | None:
         """Returns that outcome if the answer is here, else None. Does not block. Raises like ``move``."""
         raise NotImplementedError
 

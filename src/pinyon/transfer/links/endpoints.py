@@ -24,7 +24,7 @@ from pinyon.transfer.chains.chain import (
     SHUTDOWN,
     STALLED,
     Chain,
-    Outcome,
+    ChainOutcome,
 )
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import dial_failure
@@ -50,7 +50,7 @@ EXPECTED = (TryAgain, Stalled, DeadlineReached, WireError, OSError)
 """Errors that ``Endpoint.exchange`` and ``Endpoint.move`` raise."""
 
 
-def failure_of(error: Exception, endpoint: Endpoint) -> tuple[Outcome, bool]:
+def failure_of(error: Exception, endpoint: Endpoint) -> tuple[ChainOutcome, bool]:
     """Returns the outcome of a run that raised one of ``EXPECTED``, and whether a fresh endpoint may do.
 
     It may, for instance, if the peer can have closed this one while it was idle."""
@@ -113,14 +113,14 @@ class Endpoints(ABC, Generic[E]):
 
     # --- running chains ---
 
-    def run(self, chain: Chain, path: Path) -> Outcome:
+    def run(self, chain: Chain, path: Path) -> ChainOutcome:
         """Runs a chain as ``Transport.run`` says."""
         replaces = chain.fence
         outcome = LOST
         midway = False
         for left in reversed(range(_TRIES)):
             endpoint = self.lease(chain, path, replaces)
-            if isinstance(endpoint, Outcome):
+            if isinstance(endpoint, ChainOutcome):
                 return LOST if midway and endpoint is NO_CONNECTION else endpoint
             chain.fence = 0  # the link that it named has ended before this endpoint was made
             claimed = again = False
@@ -156,7 +156,7 @@ class Endpoints(ABC, Generic[E]):
                 self._meter.stats.retries += 1
         return outcome
 
-    def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | Outcome:
+    def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | ChainOutcome:
         """Returns an endpoint that nobody else uses, a new one if it is to replace another; or why there is none.
 
         If all are in use, the chain waits for one until the chain ends or its deadline passes, or only ``_PATIENCE_S``
@@ -168,7 +168,7 @@ class Endpoints(ABC, Generic[E]):
             with self._lock:
                 taken = self._take(key, fresh)
                 found = taken if taken is not None else self._wait(chain, key, fresh)
-            if isinstance(found, Outcome):
+            if isinstance(found, ChainOutcome):
                 return found
             if isinstance(found, list):
                 return self._make(chain, path, replaces, found)
@@ -198,7 +198,7 @@ class Endpoints(ABC, Generic[E]):
         endpoint = None if fresh else self._pool.lease(key)
         return endpoint if endpoint is not None else self._pool.reserve(key)
 
-    def _wait(self, chain: Chain, key: EndpointKey, fresh: bool) -> E | list[E] | Outcome:
+    def _wait(self, chain: Chain, key: EndpointKey, fresh: bool) -> E | list[E] | ChainOutcome:
         """Waits for what ``_take`` returns, and returns it; or returns why this chain gets nothing. Lock held."""
         waiter: _Waiter[E] = _Waiter(key, fresh, self._lock)
         until = min(chain.deadline, self._clock() + _PATIENCE_S) if chain.elsewhere else chain.deadline
@@ -244,7 +244,7 @@ class Endpoints(ABC, Generic[E]):
                 waiter.wake.notify()
                 return
 
-    def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | Outcome:
+    def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | ChainOutcome:
         """Makes a new endpoint for which there is room, in use by the caller; or returns why there is none."""
         key = (chain.remote.peer, path)
         try:

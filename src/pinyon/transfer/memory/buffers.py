@@ -21,7 +21,7 @@ _CUDA = 2
 _lock = threading.Lock()
 
 
-class Opened(NamedTuple):
+class OpenedBuffer(NamedTuple):
     """A buffer of host memory (``view``) or of a device (``device`` and the rest)."""
 
     view: memoryview | None
@@ -33,7 +33,7 @@ class Opened(NamedTuple):
     """The location of the memory, as far as is known."""
 
 
-def open_buffer(buffer: object) -> Opened:
+def open_buffer(buffer: object) -> OpenedBuffer:
     """Returns the buffer as flat, writable bytes, which keep it alive.
 
     Raises InvalidTransfer if it is neither a buffer nor DLPack, read-only, not C-contiguous, empty, or on a device that
@@ -49,19 +49,19 @@ def open_buffer(buffer: object) -> Opened:
     if not view.c_contiguous or not view.nbytes:
         raise InvalidTransfer("the buffer must be C-contiguous and not empty", field="buffer")
     with contextlib.suppress(TypeError, ValueError):
-        return Opened(view.cast("B"))
-    return Opened(np.frombuffer(view, np.uint8).data)  # its format is one that memoryview cannot cast
+        return OpenedBuffer(view.cast("B"))
+    return OpenedBuffer(np.frombuffer(view, np.uint8).data)  # its format is one that memoryview cannot cast
 
 
-def _open_tensor(tensor: DlpackTensor) -> Opened:
+def _open_tensor(tensor: DlpackTensor) -> OpenedBuffer:
     if tensor.device_type in HOST_TYPES:
-        return Opened(np.asarray(tensor).data)
+        return OpenedBuffer(np.asarray(tensor).data)
     try:
         driver = _driver_of(tensor.device_type)
         device = driver.open(tensor.device_id, tensor.address, tensor.nbytes)
     except DeviceError as error:
         raise InvalidTransfer(f"the tensor's device cannot be used: {error}", field="buffer") from None
-    return Opened(None, device, driver, tensor, f"{driver.name}:{tensor.device_id}")
+    return OpenedBuffer(None, device, driver, tensor, f"{driver.name}:{tensor.device_id}")
 
 
 def _driver_of(device_type: int) -> DeviceDriver:

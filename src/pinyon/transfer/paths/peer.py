@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
@@ -26,8 +26,8 @@ from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
-_DEFECT = Outcome(TransferStatus.FAILED, Reason.INTERNAL)
-_NO_PATH = Outcome(TransferStatus.FAILED, Reason.NO_PATH)
+_DEFECT = ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL)
+_NO_PATH = ChainOutcome(TransferStatus.FAILED, Reason.NO_PATH)
 _SILENT_S = 0.25
 """Time since a chain's start within which a passed deadline says nothing about its path."""
 _JUST_NOW_S = 1.0
@@ -95,7 +95,7 @@ class Peer:
         )
         return self._short.get((local_location, remote_location, by_nixl))
 
-    def adopt(self, chain: Chain, way: ShortWay, outcome: Outcome, started: float) -> bool:
+    def adopt(self, chain: Chain, way: ShortWay, outcome: ChainOutcome, started: float) -> bool:
         """Adopts a chain for a request that ended with ``outcome`` on the short way, as if the chain had run there.
 
         Returns False if this peer is closed and nothing was done."""
@@ -187,12 +187,12 @@ class Peer:
                 raise Retired
             self.last_used = now
             given = self._give(chain, now, inline=inline)
-        if isinstance(given, Outcome):
+        if isinstance(given, ChainOutcome):
             chain.stop(given)
             return None
         return given
 
-    def _give(self, chain: Chain, now: float, *, inline: bool) -> Path | Outcome | None:
+    def _give(self, chain: Chain, now: float, *, inline: bool) -> Path | ChainOutcome | None:
         """Gives a fresh chain to a path as ``submit`` does; returns an outcome if there is no way. Lock held."""
         tiers = self.tiers(chain)
         # A fresh chain tries an avoided path too when there is no other: the peer may be back.
@@ -303,7 +303,7 @@ class Peer:
         finally:  # also when a signal handler raises in a blocking caller's thread
             self._ran(chain, path, outcome, started)
 
-    def _ran(self, chain: Chain, path: Path, outcome: Outcome, started: float) -> None:
+    def _ran(self, chain: Chain, path: Path, outcome: ChainOutcome, started: float) -> None:
         if outcome is _DEFECT:
             chain.interrupt()  # its endpoint, if it still has one, must not go on
         now = self._clock()
@@ -333,7 +333,7 @@ class Peer:
         chain.finish(outcome)
         self._end(hopeless)
 
-    def _no_progress(self, chain: Chain, outcome: Outcome, elapsed_s: float) -> bool:
+    def _no_progress(self, chain: Chain, outcome: ChainOutcome, elapsed_s: float) -> bool:
         """Returns whether the deadline passed before the stall limit, but after a working path would have been done.
 
         Such a path has failed: otherwise a caller with short deadlines would lose requests to a dead path for ever."""
@@ -364,7 +364,7 @@ class Peer:
         self._end(hopeless)
 
     def _path_failed(
-        self, chain: Chain, path: Path, outcome: Outcome, started: float, now: float, *, final: bool
+        self, chain: Chain, path: Path, outcome: ChainOutcome, started: float, now: float, *, final: bool
     ) -> None:
         """Marks the path as avoided from now on, and retries the chain unless ``final``."""
         try:
@@ -490,7 +490,7 @@ class Peer:
         return [thread for lane in self.lanes.values() for thread in lane.threads]
 
 
-def _moved(chain: Chain, outcome: Outcome) -> int:
+def _moved(chain: Chain, outcome: ChainOutcome) -> int:
     if outcome.refusals is None:
         return chain.nbytes
     return sum(part.length for part, code in zip(chain.slices, outcome.refusals, strict=True) if not code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pinyon.transfer.chains.chain import Chain, Outcome
+from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
 
@@ -16,7 +16,7 @@ class Transport(Protocol):
 
     name: str
 
-    def run(self, chain: Chain, path: Path) -> Outcome:
+    def run(self, chain: Chain, path: Path) -> ChainOutcome:
         """Runs the chain in the calling thread, over an endpoint of this path that is leased or set up on demand.
 
         The transport claims the chain before it touches memory; if ``chain.claim(abort)`` says no, it returns any

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from pinyon.transfer.chains.chain import Chain
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.acceptor import InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import Endpoint, TryAgain
@@ -164,7 +164,7 @@ class ControlEndpoint(Endpoint, Generic[P]):
 
 def tell(
     context: EngineContext,
-    inbound: Inbound,
+    inbound: InboundLink,
     keys: Iterable[bytes],
     most_spans: int,
     opens: Callable[[Grant], P],

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
@@ -31,14 +31,14 @@ class LocalTransport(Transport):
         self._memory = context.memory
         self._clock = context.clock
 
-    def run(self, chain: Chain, path: Path) -> Outcome:
+    def run(self, chain: Chain, path: Path) -> ChainOutcome:
         stopped = threading.Event()
         if not chain.claim(stopped.set):
             return GONE
         asked = [Range(part.remote_region, part.remote_offset, part.length) for part in chain.slices]
         found, refusals, pinned = self._memory.admit(chain.opcode, asked, stopped, stopped.set)
         try:
-            outcome = self._copy(chain, found, stopped) or Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+            outcome = self._copy(chain, found, stopped) or ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
         except DeviceError as error:
             _log.error("copying to or from a device failed: %s", error)
             outcome = INTERNAL
@@ -47,7 +47,7 @@ class LocalTransport(Transport):
         chain.unclaim()
         return outcome
 
-    def _copy(self, chain: Chain, found: list[Region | None], stopped: threading.Event) -> Outcome | None:
+    def _copy(self, chain: Chain, found: list[Region | None], stopped: threading.Event) -> ChainOutcome | None:
         for part, remote in zip(chain.slices, found, strict=True):
             if remote is None:
                 continue

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
@@ -73,7 +73,7 @@ def needs_staging(chain: Chain, path: Path) -> bool:
     return False
 
 
-def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool) -> Outcome:
+def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool) -> ChainOutcome:
     """Does what ``transport.run`` does, by the same contract, for a chain that needs staging."""
     refusals = bytearray(len(chain.slices))
     for positions, parts, nbytes in _pieces(chain, pool.piece_bytes):
@@ -90,7 +90,7 @@ def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool
             return outcome
         for position, code in zip(positions, outcome.refusals or (), strict=False):
             refusals[position] = refusals[position] or code
-    return Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals) if any(refusals) else None)
+    return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals) if any(refusals) else None)
 
 
 def _pieces(chain: Chain, most: int) -> Iterator[tuple[list[int], list[Slice], int]]:
@@ -123,7 +123,7 @@ def _pieces(chain: Chain, most: int) -> Iterator[tuple[list[int], list[Slice], i
 
 def _run_piece(
     transport: Transport, chain: Chain, path: Path, parts: list[Slice], buffer: StagingBuffer | None
-) -> Outcome:
+) -> ChainOutcome:
     staged = _StagedChain(chain, parts, buffer)
     try:
         outcome = transport.run(staged, path)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
-from pinyon_lab.figures.figure import Basis, Given, Result, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, number, shown
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -21,7 +21,7 @@ from pinyon_lab.papers.dualmap.runs import (
     SEEDS_NOTE,
     SLO_S,
     WARM_UP,
-    System,
+    DualMapSystem,
     all_seeds,
     cluster_of,
     goodput,
@@ -30,7 +30,7 @@ from pinyon_lab.papers.dualmap.runs import (
     mean,
 )
 from pinyon_lab.pictures import Course, Courses, Mark
-from pinyon_lab.simulator.report import Outcome, cluster_report
+from pinyon_lab.simulator.report import RequestOutcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
 
 # -- Fig. 12
@@ -53,7 +53,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def _by_window(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
+def _by_window(outcomes: Sequence[RequestOutcome]) -> list[tuple[float, float]]:
     """Returns the end of each window, and the share of its arrivals that were in time."""
     windows: dict[int, list[bool]] = {}
     for each in outcomes:
@@ -62,7 +62,7 @@ def _by_window(outcomes: Sequence[Outcome]) -> list[tuple[float, float]]:
 
 
 @figure("dualmap-fig12", PAPER, "§A.3.3, Fig. 12", "scaling", ("toolagent",))
-def fig12(given: Given) -> Result:
+def fig12(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     load = load_of(workload, "7B")
     half = len(load.arrivals) // 2
@@ -77,7 +77,7 @@ def fig12(given: Given) -> Result:
     panels, told = [], {}
     for text, scaling in (("scaling", ScalingSettings(FEW, MANY, SLO_S)), (f"{FEW} instances", None)):
         given.tell(f"{workload.name}: {text}")
-        cluster = cluster_of(load, System(DECODING, DUALMAP, FEW), scaling=scaling)
+        cluster = cluster_of(load, DualMapSystem(DECODING, DUALMAP, FEW), scaling=scaling)
         windows = _by_window(cluster.run(arrivals))
         sizes = cluster.elasticity.sizes if cluster.elasticity is not None else [(0.0, FEW)]
         told[text] = windows, sizes
@@ -159,7 +159,7 @@ RATES_EACH = (1.5, 2.0, 2.5, 3.0, 3.5)
 
 
 @figure("dualmap-fig13", PAPER, "§A.4.1, Fig. 13", "clusters that grow", ("toolagent",))
-def fig13(given: Given) -> Result:
+def fig13(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     if len(workload.rows) < REQUESTS_EACH * SIZES[-1]:
         raise InvalidArgument(f"{workload.name} has less than {REQUESTS_EACH * SIZES[-1]:,} requests", field="trace")
@@ -214,7 +214,7 @@ SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 
 
 @figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",))
-def a6(given: Given) -> Result:
+def a6(given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", policy="policy", rate=("requests/s", ".1f")),
         *columns(Basis.MODELLED, attainment=("in time", ".1%"), p90_s=("P90, s", ".2f"), p99_s=("P99, s", ".2f")),
@@ -225,7 +225,7 @@ def a6(given: Given) -> Result:
         load, rate = load_of(workload, "7B"), SPLIT_RATE[workload.name]
         for policy in POLICIES:
             given.tell(f"{workload.name}: {policy}, {PREFILLS} for prompts, {DECODES} that decode")
-            cluster = cluster_of(load, System(DECODING, policy), roles=roles)
+            cluster = cluster_of(load, DualMapSystem(DECODING, policy), roles=roles)
             outcomes = cluster.run(at_rate(load.arrivals, rate))
             told = cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)
             values = (told[key] for key in ("attainment", "p90_s", "p99_s", "hit_ratio"))

@@ -14,7 +14,7 @@ from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.figures.figure import Tell
 from pinyon_lab.figures.workload import Workload
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
@@ -57,7 +57,7 @@ ONE_SEED_NOTE = "Hashed policies: one seed."
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DualMapLoad:
     """A workload as DualMap sends it."""
 
     workload: str
@@ -67,7 +67,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class DualMapSystem:
     """A system to simulate; ``kind`` is ``PREFILL_ONLY`` or ``DECODING``."""
 
     kind: str
@@ -81,7 +81,7 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class DualMapResults:
     """The results of the requests that count; times are in seconds. With decoding, ``samples`` has the tokens that each
     instance has still to compute, every ten seconds."""
 
@@ -113,7 +113,7 @@ def _cv(loads: Sequence[int]) -> float:
     return math.sqrt(sum((each - mean) ** 2 for each in loads) / len(loads)) / mean
 
 
-def _pending(cluster: Cluster, arrivals: Sequence[Arrival]) -> list[tuple[float, tuple[int, ...]]]:
+def _pending(cluster: SimCluster, arrivals: Sequence[Arrival]) -> list[tuple[float, tuple[int, ...]]]:
     """Returns samples that a run will take of the prompt tokens that each instance has still to compute (Eq. 1).
 
     They are taken every ten seconds from the first arrival that counts to the last one.
@@ -141,18 +141,18 @@ def _pending(cluster: Cluster, arrivals: Sequence[Arrival]) -> list[tuple[float,
     return taken
 
 
-def load_of(workload: Workload, size: str, requests: int = 0) -> Load:
+def load_of(workload: Workload, size: str, requests: int = 0) -> DualMapLoad:
     """Returns the load of the first ``requests`` requests, or of as many as A.3.1 has if 0."""
     count = requests or REQUESTS[workload.name]
     arrivals = cut(workload.rows[:count], workload.block_tokens, TOKENS_MAX[size])
-    return Load(workload.name, size, workload.block_tokens, tuple(arrivals))
+    return DualMapLoad(workload.name, size, workload.block_tokens, tuple(arrivals))
 
 
 def seeds_of(policy: str) -> range:
     return range(SEEDS if policy.partition(":")[0] in HASHED else 1)
 
 
-def ran(load: Load, system: System, rate: float, tell: Tell) -> Ran:
+def ran(load: DualMapLoad, system: DualMapSystem, rate: float, tell: Tell) -> DualMapResults:
     """Runs a load on a system at ``rate`` requests/s, or returns the cached result of the same run."""
     text = f"{load.workload}, {load.size}, {system.kind}: {system.policy} at {rate:g}/s"
     tell(text if system.seed == 0 else f"{text}, seed {system.seed}")
@@ -160,7 +160,7 @@ def ran(load: Load, system: System, rate: float, tell: Tell) -> Ran:
 
 
 @lru_cache(maxsize=2048)
-def _ran(load: Load, system: System, rate: float) -> Ran:
+def _ran(load: DualMapLoad, system: DualMapSystem, rate: float) -> DualMapResults:
     arrivals = at_rate(load.arrivals, rate)
     if system.kind == PREFILL_ONLY:
         return _prefill_only(load, system, arrivals)
@@ -176,12 +176,12 @@ def _ran(load: Load, system: System, rate: float) -> Ran:
     )
 
 
-def _summary(told: Mapping[str, float]) -> Ran:
+def _summary(told: Mapping[str, float]) -> DualMapResults:
     of_all, late, long = (told[f"attainment{of}"] for of in ("", "_last_quarter", "_longest_tenth"))
-    return Ran(of_all, late, long, told["p50_s"], told["p90_s"], told["p99_s"], told["hit_ratio"])
+    return DualMapResults(of_all, late, long, told["p50_s"], told["p90_s"], told["p99_s"], told["hit_ratio"])
 
 
-def cluster_of(load: Load, system: System, **changes: Any) -> Cluster:
+def cluster_of(load: DualMapLoad, system: DualMapSystem, **changes: Any) -> SimCluster:
     """Returns the simulated cluster of a system; ``changes`` replace fields of its settings."""
     machine = load_machine(MACHINES[load.size])
     settings = ClusterSettings(
@@ -196,10 +196,10 @@ def cluster_of(load: Load, system: System, **changes: Any) -> Cluster:
         slo_s=SLO_S,
     )
     policy = PLACEMENT_POLICIES.make(system.placement())
-    return Cluster(replace(settings, **changes), machine, load_profile(machine.engine), policy, system.seed)
+    return SimCluster(replace(settings, **changes), machine, load_profile(machine.engine), policy, system.seed)
 
 
-def _prefill_only(load: Load, system: System, arrivals: Sequence[Arrival]) -> Ran:
+def _prefill_only(load: DualMapLoad, system: DualMapSystem, arrivals: Sequence[Arrival]) -> DualMapResults:
     choice = PLACEMENT_POLICIES.with_default(system.placement(), "combined", False)
     settings = ReferenceSettings(
         system.instances, CACHE_TOKENS[load.size], load.block_tokens, SLO_S, "lru", system.seed
@@ -222,16 +222,18 @@ def goodput(points: Sequence[tuple[float, float]]) -> float:
     return points[-1][0]
 
 
-def all_seeds(load: Load, kind: str, policy: str, rate: float, tell: Tell, instances: int = INSTANCES) -> list[Ran]:
+def all_seeds(
+    load: DualMapLoad, kind: str, policy: str, rate: float, tell: Tell, instances: int = INSTANCES
+) -> list[DualMapResults]:
     """Runs a load once for each seed of the policy."""
-    return [ran(load, System(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
+    return [ran(load, DualMapSystem(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
 
 
-def mean(runs: Sequence[Ran], key: str) -> float:
+def mean(runs: Sequence[DualMapResults], key: str) -> float:
     return sum(float(getattr(run, key)) for run in runs) / len(runs)
 
 
-def means(runs: Sequence[Ran], *keys: str) -> list[float]:
+def means(runs: Sequence[DualMapResults], *keys: str) -> list[float]:
     return [mean(runs, key) for key in keys]
 
 

@@ -7,7 +7,19 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Rows, Section, Table, Tell, Value, columns, figure
+from pinyon_lab.figures.figure import (
+    Basis,
+    Column,
+    FigureInputs,
+    Result,
+    Rows,
+    Section,
+    Table,
+    Tell,
+    Value,
+    columns,
+    figure,
+)
 from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, near, number, points, shown, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import (
@@ -21,7 +33,7 @@ from pinyon_lab.papers.dualmap.runs import (
     SHARE,
     SLO_S,
     WARM_UP,
-    Ran,
+    DualMapResults,
     all_seeds,
     goodput,
     label,
@@ -84,7 +96,7 @@ def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
 
 
 @figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",))
-def fig3(given: Given) -> Result:
+def fig3(given: FigureInputs) -> Result:
     table = _rated(given.workloads, given.tell, (DECODING, PREFILL_ONLY))
     table.columns, rows = table.columns[:11], table.rows
     section, panels = table.section("§4.2"), []
@@ -159,7 +171,7 @@ def _capacity_claim(section: Section, rows: Rows, workload: str) -> None:
 
 
 @figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",))
-def fig4(given: Given) -> Result:
+def fig4(given: FigureInputs) -> Result:
     table = _rated(given.workloads, given.tell, (DECODING,))
     table.columns, rows = (*table.columns[:5], *table.columns[11:]), table.rows
     panels = []
@@ -206,13 +218,13 @@ def _ideal(arrivals: Sequence[Arrival], block_tokens: int) -> float:
     return hits / max(1, sum(arrival.tokens for arrival, _ in counted))
 
 
-def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[Table, dict[str, dict[str, Ran]]]:
+def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[Table, dict[str, dict[str, DualMapResults]]]:
     table = Table(
         *columns(workload="workload", policy="policy", rate=("rate", ".1f")),
         *columns(Basis.MODELLED, hits=("reused", ".1%"), of_ideal=("of the bound", ".1%"), cv=("CV", ".2f")),
         *columns(Basis.MODELLED, pending=("waiting tokens", ",.0f"), attainment=("in time", ".1%")),
     )
-    first: dict[str, dict[str, Ran]] = {}
+    first: dict[str, dict[str, DualMapResults]] = {}
     for workload in workloads:
         load, rate = load_of(workload, "7B"), SHOWN[workload.name]
         ideal = _ideal(load.arrivals, load.block_tokens)
@@ -235,7 +247,7 @@ _ONE_RATE_NOTES = [
 
 
 @figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
-def fig1(given: Given) -> Result:
+def fig1(given: FigureInputs) -> Result:
     table, _ = _at_one_rate(given.workloads, given.tell)
     names = {workload.name: shown(workload) for workload in given.workloads}
     cvs, hits = ({name: by(table.rows, "policy", key, workload=name) for name in names} for key in ("cv", "hits"))
@@ -278,7 +290,7 @@ def fig1(given: Given) -> Result:
 
 
 @figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",))
-def fig10(given: Given) -> Result:
+def fig10(given: FigureInputs) -> Result:
     table, _ = _at_one_rate(given.workloads, given.tell)
     printed = {"conversation": 0.625, "toolagent": 0.964}
     ours, loaded, preble = (
@@ -311,7 +323,7 @@ def fig10(given: Given) -> Result:
 
 
 @figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",))
-def fig11(given: Given) -> Result:
+def fig11(given: FigureInputs) -> Result:
     table, first = _at_one_rate(given.workloads, given.tell)
     pending = {each.name: by(table.rows, "policy", "pending", workload=each.name) for each in given.workloads}
     own = {name: found.pop(DUALMAP) for name, found in pending.items()}
@@ -338,14 +350,14 @@ OVERLOADED = 0.5 * SLO_S / 127e-6
 """The waiting tokens that overload an instance: half of those computed within the SLO, as in the published code."""
 
 
-def _hot(result: Ran) -> float:
+def _hot(result: DualMapResults) -> float:
     """Returns the share of the samples in which one instance is overloaded, but not the average one."""
     hot = [max(loads) > OVERLOADED >= sum(loads) / len(loads) for _, loads in result.samples]
     return sum(hot) / max(1, len(hot))
 
 
 @figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",))
-def fig8(given: Given) -> Result:
+def fig8(given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", variant="DualMap"),
         *columns(Basis.MODELLED, hot=("one is hot", ".1%"), cv=("CV", ".2f")),
@@ -378,7 +390,7 @@ ABLATION_RATE = 3.5
 
 
 @figure("dualmap-fig5", PAPER, "§4.3, Fig. 5", "what each part brings", ("conversation",))
-def fig5(given: Given) -> Result:
+def fig5(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     load = load_of(workload, "14B")
     table = Table(

@@ -10,7 +10,7 @@ from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Rows, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, columns, figure
 from pinyon_lab.figures.rows import basis, cells, close, column, courses, number, shown, those
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
@@ -36,7 +36,7 @@ def _lengths(workload: Workload, settings: HotnessSettings) -> Counter[int]:
 
 
 @figure("dualmap-fig6", PAPER, "§A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",))
-def fig6(given: Given) -> Result:
+def fig6(given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", rule="bounds of", blocks=("blocks", "d")),
         Column("share", "requests", ".1%", Basis.MEASURED),
@@ -120,7 +120,7 @@ def _deviation(instances: int, choices: int, seed: int) -> int:
 
 
 @figure("dualmap-fig15", PAPER, "§A.9, Fig. 15", "what a second choice is worth")
-def fig15(given: Given) -> Result:
+def fig15(given: FigureInputs) -> Result:
     table = Table(
         *columns(instances=("instances", "d"), choices=("choices", "d")),
         Column("deviation", "above the mean", ".2f", Basis.MODELLED),
@@ -159,7 +159,7 @@ MODELS = {"Qwen2.5-7B": "910b-qwen2.5-7b", "Qwen2.5-14B": "910b-qwen2.5-14b"}
 
 
 @figure("dualmap-a4", PAPER, "§A.4.2", "how large the scheduler's books are")
-def a4(given: Given) -> Result:
+def a4(given: FigureInputs) -> Result:
     table = Table(
         *columns(model="model", blocks=("blocks of 128", ",d"), kib=("an instance, KiB", ".1f")),
         *columns(cluster_mib=("32 instances, MiB", ".2f")),
@@ -206,7 +206,7 @@ PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
 
 
 @figure("dualmap-table1", PAPER, "§A.3.1, Table 1", "the workloads", ("conversation",), ("toolagent",))
-def table1(given: Given) -> Result:
+def table1(given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", rows="rows", requests=("requests", ",d")),
         *columns(Basis.MEASURED, input=("input tokens", ",.0f"), output=("output", ",.0f")),

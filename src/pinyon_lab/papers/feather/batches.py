@@ -9,15 +9,15 @@ from __future__ import annotations
 from itertools import pairwise, product
 from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, figure
 from pinyon_lab.figures.rows import bars, cells, column, near, number
 from pinyon_lab.papers.feather.runs import (
     CHAPTER_3_NOTE,
     MAX_BATCH,
     PAPER,
     BatchRun,
+    FeatherServer,
     Parts,
-    Server,
     batches,
     one_batch,
     tree,
@@ -69,11 +69,11 @@ def _two(share: float) -> list[Parts]:
 
 
 @figure("feather-fig3.2", PAPER, "§3.2, Fig. 3.2", "two prefixes in a batch")
-def fig3_2(given: Given) -> Result:
+def fig3_2(given: FigureInputs) -> Result:
     table = _Table(Column("share", "on prefix A", ".1%"), DECODED, KV, BATCH)
     for share in SHARES:
         given.tell(f"{share:.1%} on prefix A")
-        table.ran(one_batch(_two(share), OUTPUT_TOKENS, Server()), share)
+        table.ran(one_batch(_two(share), OUTPUT_TOKENS, FeatherServer()), share)
     rates, reads = (column(table.rows, key) for key in ("decode_tokens_s", "kv_tokens"))
     same, mixed = (rates[0], rates[-1]), rates[1:-1]
     drop, read = min(same) / rates[1], reads[1] / reads[0]
@@ -117,11 +117,11 @@ def _partly(fraction: float) -> list[Parts]:
 
 
 @figure("feather-fig3.4", PAPER, "§3.2, Fig. 3.4", "how much of the prompt is shared")
-def fig3_4(given: Given) -> Result:
+def fig3_4(given: FigureInputs) -> Result:
     table = _Table(Column("fraction", "shared", ".0%"), DECODED, KV, EVICTED)
     for fraction in FRACTIONS:
         given.tell(f"{fraction:.0%} shared")
-        table.ran(one_batch(_partly(fraction), OUTPUT_TOKENS, Server()), fraction)
+        table.ran(one_batch(_partly(fraction), OUTPUT_TOKENS, FeatherServer()), fraction)
     rates, evicted = (column(table.rows, key) for key in ("decode_tokens_s", "evicted"))
     gain = rates[-1] / rates[0] - 1
     steps = [after / before - 1 for before, after in pairwise(rates)]
@@ -160,11 +160,11 @@ def _grouped(count: int, groups: int, prefix: int) -> list[Parts]:
 
 
 @figure("feather-fig3.5", PAPER, "§3.2, Fig. 3.5", "number of prefix groups")
-def fig3_5(given: Given) -> Result:
+def fig3_5(given: FigureInputs) -> Result:
     table = _Table(Column("groups", "prefixes", "d"), OVERALL, DECODED, BATCH, EVICTED)
     for groups in GROUPS:
         given.tell(f"{groups} prefixes")
-        table.ran(one_batch(_grouped(REQUESTS, groups, PREFIX), OUTPUT_TOKENS, Server()), groups)
+        table.ran(one_batch(_grouped(REQUESTS, groups, PREFIX), OUTPUT_TOKENS, FeatherServer()), groups)
     rate, batch, evicted = (
         dict(zip(GROUPS, column(table.rows, key), strict=True)) for key in ("tokens_s", "batch", "evicted")
     )
@@ -218,11 +218,11 @@ def _branched(levels: int, length: int) -> list[Parts]:
 
 
 @figure("feather-fig3.6", PAPER, "§3.2, Fig. 3.6", "trees of one to four levels")
-def fig3_6(given: Given) -> Result:
+def fig3_6(given: FigureInputs) -> Result:
     table = _Table(Column("length", "L", ",d"), Column("levels", "levels", "d"), DECODED, KV)
     for length, levels in product(LENGTHS, LEVELS):
         given.tell(f"{levels} levels of a prompt of {4 * length}")
-        table.ran(one_batch(_branched(levels, length), OUTPUT_TOKENS, Server()), length, levels)
+        table.ran(one_batch(_branched(levels, length), OUTPUT_TOKENS, FeatherServer()), length, levels)
     rate = table.by_two()
     deeper = {length: [rate[length, levels] for levels in LEVELS[1:]] for length in LENGTHS}
     spread = [max(rates) / min(rates) - 1 for rates in deeper.values()]
@@ -256,12 +256,12 @@ SHORT, DROP = 0.05, 0.2
 
 
 @figure("feather-fig3.8", PAPER, "§3.2, Fig. 3.8", "prefix lengths and groups, Qwen 0.5B")
-def fig3_8(given: Given) -> Result:
+def fig3_8(given: FigureInputs) -> Result:
     size = Column("mb", "their KV, MB", ",.0f")
     table = _Table(Column("length", "prefix", ",d"), Column("groups", "prefixes", "d"), size, DECODED)
     for length, groups in product(SMALL_PREFIXES, FEW_GROUPS):
         given.tell(f"{groups} prefixes of {length} tokens")
-        run = one_batch(_grouped(REQUESTS, groups, length), OUTPUT_TOKENS, Server(machine=SMALL_MODEL))
+        run = one_batch(_grouped(REQUESTS, groups, length), OUTPUT_TOKENS, FeatherServer(machine=SMALL_MODEL))
         table.ran(run, length, groups, 12_288 * length * groups / 1e6)
     rate = table.by_two()
     drops = {length: 1 - rate[length, 2] / rate[length, 1] for length in SMALL_PREFIXES}
@@ -320,11 +320,11 @@ def _mixed(first: float, second: float) -> list[Parts]:
 
 
 @figure("feather-fig3.9", PAPER, "§3.2, Fig. 3.9", "partly shared prompts")
-def fig3_9(given: Given) -> Result:
+def fig3_9(given: FigureInputs) -> Result:
     table = _Table(Column("first", "f1", ".0%"), Column("second", "f2", ".0%"), OVERALL, BATCH, EVICTED)
     for first, second in product(FIRSTS, SECONDS):
         given.tell(f"{first:.0%} shared by all, {second:.0%} with suffix A")
-        table.ran(one_batch(_mixed(first, second), OUTPUT_TOKENS, Server()), first, second)
+        table.ran(one_batch(_mixed(first, second), OUTPUT_TOKENS, FeatherServer()), first, second)
     rate = table.by_two(OVERALL.key)
     jump = {first: rate[first, 1.0] / rate[first, 0.8] for first in FIRSTS if first < 1}
     flat = [rate[0.8, second] for second in SECONDS if second < 1]
@@ -362,11 +362,11 @@ SATURATED = 0.9
 
 
 @figure("feather-fig3.10", PAPER, "§3.3, Fig. 3.10", "throughput by batch size")
-def fig3_10(given: Given) -> Result:
+def fig3_10(given: FigureInputs) -> Result:
     table = _Table(Column("kind", "batch"), Column("size", "requests", "d"), DECODED)
     for (kind, groups), size in product(KINDS.items(), SIZES):
         given.tell(f"{kind}, {size} requests")
-        table.ran(one_batch(_grouped(size, groups, PREFIX), OUTPUT_TOKENS, Server()), kind, size)
+        table.ran(one_batch(_grouped(size, groups, PREFIX), OUTPUT_TOKENS, FeatherServer()), kind, size)
     rate = table.by_two()
     most = {kind: max(rate[kind, size] for size in SIZES) for kind in KINDS}
     full = {kind: next(size for size in SIZES if rate[kind, size] >= SATURATED * most[kind]) for kind in KINDS}
@@ -398,7 +398,7 @@ OUTPUTS = (1, 10, 20, 50, 100)
 
 
 @figure("feather-fig3.11", PAPER, "§3.3, Fig. 3.11", "small batches of one prefix")
-def fig3_11(given: Given) -> Result:
+def fig3_11(given: FigureInputs) -> Result:
     count = PREFIXES * EACH
     prompts: list[Parts] = [[(f"prefix {place // EACH}", PREFIX), (f"own {place}", SUFFIX)] for place in range(count)]
     table = _Table(Column("output_tokens", "decode tokens", "d"), Column("batches", "batches"), OVERALL)
@@ -406,7 +406,7 @@ def fig3_11(given: Given) -> Result:
     for output_tokens, (split, name) in product(OUTPUTS, names.items()):
         given.tell(f"{name}, {output_tokens} tokens")
         groups = [prompts[at : at + count // split] for at in range(0, count, count // split)]
-        table.ran(batches(groups, output_tokens, Server(max_batch=count)), output_tokens, name)
+        table.ran(batches(groups, output_tokens, FeatherServer(max_batch=count)), output_tokens, name)
     rate = table.by_two(OVERALL.key)
     to_one = {(tokens, name): each / rate[tokens, names[1]] for (tokens, name), each in rate.items()}
     short, over = OUTPUTS[0], {split: to_one[OUTPUTS[-1], name] for split, name in names.items()}

@@ -11,12 +11,22 @@ from dataclasses import replace
 from itertools import product
 
 from pinyon.profiles.engine_profile import load_profile
-from pinyon_lab.figures.figure import Basis, Clock, Column, Given, Result, Table, Tell, columns, figure
+from pinyon_lab.figures.figure import Basis, Clock, Column, FigureInputs, Result, Table, Tell, columns, figure
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
 from pinyon_lab.figures.rows import bars, cells, courses
 from pinyon_lab.figures.tree_costs import ASKED, PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.load import FEATHER
-from pinyon_lab.papers.feather.runs import BLOCK, FCFS, MACHINE, PAPER, SERVED_NOTE, SERVER_NOTE, Load, Server, served
+from pinyon_lab.papers.feather.runs import (
+    BLOCK,
+    FCFS,
+    MACHINE,
+    PAPER,
+    SERVED_NOTE,
+    SERVER_NOTE,
+    FeatherLoad,
+    FeatherServer,
+    served,
+)
 from pinyon_lab.pictures import Bars, Courses
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
@@ -62,7 +72,7 @@ def waits(policies: Sequence[str], tokens: int, tell: Tell, clock: Clock) -> dic
 
 
 @figure("feather-fig5.9", PAPER, "§5.3.1, Fig. 5.9", "CPU time of policies", measures=True)
-def fig5_9(given: Given) -> Result:
+def fig5_9(given: FigureInputs) -> Result:
     table = Table(
         *columns(tokens=("prefix", ",d"), policy="policy"),
         Column("cpu_ms", "CPU, ms per round", ".2f", Basis.MEASURED),
@@ -143,7 +153,7 @@ SAID = {
 
 
 @figure("feather-table5.1", PAPER, "§5.3.4, Table 5.1", "CPU time of the tree's operations", measures=True)
-def table5_1(given: Given) -> Result:
+def table5_1(given: FigureInputs) -> Result:
     given.tell(f"{TREE.requests:,} requests of {TREE.tokens:,} tokens")
     costs = tree_costs(TREE, SEED, 1, given.clock)
     ours = {key: costs[key].mean_us for key in NAMES}
@@ -215,7 +225,7 @@ CHUNKS_NOTE = (
 
 
 @figure("feather-fig5.11", PAPER, "§5.3.3, Fig. 5.11", "tokens of a chunk", measures=True)
-def fig5_11(given: Given) -> Result:
+def fig5_11(given: FigureInputs) -> Result:
     table = Table(
         *columns(tokens=("prefix", ",d"), chunk=("tokens of a chunk", "d")),
         Column("cpu_us", "CPU of the tree, µs per request", ",.0f", Basis.MEASURED),
@@ -227,8 +237,8 @@ def fig5_11(given: Given) -> Result:
         calls = {"insert": 1, "add": 1, "finish": 1, "find": ASKED}
         cpu_us = sum(count * costs[operation].mean_us for operation, count in calls.items())
         waited = SchedulingCost(ENTER * cpu_us / 1e6)
-        server = Server(FEATHER, chunk_blocks=max(1, chunk // BLOCK), scheduling=waited)
-        table.add(tokens, chunk, cpu_us, served(Load(prefix_tokens=tokens), server, given.tell).tokens_s)
+        server = FeatherServer(FEATHER, chunk_blocks=max(1, chunk // BLOCK), scheduling=waited)
+        table.add(tokens, chunk, cpu_us, served(FeatherLoad(prefix_tokens=tokens), server, given.tell).tokens_s)
     cpu, rate = (cells(table.rows, "tokens", "chunk", key) for key in ("cpu_us", "tokens_s"))
     given.tell("a radix tree")
     most, largest = PREFIXES[-1], CHUNKS[-1]

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Given, Result, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.papers.feather.load import FEATHER, ratios, sweep, swept, told, value
-from pinyon_lab.papers.feather.runs import FCFS, MODEL_NOTE, NEVER, PAPER, Load, Sample, Server, served
+from pinyon_lab.papers.feather.runs import (
+    FCFS,
+    MODEL_NOTE,
+    NEVER,
+    PAPER,
+    FeatherLoad,
+    FeatherServer,
+    LoadSample,
+    served,
+)
 from pinyon_lab.pictures import Course, Courses
 
 # -- Fig. 5.12
 
-CONVERGING = Load(rate=5.0)
+CONVERGING = FeatherLoad(rate=5.0)
 CONVERGING_REQUESTS = 1_500
 LATE_S = 100.0
 """The time at which exploration is over (§5.3.5)."""
@@ -27,18 +36,18 @@ WINDOW = 5
 """The number of samples in a row."""
 
 
-def _add_windows(table: Table, samples: Sequence[Sample], rate: float) -> None:
+def _add_windows(table: Table, samples: Sequence[LoadSample], rate: float) -> None:
     """Adds a row for each window of the samples."""
     for at in range(0, len(samples), WINDOW):
         part = samples[at : at + WINDOW]
         table.add(part[-1].time_s, rate, *(_mean(part, column.key) for column in SAMPLED[2:]))
 
 
-def _mean(samples: Sequence[Sample], key: str) -> float:
+def _mean(samples: Sequence[LoadSample], key: str) -> float:
     return sum(float(getattr(each, key)) for each in samples) / max(1, len(samples))
 
 
-def _panels(courses: Mapping[str, Sequence[Sample]]) -> list[Courses]:
+def _panels(courses: Mapping[str, Sequence[LoadSample]]) -> list[Courses]:
     return [
         Courses(
             text,
@@ -55,12 +64,12 @@ def _panels(courses: Mapping[str, Sequence[Sample]]) -> list[Courses]:
 
 
 @figure("feather-fig5.12", PAPER, "§5.3.5, Fig. 5.12", "convergence of the bandit")
-def fig5_12(given: Given) -> Result:
-    runs: dict[float, list[Sample]] = {}
+def fig5_12(given: FigureInputs) -> Result:
+    runs: dict[float, list[LoadSample]] = {}
     for rate in (CONVERGING.rate, 2 * CONVERGING.rate):
-        load = Load(rate=rate, requests=round(CONVERGING_REQUESTS * rate / CONVERGING.rate))
+        load = FeatherLoad(rate=rate, requests=round(CONVERGING_REQUESTS * rate / CONVERGING.rate))
         end_s = CONVERGING_REQUESTS / CONVERGING.rate
-        taken = served(load, Server(FEATHER), given.tell).samples
+        taken = served(load, FeatherServer(FEATHER), given.tell).samples
         runs[rate] = [each for each in taken if each.time_s <= end_s]
     table = Table(*SAMPLED)
     section = table.section("§5.3.5")
@@ -96,8 +105,8 @@ PHASES = ((5.0, 200.0), (10.0, 100.0), (20.0, 50.0))
 
 
 @figure("feather-fig5.13", PAPER, "§5.3.6, Fig. 5.13", "the bandit as rates change")
-def fig5_13(given: Given) -> Result:
-    samples = served(Load(rates=PHASES), Server(FEATHER), given.tell).samples
+def fig5_13(given: FigureInputs) -> Result:
+    samples = served(FeatherLoad(rates=PHASES), FeatherServer(FEATHER), given.tell).samples
     table, means, begin_s = Table(*SAMPLED), [], 0.0
     for rate, seconds in PHASES:
         part = [each for each in samples if begin_s < each.time_s <= begin_s + seconds]
@@ -131,9 +140,9 @@ ALONE = (FCFS, "bandit", "q_learning", "heuristic", "sglang_fcfs")
 
 
 @figure("feather-fig5.14", PAPER, "§5.3.7, Fig. 5.14", "nothing shared")
-def fig5_14(given: Given) -> Result:
+def fig5_14(given: FigureInputs) -> Result:
     points = {
-        f"{rate}/s": Load(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS)
+        f"{rate}/s": FeatherLoad(rate=rate, groups=0, prefix_tokens=ALONE_TOKENS, requests=ALONE_REQUESTS)
         for rate in ALONE_RATES
     }
     table = sweep("rate", points, ALONE, given.tell)
@@ -168,8 +177,10 @@ BEYOND = 100
 
 
 @figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning")
-def fig5_17(given: Given) -> Result:
-    table = sweep("rate", {f"{rate}/s": Load(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), given.tell)
+def fig5_17(given: FigureInputs) -> Result:
+    table = sweep(
+        "rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER), given.tell
+    )
     gains = ratios(table, FEATHER, NEVER)
     batch = ratios(table, FEATHER, NEVER, "batch")
     low = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if rate < 5}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, Tell, Value, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, Tell, Value, columns, figure
 from pinyon_lab.figures.rows import bars, by, cell, cells, near
 from pinyon_lab.papers.feather.runs import (
     FCFS,
@@ -17,16 +17,16 @@ from pinyon_lab.papers.feather.runs import (
     OWN_TOKENS,
     PAPER,
     SERVED_NOTE,
-    Load,
-    Served,
-    Server,
+    FeatherLoad,
+    FeatherServed,
+    FeatherServer,
     batches,
     label,
     served,
 )
 from pinyon_lab.pictures import Bars
 
-Runs = Mapping[tuple[str, str], Served]
+Runs = Mapping[tuple[str, str], FeatherServed]
 """The runs by the value that varies, and by the system's label in tables."""
 
 FEATHER = "bandit"
@@ -47,18 +47,18 @@ STALLED = [
 
 
 def sweep(
-    varied: str, loads: Mapping[str, Load], policies: Sequence[str], tell: Tell, machines: Mapping[str, str] = {}
+    varied: str, loads: Mapping[str, FeatherLoad], policies: Sequence[str], tell: Tell, machines: Mapping[str, str] = {}
 ) -> Table:
     """Returns a row for each load and policy; ``loads`` are by the value that varies, as text, as ``machines`` are."""
     table = Table(*columns(at=varied, policy="policy"), *SERVED)
     for at, load in loads.items():
         for policy in policies:
-            run = served(load, Server(policy, machines.get(at, MACHINE)), tell)
+            run = served(load, FeatherServer(policy, machines.get(at, MACHINE)), tell)
             table.add(at, label(policy), *numbers(run).values())
     return table
 
 
-def numbers(run: Served, shown: Sequence[Column] = SERVED) -> dict[str, Value]:
+def numbers(run: FeatherServed, shown: Sequence[Column] = SERVED) -> dict[str, Value]:
     found: dict[str, Value] = {**run._asdict(), "tbt_ms": 1e3 * run.tbt_s, "reading": run.reading}
     return {column.key: found[column.key] for column in shown}
 
@@ -93,11 +93,11 @@ def told(found: Mapping[str, float], form: str = ".2f") -> str:
     return ", ".join(f"{at}: {format(ratio, form)}" for at, ratio in found.items())
 
 
-def apart(load: Load) -> float:
+def apart(load: FeatherLoad) -> float:
     """Returns the output tokens/s if one prefix is served after the other, a full batch of each. No batches are more
     homogeneous."""
     group = [[("prefix", load.prefix_tokens), (f"own {each}", OWN_TOKENS)] for each in range(MAX_BATCH)]
-    return batches([group], load.output_tokens, Server()).tokens_s
+    return batches([group], load.output_tokens, FeatherServer()).tokens_s
 
 
 NOTES = [MODEL_NOTE, SERVED_NOTE]
@@ -116,10 +116,10 @@ SGLANG = ("sglang_fcfs", "lpm", "dfs_weight")
 
 
 @figure("feather-fig5.1", PAPER, "§5.2.1, Fig. 5.1", "throughput by request rate")
-def fig5_1(given: Given) -> Result:
-    table = sweep("rate", {f"{rate}/s": Load(rate=rate) for rate in RATES}, ALL, given.tell)
+def fig5_1(given: FigureInputs) -> Result:
+    table = sweep("rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in RATES}, ALL, given.tell)
     most, gains = f"{max(RATES)}/s", ratios(table)
-    bound = apart(Load()) / value(table, most, FCFS)
+    bound = apart(FeatherLoad()) / value(table, most, FCFS)
     others = {at: max(value(table, at, policy) for policy in ALL[4:]) for at in gains}
     batch = ratios(table, key="batch")
     tbt = {policy: value(table, most, policy, "tbt_ms") for policy in ALL}
@@ -178,11 +178,11 @@ GROUPS = (1, 2, 5, 20, 50, 100)
 
 
 @figure("feather-fig5.2", PAPER, "§5.2.2, Fig. 5.2", "throughput by prefix groups")
-def fig5_2(given: Given) -> Result:
-    table = sweep("groups", {f"{groups}": Load(groups=groups) for groups in GROUPS}, SOME, given.tell)
+def fig5_2(given: FigureInputs) -> Result:
+    table = sweep("groups", {f"{groups}": FeatherLoad(groups=groups) for groups in GROUPS}, SOME, given.tell)
     gains = ratios(table)
     given.tell("one prefix after the other")
-    bound = apart(Load()) / value(table, "100", FCFS)
+    bound = apart(FeatherLoad()) / value(table, "100", FCFS)
     fcfs = {groups: value(table, str(groups), FCFS) for groups in GROUPS}
     own = [value(table, str(groups), FEATHER) for groups in GROUPS]
     section = table.section("§5.2.2")
@@ -236,8 +236,8 @@ OUTPUTS = (1, 5, 20, 50, 100, 200)
 
 
 @figure("feather-fig5.3", PAPER, "§5.2.3, Fig. 5.3", "throughput by decode tokens")
-def fig5_3(given: Given) -> Result:
-    table = sweep("tokens", {f"{tokens}": Load(output_tokens=tokens) for tokens in OUTPUTS}, SOME, given.tell)
+def fig5_3(given: FigureInputs) -> Result:
+    table = sweep("tokens", {f"{tokens}": FeatherLoad(output_tokens=tokens) for tokens in OUTPUTS}, SOME, given.tell)
     gains = ratios(table)
     best = max(value(table, "200", policy) for policy in ("sglang_fcfs", "lpm"))
     own = {str(tokens): value(table, str(tokens), FEATHER, "batch") for tokens in OUTPUTS}
@@ -258,7 +258,7 @@ def fig5_3(given: Given) -> Result:
         "reaching $\\sim 3800$ toks/s at 200 tokens—over $3\\times$ higher than SGLang policies",
         near(value(table, "200", FEATHER), 3800.0, "{:,.0f} tokens/s", "3800 toks/s"),
         f"{value(table, '200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
-        f"would have {apart(Load()):,.0f}",
+        f"would have {apart(FeatherLoad()):,.0f}",
     )
     section.says(
         "Together, these effects drive the steady increase in FEATHER's batch size and throughput",
@@ -275,8 +275,8 @@ PREFIXES = (500, 1_000, 2_000, 5_000, 10_000)
 
 
 @figure("feather-fig5.4", PAPER, "§5.2.4, Fig. 5.4", "throughput by prefix length")
-def fig5_4(given: Given) -> Result:
-    table = sweep("prefix", {f"{tokens:,}": Load(prefix_tokens=tokens) for tokens in PREFIXES}, SOME, given.tell)
+def fig5_4(given: FigureInputs) -> Result:
+    table = sweep("prefix", {f"{tokens:,}": FeatherLoad(prefix_tokens=tokens) for tokens in PREFIXES}, SOME, given.tell)
     gains = ratios(table)
     fall = {policy: [value(table, at, policy) for at in gains] for policy in SOME}
     section = table.section("§5.2.4")
@@ -302,8 +302,10 @@ OWN = (FCFS, "bandit", "q_learning", "heuristic")
 
 
 @figure("feather-fig5.5", PAPER, "§5.2.7, Fig. 5.5", "throughput by tree levels")
-def fig5_5(given: Given) -> Result:
-    points = {f"{levels}": Load(prefix_tokens=4_000, levels=levels, groups=1 << (levels - 1)) for levels in LEVELS}
+def fig5_5(given: FigureInputs) -> Result:
+    points = {
+        f"{levels}": FeatherLoad(prefix_tokens=4_000, levels=levels, groups=1 << (levels - 1)) for levels in LEVELS
+    }
     table = sweep("levels", points, OWN, given.tell)
     fcfs, own = ([value(table, at, policy) for at in points] for policy in (FCFS, FEATHER))
     section = table.section("§5.2.7")
@@ -336,8 +338,8 @@ MODELS = {
 
 
 @figure("feather-fig5.6", PAPER, "§5.2.5, Fig. 5.6", "throughput by model")
-def fig5_6(given: Given) -> Result:
-    table = sweep("model", dict.fromkeys(MODELS, Load()), SOME, given.tell, MODELS)
+def fig5_6(given: FigureInputs) -> Result:
+    table = sweep("model", dict.fromkeys(MODELS, FeatherLoad()), SOME, given.tell, MODELS)
     gains = ratios(table)
     first = [value(table, model, FEATHER) for model in MODELS]
     ahead = {
@@ -373,8 +375,8 @@ LONG_GROUPS = (1, 2, 5, 20, 100)
 
 
 @figure("feather-fig5.7", PAPER, "§5.2.6, Fig. 5.7", "LongChat 13B by prefix groups")
-def fig5_7(given: Given) -> Result:
-    loads = {f"{groups}": Load(groups=groups) for groups in LONG_GROUPS}
+def fig5_7(given: FigureInputs) -> Result:
+    loads = {f"{groups}": FeatherLoad(groups=groups) for groups in LONG_GROUPS}
     machines = dict.fromkeys(loads, MODELS["LongChat 13B"])
     table = sweep("groups", loads, (FCFS, "bandit", "dynamic"), given.tell, machines)
     gains = ratios(table)

@@ -13,10 +13,10 @@ from pinyon.eviction import NO_TRAITS
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.figures.figure import Tell
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import NO_COST, ClusterSettings, SchedulingCost
 from pinyon_lab.simulator.models import ClusterModel
-from pinyon_lab.simulator.report import FINISHED, Outcome
+from pinyon_lab.simulator.report import FINISHED, RequestOutcome
 from pinyon_lab.simulator.workload import Arrival
 
 PAPER: Final = "FEATHER"
@@ -81,7 +81,7 @@ def label(policy: str) -> str:
     return f"feather, {policy}" if POLICIES[policy].startswith("feather") else policy
 
 
-class Prompts:
+class PromptParts:
     """Block ids of prompts made of named parts: prompts that begin with the same parts share those blocks."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class FeatherServer:
     """One instance; ``policy`` is a name of :data:`POLICIES`."""
 
     policy: str = FCFS
@@ -125,7 +125,7 @@ class Server:
     """The blocks of a chunk of ``feather``; 0 means its default."""
     scheduling: SchedulingCost = NO_COST
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> SimCluster:
         machine = load_machine(self.machine)
         chunks = f",chunk_blocks={self.chunk_blocks}" if self.chunk_blocks else ""
         settings = ClusterSettings(
@@ -167,14 +167,16 @@ class BatchRun(NamedTuple):
 Parts = Sequence[tuple[str, int]]
 
 
-def one_batch(prompts: Sequence[Parts], output_tokens: int, server: Server) -> BatchRun:
+def one_batch(prompts: Sequence[Parts], output_tokens: int, server: FeatherServer) -> BatchRun:
     """Runs one batch whose requests arrive at once; all prompts were sent once before."""
     return batches([prompts], output_tokens, server, warm=True)
 
 
-def batches(groups: Sequence[Sequence[Parts]], output_tokens: int, server: Server, *, warm: bool = False) -> BatchRun:
+def batches(
+    groups: Sequence[Sequence[Parts]], output_tokens: int, server: FeatherServer, *, warm: bool = False
+) -> BatchRun:
     """Runs batches one after the other on one cache; with ``warm``, all prompts were sent once before."""
-    made = Prompts()
+    made = PromptParts()
     arrivals = [made.arrival(0.0, parts, 1) for prompts in groups for parts in prompts] if warm else []
     before = len(arrivals)
     for number, prompts in enumerate(groups, start=1):
@@ -205,7 +207,7 @@ def batches(groups: Sequence[Sequence[Parts]], output_tokens: int, server: Serve
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FeatherLoad:
     """A load, by default that of §5.2. With ``groups`` 0 no prompts share anything; with ``levels`` above 1 a tree
     (Fig. 3.7) replaces the groups. ``rates``, pairs of requests/s and seconds, replace ``rate`` and ``requests``."""
 
@@ -219,7 +221,7 @@ class Load:
     rates: tuple[tuple[float, float], ...] = ()
 
     def arrivals(self) -> list[Arrival]:
-        rng, made = Random(SEED), Prompts()
+        rng, made = Random(SEED), PromptParts()
         arrivals = []
         for number, time_s in enumerate(self._times(rng)):
             parts = [*self._prefix(number, rng), (f"own {number}", OWN_TOKENS)]
@@ -257,7 +259,7 @@ def tree(leaf: int, levels: int, tokens: int) -> list[tuple[str, int]]:
     return [(f"{level}: {leaf >> (levels - 1 - level)}", size) for level, size in enumerate(sizes)]
 
 
-class Sample(NamedTuple):
+class LoadSample(NamedTuple):
     """Means and state of the last :data:`SAMPLE_S` seconds."""
 
     time_s: float
@@ -270,7 +272,7 @@ class Sample(NamedTuple):
     """The number of batches of the round."""
 
 
-class Served(NamedTuple):
+class FeatherServed(NamedTuple):
     tokens_s: float
     batch: float
     """The mean number of requests in a decoding step."""
@@ -291,7 +293,7 @@ class Served(NamedTuple):
     """The time to read decoding's weights and KV, as the profile counts it, at full memory bandwidth."""
     computing: float
     """The share of the time that all computed tokens, of prompts and answers, would take at the rate of prompts."""
-    samples: tuple[Sample, ...]
+    samples: tuple[LoadSample, ...]
 
     @property
     def reading(self) -> float:
@@ -299,9 +301,9 @@ class Served(NamedTuple):
         return self.read_s / self.seconds
 
 
-def _sampled(cluster: Cluster) -> list[Sample]:
+def _sampled(cluster: SimCluster) -> list[LoadSample]:
     """Returns the samples that a run will take until all requests have ended."""
-    taken: list[Sample] = []
+    taken: list[LoadSample] = []
 
     def take(steps: int, tokens: int, seconds: float) -> None:
         (engine,) = cluster.members.engines.values()
@@ -309,7 +311,7 @@ def _sampled(cluster: Cluster) -> list[Sample]:
         if sums.steps > steps:
             decoded = sums.tokens - tokens
             rates = decoded / (sums.seconds - seconds), decoded / (sums.steps - steps)
-            taken.append(Sample(cluster.time.now_s, *rates, formed.homogeneity, formed.batches))
+            taken.append(LoadSample(cluster.time.now_s, *rates, formed.homogeneity, formed.batches))
         if not cluster.front.over:
             cluster.time.after(SAMPLE_S, partial(take, sums.steps, sums.tokens, sums.seconds))
 
@@ -317,7 +319,7 @@ def _sampled(cluster: Cluster) -> list[Sample]:
     return taken
 
 
-def served(load: Load, server: Server, tell: Tell) -> Served:
+def served(load: FeatherLoad, server: FeatherServer, tell: Tell) -> FeatherServed:
     """Runs a load on a server, or returns the cached result of the same run."""
     load = replace(load, requests=load.requests or REQUESTS)
     tell(f"{load.rate:g}/s, {load.groups} groups: {label(server.policy)} on {server.machine}")
@@ -325,7 +327,7 @@ def served(load: Load, server: Server, tell: Tell) -> Served:
 
 
 @lru_cache(maxsize=512)
-def _served(load: Load, server: Server) -> Served:
+def _served(load: FeatherLoad, server: FeatherServer) -> FeatherServed:
     cluster = server.cluster()
     samples = _sampled(cluster)
     outcomes = cluster.run(load.arrivals())
@@ -333,7 +335,7 @@ def _served(load: Load, server: Server) -> Served:
     (engine,) = cluster.members.engines.values()
     sums, profile = engine.decode_sums, load_profile(load_machine(server.machine).engine)
     seconds = max(each.arrived_s + each.e2e_s for each in outcomes) - outcomes[0].arrived_s
-    return Served(
+    return FeatherServed(
         sum(each.output_tokens for each in outcomes) / seconds,
         sums.tokens / max(1, sums.steps),
         sum(map(_between, outcomes)) / len(outcomes),
@@ -349,6 +351,6 @@ def _served(load: Load, server: Server) -> Served:
     )
 
 
-def _between(outcome: Outcome) -> float:
+def _between(outcome: RequestOutcome) -> float:
     """Returns the mean time between two tokens of a request."""
     return (outcome.e2e_s - outcome.ttft_s) / max(1, outcome.output_tokens - 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pinyon.batching.feather_settings import GROUPED
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import by, near, number
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, drawn, numbers, table_of, told
@@ -18,9 +18,9 @@ from pinyon_lab.papers.feather.runs import (
     PAPER,
     SERVED_NOTE,
     SERVER_NOTE,
-    Load,
-    Served,
-    Server,
+    FeatherLoad,
+    FeatherServed,
+    FeatherServer,
     label,
     served,
 )
@@ -29,16 +29,16 @@ from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
 PAT = "PAT"
 TABLED = {
-    label(FCFS): (Server(FCFS), "vLLM FCFS", 229.36, 0.0),
-    label("dfs_weight"): (Server("dfs_weight"), "SGLANG DFS-W", 177.78, 92.15),
-    label("lpm"): (Server("lpm"), "SGLANG LPM", 149.27, 46.62),
-    label("bandit"): (Server("bandit"), "vLLM RadixTree", 139.33, 62.95),
-    PAT: (Server(FCFS, kernel=GROUPED), "PAT (vLLM Block Table)", 316.45, 91.72),
-    label("oracle"): (Server("oracle"), "vLLM User IDs", 105.43, 0.03),
+    label(FCFS): (FeatherServer(FCFS), "vLLM FCFS", 229.36, 0.0),
+    label("dfs_weight"): (FeatherServer("dfs_weight"), "SGLANG DFS-W", 177.78, 92.15),
+    label("lpm"): (FeatherServer("lpm"), "SGLANG LPM", 149.27, 46.62),
+    label("bandit"): (FeatherServer("bandit"), "vLLM RadixTree", 139.33, 62.95),
+    PAT: (FeatherServer(FCFS, kernel=GROUPED), "PAT (vLLM Block Table)", 316.45, 91.72),
+    label("oracle"): (FeatherServer("oracle"), "vLLM User IDs", 105.43, 0.03),
 }
 """The server, the paper's name, its seconds of all, and of batch formation. The paper does not say what stops a batch
 of its own scheduler over a radix tree: here, the bandit does."""
-OFFLINE = Load(rate=1e4, groups=5, prefix_tokens=10_000, output_tokens=50)
+OFFLINE = FeatherLoad(rate=1e4, groups=5, prefix_tokens=10_000, output_tokens=50)
 """The load of §3.4: 2,000 requests in 229.36 s at 436.25 tokens/s have 50 tokens each. How many prefixes is not
 printed."""
 OFFLINE_REQUESTS = 1_000
@@ -46,7 +46,7 @@ OFFLINE_REQUESTS = 1_000
 
 
 @figure("feather-table3.1", PAPER, "§3.4, Table 3.1", "policies of other systems")
-def table3_1(given: Given) -> Result:
+def table3_1(given: FigureInputs) -> Result:
     load = replace(OFFLINE, requests=OFFLINE_REQUESTS)
     found = Table(
         *columns(policy="policy", name="paper's", paper_s=("paper, s", ".1f"), gpu_s=("less batch time", ".1f")),
@@ -113,16 +113,16 @@ KERNEL_NOTE = (
 
 
 @figure("feather-fig5.8", PAPER, "§5.2.8, Fig. 5.8", "beside PAT's kernel")
-def fig5_8(given: Given) -> Result:
-    runs: dict[tuple[str, str], Served] = {}
+def fig5_8(given: FigureInputs) -> Result:
+    runs: dict[tuple[str, str], FeatherServed] = {}
     for rate in RATES:
-        load, at = Load(rate=rate), f"{rate}/s"
-        runs[at, "fcfs"] = served(load, Server(FCFS, A100), given.tell)
-        runs[at, "feather"] = served(load, Server(FEATHER, A100), given.tell)
-        pat = runs[at, PAT] = served(load, Server(FCFS, A100, kernel=GROUPED), given.tell)
+        load, at = FeatherLoad(rate=rate), f"{rate}/s"
+        runs[at, "fcfs"] = served(load, FeatherServer(FCFS, A100), given.tell)
+        runs[at, "feather"] = served(load, FeatherServer(FEATHER, A100), given.tell)
+        pat = runs[at, PAT] = served(load, FeatherServer(FCFS, A100, kernel=GROUPED), given.tell)
         cost = SchedulingCost(PAT_SHARE / (1 - PAT_SHARE) * pat.step_s)
-        runs[at, PAT_COST] = served(load, Server(FCFS, A100, kernel=GROUPED, scheduling=cost), given.tell)
-        runs[at, BOTH] = served(load, Server(FEATHER, A100, kernel=GROUPED), given.tell)
+        runs[at, PAT_COST] = served(load, FeatherServer(FCFS, A100, kernel=GROUPED, scheduling=cost), given.tell)
+        runs[at, BOTH] = served(load, FeatherServer(FEATHER, A100, kernel=GROUPED), given.tell)
     table = table_of("rate", runs, ("tokens_s", "batch", "tbt_ms"))
 
     def over(one: str, other: str) -> dict[str, float]:
@@ -170,12 +170,12 @@ READERS = (FCFS, FEATHER, "lpm", "dfs_weight")
 
 
 @figure("feather-fig5.10", PAPER, "§5.3.2, Fig. 5.10", "memory read", measures=True)
-def fig5_10(given: Given) -> Result:
+def fig5_10(given: FigureInputs) -> Result:
     runs = {}
     for tokens in PREFIXES:
         costs = waits(READERS, tokens, given.tell, given.clock)
         for policy in READERS:
-            run = served(Load(prefix_tokens=tokens), Server(policy, scheduling=costs[policy]), given.tell)
+            run = served(FeatherLoad(prefix_tokens=tokens), FeatherServer(policy, scheduling=costs[policy]), given.tell)
             runs[f"{tokens:,}", label(policy)] = run
     table = table_of("prefix", runs, ("tokens_s", "stalled", "reading", "read_s"))
     reading = {policy: _of(runs, policy, "reading") for policy in READERS}
@@ -219,10 +219,12 @@ COMPUTING = (FCFS, FEATHER, "sglang_fcfs", "lpm", "dfs_weight")
 
 
 @figure("feather-fig5.15", PAPER, "§5.3.8, Fig. 5.15", "compute units by rate", measures=True)
-def fig5_15(given: Given) -> Result:
-    costs = waits(COMPUTING, Load().prefix_tokens, given.tell, given.clock)
+def fig5_15(given: FigureInputs) -> Result:
+    costs = waits(COMPUTING, FeatherLoad().prefix_tokens, given.tell, given.clock)
     runs = {
-        (f"{rate}/s", label(policy)): served(Load(rate=rate), Server(policy, scheduling=costs[policy]), given.tell)
+        (f"{rate}/s", label(policy)): served(
+            FeatherLoad(rate=rate), FeatherServer(policy, scheduling=costs[policy]), given.tell
+        )
         for rate in STALLED_RATES
         for policy in COMPUTING
     }
@@ -269,13 +271,13 @@ TREES = {"chunked hash tree": FEATHER, "radix tree": RADIX}
 
 
 @figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree", measures=True)
-def fig5_16(given: Given) -> Result:
-    runs: dict[tuple[str, str], Served] = {}
+def fig5_16(given: FigureInputs) -> Result:
+    runs: dict[tuple[str, str], FeatherServed] = {}
     for tokens in TREE_PREFIXES:
         costs: Mapping[str, SchedulingCost] = waits([*TREES.values()], tokens, given.tell, given.clock)
         for name, policy in TREES.items():
-            server = Server(FEATHER, scheduling=costs[policy])
-            runs[f"{tokens:,}", name] = served(Load(prefix_tokens=tokens), server, given.tell)
+            server = FeatherServer(FEATHER, scheduling=costs[policy])
+            runs[f"{tokens:,}", name] = served(FeatherLoad(prefix_tokens=tokens), server, given.tell)
     table = table_of("prefix", runs, ("tokens_s", "tbt_ms", "stalled"))
     hashed, radix = TREES
     at = [f"{tokens:,}" for tokens in TREE_PREFIXES]

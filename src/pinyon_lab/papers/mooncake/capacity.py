@@ -12,7 +12,7 @@ from functools import partial
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, Column, Figure, Given, Result, Rows, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, Rows, Table, columns, figure
 from pinyon_lab.figures.rows import (
     bars,
     basis,
@@ -28,10 +28,19 @@ from pinyon_lab.figures.rows import (
     those,
     up_to,
 )
-from pinyon_lab.figures.serving import MIXED, MODEL_NOTE, System, arrivals_of, effective, mean_ttft_s, reused, split
+from pinyon_lab.figures.serving import (
+    MIXED,
+    MODEL_NOTE,
+    TestbedSystem,
+    arrivals_of,
+    effective,
+    mean_ttft_s,
+    reused,
+    split,
+)
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
-from pinyon_lab.simulator.cluster import Cluster
+from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import StepRule
 
 CHUNK_TOKENS = 512
@@ -46,24 +55,24 @@ SERVED = 0.9
 """Our choice: Mooncake serves a load if this share of its requests is effective."""
 
 
-def _mooncake(prefills: int, name: str = "") -> System:
+def _mooncake(prefills: int, name: str = "") -> TestbedSystem:
     shares = f"{name}{prefills}P+{16 - prefills}D"
-    return System(shares, split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS})
+    return TestbedSystem(shares, split(prefills), "kvcache_centric", {"pool_tokens": NODE_TOKENS})
 
 
 MOONCAKE = [_mooncake(prefills, "Mooncake ") for prefills in (8, 10)]
 WHOLE = {"step_rule": StepRule.PREFILL_FIRST, "whole_tokens": 131_072}
 """vLLM's default: one step takes as many tokens of whole prompts as the longest context has, 128k."""
 CHUNKED = {"prefix_cache": False, "step_tokens": CHUNK_TOKENS, "chunk_tokens": CHUNK_TOKENS}
-VLLM = System("vLLM", MIXED, "least_loaded", {"prefix_cache": False, **WHOLE})
-VLLM_PREFIX = System("vLLM, prefix caching", MIXED, "least_loaded", WHOLE)
-VLLM_CHUNKED = System("vLLM, chunked prefill", MIXED, "least_loaded", CHUNKED)
+VLLM = TestbedSystem("vLLM", MIXED, "least_loaded", {"prefix_cache": False, **WHOLE})
+VLLM_PREFIX = TestbedSystem("vLLM, prefix caching", MIXED, "least_loaded", WHOLE)
+VLLM_CHUNKED = TestbedSystem("vLLM, chunked prefill", MIXED, "least_loaded", CHUNKED)
 BASELINES = [VLLM, VLLM_PREFIX, VLLM_CHUNKED]
 SHORT = ["8P+8D", "10P+6D", "vLLM", "prefix", "chunked"]
 """The labels in pictures: Mooncake's two splits, then the baselines."""
 
 
-def _capacity(given: Given, name: str) -> Result:
+def _capacity(given: FigureInputs, name: str) -> Result:
     (workload,) = given.workloads
     table = Table(
         *columns(system="system", rate=("rate", ".1f")),
@@ -100,7 +109,7 @@ def _best(rows: Rows, tbt_s: float, rate: float) -> float:
     return max(_at(rows, system, tbt_s, rate) for system in MOONCAKE)
 
 
-def _at(rows: Rows, system: System, tbt_s: float, rate: float) -> float:
+def _at(rows: Rows, system: TestbedSystem, tbt_s: float, rate: float) -> float:
     return cell(rows, f"at_{tbt_s}", system=system.name, rate=rate)
 
 
@@ -110,7 +119,7 @@ def _load(rows: Rows) -> float:
     return max(served, default=RATES[0])
 
 
-def _gain(rows: Rows, baseline: System, tbt_s: float, rate: float) -> float:
+def _gain(rows: Rows, baseline: TestbedSystem, tbt_s: float, rate: float) -> float:
     """Returns how many more effective requests Mooncake has than the baseline, as a share of the baseline's."""
     theirs = _at(rows, baseline, tbt_s, rate)
     return _best(rows, tbt_s, rate) / theirs - 1 if theirs else float("inf")
@@ -206,7 +215,7 @@ PREFILLS = (4, 6, 7, 8, 9, 10, 12)
 
 
 @figure("mooncake-fig15", PAPER, "§5.5, Fig. 15", "prefill and decode nodes, 16 together", ("synthetic",))
-def fig15(given: Given) -> Result:
+def fig15(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     arrivals = arrivals_of(workload)
     table = Table(
@@ -278,7 +287,7 @@ SCHEDULED_RATES = (1.0, 1.5)
 
 
 @figure("mooncake-fig5", PAPER, "§4.2, Fig. 5", "schedulers by TTFT", ("conversation",))
-def fig5(given: Given) -> Result:
+def fig5(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     table = Table(
         *columns(scheduler="scheduler", rate=("rate", ".1f")),
@@ -288,7 +297,7 @@ def fig5(given: Given) -> Result:
     for times in SCHEDULED_RATES:
         arrivals = arrivals_of(workload, times)
         for label, policy, meant in SCHEDULERS:
-            outcomes = System(label, split(HALF), policy, LOCAL).serve(workload, arrivals, given.tell)
+            outcomes = TestbedSystem(label, split(HALF), policy, LOCAL).serve(workload, arrivals, given.tell)
             ttfts = sorted(each.ttft_s for each in outcomes if each.ttft_s >= 0)
             latest = ttfts[9 * len(ttfts) // 10], ttfts[99 * len(ttfts) // 100]
             values = mean_ttft_s(outcomes), *latest, reused(outcomes)
@@ -342,7 +351,7 @@ HIGHER = {
 
 
 @figure("mooncake-fig8", PAPER, "§5.2.3, Fig. 8", "GPU time of prompts", *TRACES)
-def fig8(given: Given) -> Result:
+def fig8(given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", system="system"),
         *columns(Basis.MODELLED, prefill_s=("GPU time, s", ".2f"), to_mooncake=("to Mooncake", ".2f")),
@@ -429,7 +438,7 @@ ALMOST = 0.9
 """Our choice: the share of the instances that counts as "almost every" one."""
 
 
-def _replicas(cluster: Cluster, until_s: float) -> list[tuple[float, Counter[BlockKey]]]:
+def _replicas(cluster: SimCluster, until_s: float) -> list[tuple[float, Counter[BlockKey]]]:
     """Returns samples that a run will take every 30 s: the number of prefill instances that hold each key."""
     samples: list[tuple[float, Counter[BlockKey]]] = []
 
@@ -446,7 +455,7 @@ def _replicas(cluster: Cluster, until_s: float) -> list[tuple[float, Counter[Blo
 
 
 @figure("mooncake-fig11", PAPER, "§5.3.3, Fig. 11", "replicas of hot blocks", *TRACES)
-def fig11(given: Given) -> Result:
+def fig11(given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", rank=("rank", ",d")),
         *columns(Basis.MODELLED, mean=("mean", ".1f"), least=("least", "d"), most=("most", "d")),
@@ -455,7 +464,7 @@ def fig11(given: Given) -> Result:
     for workload in given.workloads:
         given.tell(f"replicas: {workload.name}")
         arrivals = arrivals_of(workload)
-        cluster = System("", split(HALF), "algorithm1", LOCAL).cluster(workload.block_tokens)
+        cluster = TestbedSystem("", split(HALF), "algorithm1", LOCAL).cluster(workload.block_tokens)
         if arrivals[-1].time_s < SAMPLE_S:
             raise InvalidArgument(f"{workload.name} is over before the first look, after {SAMPLE_S:g} s", field="trace")
         samples = _replicas(cluster, arrivals[-1].time_s)

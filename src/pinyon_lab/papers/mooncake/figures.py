@@ -12,7 +12,7 @@ from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Rows, Section, Table, Value, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Section, Table, Value, columns, figure
 from pinyon_lab.figures.rows import bars, basis, cells, claimed, close, column, near, number, share, shown, those
 from pinyon_lab.figures.workload import Workload, together
 from pinyon_lab.pictures import Bars, Course, Courses, Mark
@@ -75,7 +75,7 @@ def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
 
 
 @figure("mooncake-fig9", PAPER, "§5.3.1, Fig. 9", "hit ratio over cache capacity", *TRACES)
-def fig9(given: Given) -> Result:
+def fig9(given: FigureInputs) -> Result:
     table = Table(
         Column("workload", "workload"),
         *(Column(f"at_{millions}m", f"{millions}M", ".1%", Basis.MEASURED) for millions in CAPACITIES_M),
@@ -164,7 +164,7 @@ def prefill_flops(tokens: int, prefix: int) -> float:
 
 
 @figure("mooncake-fig10", PAPER, "§5.3.2, Fig. 10", "global and local caches, 10 nodes of 3M tokens", *TRACES)
-def fig10(given: Given) -> Result:
+def fig10(given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", setup="caches"),
         *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), global_to_this=("global is", ".2f")),
@@ -275,7 +275,7 @@ BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over 
 
 
 @figure("mooncake-table2", PAPER, "§5.2.1, Table 2", "requests, lengths and cache ratio", *TRACES)
-def table2(given: Given) -> Result:
+def table2(given: FigureInputs) -> Result:
     table = Table(
         Column("workload", "workload"),
         *columns(Basis.MEASURED, requests=("requests", ","), input=("input", ",.1f"), output=("output", ",.1f")),

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Rows, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, columns, figure
 from pinyon_lab.figures.rows import basis, column, counting, number, points, those
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
     UTILISATION,
-    System,
+    TestbedSystem,
     arrivals_of,
     mean_ttft_s,
     node,
@@ -40,7 +40,7 @@ PREFIXES = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
 @figure("mooncake-eq2", PAPER, "§2.2, Eq. 2", "bandwidth from which on fetching is sooner")
-def eq2(given: Given) -> Result:
+def eq2(given: FigureInputs) -> Result:
     machines = (("8 x A800", A800_FLOPS), ("8 x H800", H800_FLOPS))
     table = Table(Column("prefix", "prefix", ",d"), *(Column(name, f"{name}, GB/s", ".2f") for name, _ in machines))
     for prefix in PREFIXES:
@@ -96,10 +96,10 @@ def _seen(rows: Rows) -> _Seen:
 
 
 @figure("mooncake-fig13", PAPER, "§5.4.2, Fig. 13", "TTFT and transfers by bandwidth", ("synthetic",))
-def fig13(given: Given) -> Result:
+def fig13(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     arrivals = arrivals_of(workload)
-    none = System("recomputation", split(8), "least_loaded", {"prefix_cache": False}).serve(
+    none = TestbedSystem("recomputation", split(8), "least_loaded", {"prefix_cache": False}).serve(
         workload, arrivals, given.tell
     )
     recomputed_s = mean_ttft_s(none)
@@ -113,7 +113,7 @@ def fig13(given: Given) -> Result:
             text = f"{gbit} Gbit/s: {policy}"
             given.tell(text)
             bytes_s = gbit * GB / 8
-            system = System(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
+            system = TestbedSystem(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
             cluster = system.cluster(workload.block_tokens)
             outcomes = cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals))))
             moves, fetches = cluster.moves, cluster.moves.fetches
@@ -197,7 +197,7 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
 
 
 @figure("mooncake-fig14", PAPER, "§5.4.3, Fig. 14", "what a request's latency is made of")
-def fig14(given: Given) -> Result:
+def fig14(given: FigureInputs) -> Result:
     table = Table(
         *columns(tokens=("tokens", ",d"), ratio=("cached", ".0%")),
         *(Column(part, f"{part}, s", ".3f", Basis.MODELLED) for part in PARTS),

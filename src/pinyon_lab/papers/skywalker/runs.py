@@ -10,13 +10,13 @@ from typing import Final, NamedTuple, TypeVar
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
-from pinyon_lab.figures.figure import Basis, Column, Compared, Given, Table, Tell, columns
+from pinyon_lab.figures.figure import Basis, Column, Compared, FigureInputs, Table, Tell, columns
 from pinyon_lab.figures.rows import bars, up_to
 from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
-from pinyon_lab.simulator.regions.settings import SYSTEMS, System, WorldSettings, sglang_instance
+from pinyon_lab.simulator.regions.settings import SYSTEMS, RoutingSystem, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import sources
-from pinyon_lab.simulator.regions.world import World
+from pinyon_lab.simulator.regions.world import RegionsWorld
 
 PAPER: Final = "SkyWalker"
 MACHINE: Final = "l4-llama-8b"
@@ -43,7 +43,7 @@ COLUMNS: Final = [
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RegionLoad:
     """A workload, and its instances and clients by region. Requests that end from ``warm_s`` to ``until_s`` count."""
 
     workload: str
@@ -52,12 +52,12 @@ class Load:
     warm_s: float = 60.0
     until_s: float = 360.0
 
-    def quick(self) -> Load:
+    def quick(self) -> RegionLoad:
         """Returns the load with a seventh of its window."""
         return replace(self, warm_s=self.warm_s / 4, until_s=(self.until_s - self.warm_s) / 7 + self.warm_s / 4)
 
 
-class Ran(NamedTuple):
+class SkyWalkerResults(NamedTuple):
     """The results of a run; ``used`` has a value per instance for each second."""
 
     measured: Measured
@@ -69,14 +69,16 @@ Runs = Mapping[tuple[At, str], Measured]
 """The results by what varies, mostly the load, and by the system's name."""
 
 
-def runs_of(loads: Mapping[At, Load], systems: Sequence[System | str], given: Given) -> dict[tuple[At, str], Measured]:
+def runs_of(
+    loads: Mapping[At, RegionLoad], systems: Sequence[RoutingSystem | str], given: FigureInputs
+) -> dict[tuple[At, str], Measured]:
     """Runs each load on each system, shorter where the figure is made quickly."""
     chosen = [SYSTEMS[each] if isinstance(each, str) else each for each in systems]
     windows = {at: load.quick() if given.quick else load for at, load in loads.items()}
     return {(at, each.name): ran(load, each, given.tell).measured for at, load in windows.items() for each in chosen}
 
 
-def ran(load: Load, system: System, tell: Tell) -> Ran:
+def ran(load: RegionLoad, system: RoutingSystem, tell: Tell) -> SkyWalkerResults:
     """Runs a load on a system, or returns the cached result of the same run."""
     clients = "/".join([str(count) for _, count in load.clients])
     instances = "/".join([str(count) for _, count in load.instances])
@@ -85,17 +87,17 @@ def ran(load: Load, system: System, tell: Tell) -> Ran:
 
 
 @lru_cache(maxsize=256)
-def _ran(load: Load, system: System) -> Ran:
+def _ran(load: RegionLoad, system: RoutingSystem) -> SkyWalkerResults:
     machine = load_machine(MACHINE)
     engine = load_profile(machine.engine)
-    world = World(WorldSettings(dict(load.instances)), system, sglang_instance(machine), machine, engine)
+    world = RegionsWorld(WorldSettings(dict(load.instances)), system, sglang_instance(machine), machine, engine)
     regions = [region for region, _ in load.clients]
     by_region = sources(load.workload, regions, Random(f"{SEED} {load.workload}"))
     for region, count in load.clients:
         world.add_clients(region, by_region[region], Random(f"{SEED} {region}"), count)
     samples = Samples(world, load.warm_s)
     world.run(load.until_s)
-    return Ran(measured(world, samples, load.warm_s, load.until_s), samples.used)
+    return SkyWalkerResults(measured(world, samples, load.warm_s, load.until_s), samples.used)
 
 
 def table(names: Sequence[Column], runs: Runs[At], shown: Sequence[Column] = COLUMNS) -> Table:

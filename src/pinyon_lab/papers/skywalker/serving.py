@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, Given, Result, Section, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Section, Table, columns, figure
 from pinyon_lab.figures.rows import courses, up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
     PAPER,
-    Load,
-    Ran,
+    RegionLoad,
     Runs,
+    SkyWalkerResults,
     gained,
     notes,
     panel,
@@ -28,7 +28,7 @@ from pinyon_lab.papers.skywalker.runs import (
 )
 from pinyon_lab.pictures import Courses
 from pinyon_lab.simulator.regions.measures import Measured
-from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, System
+from pinyon_lab.simulator.regions.settings import PAPERS, SGLANGS, RoutingSystem
 
 CHATS: Final = ("arena", "wildchat")
 TREES: Final = ("tree", "mixed-tree")
@@ -232,11 +232,11 @@ def _latencies(section: Section, runs: Runs[str]) -> None:
 ALL: Final = (*OTHERS, *OURS, "pinyon")
 UNBALANCED: Final = (("us", 3), ("eu", 2), ("asia", 3))
 BALANCED: Final = (("us", 4), ("eu", 4), ("asia", 4))
-LOADS: Final[Mapping[str, Load]] = {
-    "arena": Load("arena", UNBALANCED, (("us", 80), ("eu", 80), ("asia", 80))),
-    "wildchat": Load("wildchat", UNBALANCED, (("us", 40), ("eu", 30), ("asia", 30)), 120.0, 960.0),
-    "tree": Load("tree", BALANCED, (("us", 40), ("eu", 20), ("asia", 20))),
-    "mixed-tree": Load("mixed-tree", BALANCED, (("us", 2), ("eu", 20), ("asia", 20))),
+LOADS: Final[Mapping[str, RegionLoad]] = {
+    "arena": RegionLoad("arena", UNBALANCED, (("us", 80), ("eu", 80), ("asia", 80))),
+    "wildchat": RegionLoad("wildchat", UNBALANCED, (("us", 40), ("eu", 30), ("asia", 30)), 120.0, 960.0),
+    "tree": RegionLoad("tree", BALANCED, (("us", 40), ("eu", 20), ("asia", 20))),
+    "mixed-tree": RegionLoad("mixed-tree", BALANCED, (("us", 2), ("eu", 20), ("asia", 20))),
 }
 """The loads of §5.1. The paper does not say which replica distribution its conversations had: here, the one that it
 calls unbalanced. Trees have four replicas in each region."""
@@ -248,7 +248,7 @@ LOAD_NOTE: Final = (
 
 
 @figure("skywalker-fig8", PAPER, "§5.1, Fig. 8", "six systems and SkyWalker, four workloads", has_quick_way=True)
-def fig8(given: Given) -> Result:
+def fig8(given: FigureInputs) -> Result:
     runs = runs_of(LOADS, ALL, given)
     panels = [
         panel("Throughput", "thousand output tokens/s", runs, lambda each: tokens(each) / 1e3, ".1f"),
@@ -265,14 +265,14 @@ def fig8(given: Given) -> Result:
 
 # -- Fig. 4b
 
-LOAD4B: Final = Load("wildchat", (("us", 4),), (("us", 50),), 120.0, 720.0)
+LOAD4B: Final = RegionLoad("wildchat", (("us", 4),), (("us", 50),), 120.0, 720.0)
 """The number of clients per instance is that of Fig. 8."""
 LEAST = 0.05
 """The share of its memory below which an instance is idle: no ratio to that means anything."""
 
 
 @figure("skywalker-fig4b", PAPER, "§2.3, Fig. 4b", "KV memory of replicas under round robin", has_quick_way=True)
-def fig4b(given: Given) -> Result:
+def fig4b(given: FigureInputs) -> Result:
     load = LOAD4B.quick() if given.quick else LOAD4B
     policies = {"rr": "round_robin", "ll": "least_loaded"}
     runs = {name: ran(load, _in_one(name, policy), given.tell) for name, policy in policies.items()}
@@ -303,19 +303,19 @@ def fig4b(given: Given) -> Result:
     return found.result("SkyWalker Fig. 4b", [memory], notes(given.quick))
 
 
-def _peaks(found: Ran) -> float:
+def _peaks(found: SkyWalkerResults) -> float:
     most: list[float] = [max(each) for each in zip(*found.used, strict=True)]
     return max(most) / min(most)
 
 
-def _at_once(found: Ran) -> float:
+def _at_once(found: SkyWalkerResults) -> float:
     ratios = [max(each) / min(each) for each in found.used if min(each) > LEAST]
     return max(ratios, default=1.0)
 
 
-def _in_one(name: str, policy: str, pushing: str = "blind") -> System:
+def _in_one(name: str, policy: str, pushing: str = "blind") -> RoutingSystem:
     """Returns a system of one region, as in §5.2."""
-    return System(name, policy, pushing, forwards=False, told=False)
+    return RoutingSystem(name, policy, pushing, forwards=False, told=False)
 
 
 # -- Fig. 9
@@ -338,9 +338,9 @@ PUSHING: Final = (
 @figure(
     "skywalker-fig9", PAPER, "§5.2, Fig. 9", "blind pushing, by outstanding and by pending requests", has_quick_way=True
 )
-def fig9(given: Given) -> Result:
+def fig9(given: FigureInputs) -> Result:
     paper, *more = CLIENTS9[:1] if given.quick else CLIENTS9
-    loads = {clients: Load("tree", (("us", 4),), (("us", clients),)) for clients in (paper, *more)}
+    loads = {clients: RegionLoad("tree", (("us", 4),), (("us", clients),)) for clients in (paper, *more)}
     found = runs_of(loads, PUSHING, given)
     shown = table(columns(clients=("clients", "d"), pushing="pushing"), found, COLUMNS[:-1])
 
@@ -428,10 +428,10 @@ DRIFT: Final = (
 @figure(
     "skywalker-fig10", PAPER, "§5.2, Fig. 10", "one region busy: region-local and shared instances", has_quick_way=True
 )
-def fig10(given: Given) -> Result:
+def fig10(given: FigureInputs) -> Result:
     sizes = SIZES[1:3] if given.quick else SIZES
     instances = {size: tuple((region, size // 3) for region, _ in CLIENTS10) for size in sizes}
-    loads = {size: Load("wildchat", each, CLIENTS10, 120.0, 720.0) for size, each in instances.items()}
+    loads = {size: RegionLoad("wildchat", each, CLIENTS10, 120.0, 720.0) for size, each in instances.items()}
     found = runs_of(loads, (LOCAL, SHARED, CREDITS), given)
     shown = table(columns(instances=("instances", "d"), system="system"), found)
     gains = {size: tokens(found[size, SHARED]) / tokens(found[size, LOCAL]) for size in sizes}

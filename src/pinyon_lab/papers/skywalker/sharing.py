@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Column, Given, Result, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import bars, column, near
-from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, Load, runs_of, within
+from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, RegionLoad, runs_of, within
 from pinyon_lab.pictures import Bars, Course, Courses, Panel
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
 from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHAT_DAY, aggregate, costs, variance
-from pinyon_lab.simulator.regions.programs import Program, Step
-from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, System
+from pinyon_lab.simulator.regions.programs import Program, ProgramStep
+from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, RoutingSystem
 from pinyon_lab.simulator.regions.workloads import sources
 
 # -- Fig. 3
@@ -28,7 +28,7 @@ FREE: Final = "the shape of the wave, three of the five ratios and all shares ar
 
 
 @figure("skywalker-fig3", PAPER, "§2.2, Fig. 3", "load of five regions over a day, and its cost")
-def fig3(given: Given) -> Result:
+def fig3(given: FigureInputs) -> Result:
     loads = {region: course.slots() for region, course in WILDCHAT_DAY.items()}
     together = aggregate(list(loads.values()))
     day = costs(loads, PER_INSTANCE)
@@ -102,7 +102,7 @@ class Similarities(NamedTuple):
     across_regions: float
 
 
-def similarity(one: Step, other: Step, block_tokens: int, skipped: int) -> float:
+def similarity(one: ProgramStep, other: ProgramStep, block_tokens: int, skipped: int) -> float:
     """Returns the common prefix's share of the shorter prompt, in whole blocks: ``len(common prefix) / min(len)``.
 
     The first ``skipped`` tokens, a template that all prompts have, do not count.
@@ -123,7 +123,7 @@ def similarities(
     everyone = [
         (region, program.user, step) for region, some in programs.items() for program in some for step in program.steps
     ]
-    by_user: dict[str, list[Step]] = {}
+    by_user: dict[str, list[ProgramStep]] = {}
     for _, user, step in everyone:
         by_user.setdefault(user, []).append(step)
     same = [(one, other) for steps in by_user.values() for place, one in enumerate(steps) for other in steps[:place]]
@@ -155,7 +155,7 @@ FAR = 0.025
 
 
 @figure("skywalker-fig5", PAPER, "§3.2, Fig. 5", "prefix similarity of users and regions")
-def fig5(given: Given) -> Result:
+def fig5(given: FigureInputs) -> Result:
     keys = ("within_user", "across_users", "across_regions")
     table = Table(
         Column("data", "data set"),
@@ -202,9 +202,9 @@ def fig5(given: Given) -> Result:
 
 CH, OPTIMUM, TREE = "ch", "optimum", "skywalker"
 SYSTEMS6: Final = (
-    System(CH, "consistent_hash", "blind", forwards=False, told=False),
-    System(TREE, "skywalker", PAPERS, forwards=False, told=False),
-    System(OPTIMUM, GLOBAL_VIEW, PAPERS, forwards=False, told=False),
+    RoutingSystem(CH, "consistent_hash", "blind", forwards=False, told=False),
+    RoutingSystem(TREE, "skywalker", PAPERS, forwards=False, told=False),
+    RoutingSystem(OPTIMUM, GLOBAL_VIEW, PAPERS, forwards=False, told=False),
 )
 PRINTED6: Final = (
     ("cross-user", "The lack of cross-user prefix sharing results in a 16.49% prefix hit rate drop", 0.1649, 80),
@@ -224,8 +224,8 @@ WHY: Final = {
 
 
 @figure("skywalker-fig6", PAPER, "§3.2, Fig. 6", "hits of consistent hashing and of the optimum", has_quick_way=True)
-def fig6(given: Given) -> Result:
-    loads = {name: Load(name, (("us", 4),), (("us", clients),), 120.0, 720.0) for name, _, _, clients in PRINTED6}
+def fig6(given: FigureInputs) -> Result:
+    loads = {name: RegionLoad(name, (("us", 4),), (("us", clients),), 120.0, 720.0) for name, _, _, clients in PRINTED6}
     runs = runs_of(loads, SYSTEMS6, given)
     hits = {key: found.hits for key, found in runs.items()}
     table = Table(

@@ -12,11 +12,23 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, Given, Result, Row, Rows, Section, Table, Tell, Value, columns, figure
+from pinyon_lab.figures.figure import (
+    Basis,
+    FigureInputs,
+    Result,
+    Row,
+    Rows,
+    Section,
+    Table,
+    Tell,
+    Value,
+    columns,
+    figure,
+)
 from pinyon_lab.figures.rows import bars, basis, number
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Course, Courses, Panel
-from pinyon_lab.traces.analysis import Columns, day_fits, read_columns
+from pinyon_lab.traces.analysis import TraceColumns, day_fits, read_columns
 from pinyon_lab.traces.analysis.uses import Blocks, walk
 
 PAPER = "KVCache cache in the wild"
@@ -88,7 +100,7 @@ def _hour(time_s: float) -> int:
     return int(time_s // HOUR_S) % HOURS
 
 
-def reused_within(columns: Columns) -> NDArray[np.int64]:
+def reused_within(columns: TraceColumns) -> NDArray[np.int64]:
     """Returns each request's blocks that are used again within each of ``WITHIN_S``, as hits of an unlimited cache."""
     size = len(WITHIN_S) + 1
     counts = np.zeros(len(columns) * size)
@@ -115,7 +127,7 @@ def _by_chance(one: _Sample, other: _Sample, rng: np.random.Generator) -> float:
 
 
 @figure("wild-fig29", PAPER, "§A.1, Fig. 29", "reuse on five workdays, and fits of the last day", ("qwen_a_5d",))
-def fig29(given: Given) -> Result:
+def fig29(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     count = int(workload.rows[-1].time_s // DAY_S) + 1
     if not 2 <= count <= DAYS_MAX:

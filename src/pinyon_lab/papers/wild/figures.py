@@ -22,7 +22,7 @@ from pinyon_lab.figures.figure import (
     Basis,
     Column,
     Figure,
-    Given,
+    FigureInputs,
     Result,
     Row,
     Rows,
@@ -39,7 +39,7 @@ from pinyon_lab.pictures import Bars, Course, Courses, Mark, Panel
 from pinyon_lab.simulator.models import ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut
-from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, Served
+from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, ServingModel
 
 BASELINES = ("lru", "fifo", "lfu", "s3fifo")
 """The "standard policies" of §4.3; GDFS is in Fig. 28 only."""
@@ -149,7 +149,7 @@ TESTBED_NOTES = (
 )
 
 
-def _by_ratio(model: Served, given: Given) -> Result:
+def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
     table = Table(
         *columns(workload="workload", ratio=("CPU", "g")),
         *(Column(policy, short, ".1%", Basis.MEASURED) for policy, short in SHORT.items()),
@@ -174,7 +174,7 @@ def _by_ratio(model: Served, given: Given) -> Result:
     return table.result(title, panels, notes)
 
 
-def _add_rows(table: Table, model: Served, workload: Workload, tell: Tell) -> Rows:
+def _add_rows(table: Table, model: ServingModel, workload: Workload, tell: Tell) -> Rows:
     """Adds a workload's rows to the table and returns them."""
     tell(f"{workload.name}: what one instance of {model.name} serves, LRU at every capacity")
     part = served(workload, model, random.Random(SEED))
@@ -217,7 +217,7 @@ POLICIES = (*BASELINES, "workload_aware", "reuse_hazard")
 PRINTED = (0.283, 0.419)
 
 
-def _mean_s(workload: Workload, model: Served, ratio: float, policy: str, tell: Tell) -> float:
+def _mean_s(workload: Workload, model: ServingModel, ratio: float, policy: str, tell: Tell) -> float:
     block_tokens = workload.block_tokens
     settings = ReferenceSettings(
         1,
@@ -234,7 +234,7 @@ def _mean_s(workload: Workload, model: Served, ratio: float, policy: str, tell: 
 
 
 @figure("wild-qttft", PAPER, "§4.3, Figs. 25 to 27", "queued TTFT", ("qwen-a", "qwen-b"))
-def qttft(given: Given) -> Result:
+def qttft(given: FigureInputs) -> Result:
     table = Table(
         *columns(model="model", workload="workload", ratio=("CPU", "g")),
         *(Column(policy, SHORT[policy], ".2f", Basis.MODELLED) for policy in POLICIES),
@@ -316,7 +316,7 @@ class HeadFirst:
 
 
 @figure("wild-fig28", PAPER, "§4.3, Fig. 28", f"what each technique gives, {MODEL.name}, CPU cache = HBM", ("qwen-a",))
-def fig28(given: Given) -> Result:
+def fig28(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     part = served(workload, MODEL, random.Random(SEED))
     requests = part.asked()

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
 from pinyon.routing.target_policy import Routed
-from pinyon_lab.simulator.attempt import Request
-from pinyon_lab.simulator.regions.programs import Step, routing_keys
+from pinyon_lab.simulator.attempt import SimRequest
+from pinyon_lab.simulator.regions.programs import ProgramStep, routing_keys
 
 
 @dataclass(eq=False, slots=True)
@@ -30,13 +30,13 @@ class Hop:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class ClientCall:
     """A client's request. ``ended`` is called once, at the client, with whether the request was answered."""
 
     number: int
     region: str
     user: str
-    step: Step
+    step: ProgramStep
     sent_s: float
     ended: Callable[[bool], None]
     ends: list[str] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Call:
     hits: int = -1
     """The prompt tokens that the first instance held; -1: the call reached no instance."""
     routed: Routed = field(init=False)
-    request: Request = field(init=False)
+    request: SimRequest = field(init=False)
 
     def __post_init__(self) -> None:
         self.routed = Routed(routing_keys(self.step.keys), self.user)
         step, output_tokens = self.step, max(1, self.step.output_tokens)
-        self.request = Request(self.number, step.keys, step.tokens, output_tokens, self.sent_s, answer=step.answer)
+        self.request = SimRequest(self.number, step.keys, step.tokens, output_tokens, self.sent_s, answer=step.answer)
 
     def forwarded_to(self, region: str) -> bool:
         """Returns whether the call is in ``region`` because another region's load balancer sent it there."""
@@ -67,7 +67,7 @@ class Call:
         return self.hops[-1].name if self.hops else ""
 
 
-class Served(NamedTuple):
+class CallOutcome(NamedTuple):
     """The outcome of one request. Times in seconds; a TTFT of -1: there is no first token."""
 
     number: int

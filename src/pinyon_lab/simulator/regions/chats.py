@@ -8,7 +8,7 @@ from itertools import accumulate
 from random import Random
 from typing import Final
 
-from pinyon_lab.simulator.regions.programs import Fresh, Program, Step, Text, fresh_keys
+from pinyon_lab.simulator.regions.programs import Fresh, Program, ProgramStep, Text, fresh_keys
 from pinyon_lab.traces.generate.draws import log_normal
 
 TEMPLATE_TOKENS = 32
@@ -66,7 +66,7 @@ WILDCHAT: Final = ChatSettings(
 published by its authors. Openings as for :data:`ARENA`: 7.60 times, and 2.5 % across regions."""
 
 
-class Chats:
+class SharedTexts:
     """The texts that all regions share."""
 
     def __init__(self, settings: ChatSettings, rng: Random) -> None:
@@ -89,14 +89,14 @@ class Chats:
         return min(chats.context_max // 2, max(1, round(chats.answer_mean * log_normal(rng, chats.answer_sigma))))
 
 
-class ChatSource:
+class RegionChatSource:
     """A source of one region's conversations. Raises ``ValueError`` if the probabilities exceed 1 together.
 
     A program has ``least`` to ``most`` conversations of one user, begun at once: where there are several, bursts, and
     programs with several patterns (SkyWalker §3.2).
     """
 
-    def __init__(self, chats: Chats, region: str, rng: Random, least: int = 1, most: int = 1) -> None:
+    def __init__(self, chats: SharedTexts, region: str, rng: Random, least: int = 1, most: int = 1) -> None:
         settings = chats.settings
         if settings.own + settings.regional + settings.worldwide > 1:
             raise ValueError("conversations begin with an opening of one kind only")
@@ -107,12 +107,12 @@ class ChatSource:
 
     def program(self, rng: Random) -> Program:
         user = bisect(self._weights, rng.random() * self._weights[-1])
-        steps: list[Step] = []
+        steps: list[ProgramStep] = []
         for _ in range(rng.randint(self._least, self._most) if self._most > 1 else 1):
             self._converse(steps, user, rng)
         return Program(f"{self._region} {user}", tuple(steps))
 
-    def _converse(self, steps: list[Step], user: int, rng: Random) -> None:
+    def _converse(self, steps: list[ProgramStep], user: int, rng: Random) -> None:
         """Adds the steps of a conversation of the region's n-th user."""
         chats, settings = self._chats, self._chats.settings
         fresh: Fresh = fresh_keys(rng)
@@ -122,7 +122,7 @@ class ChatSource:
         while True:
             output = chats.answer_tokens(rng)
             answered = text.extended(output, fresh)
-            steps.append(Step(last, text.tokens, output, text.keys, answered.keys[len(text.keys) :]))
+            steps.append(ProgramStep(last, text.tokens, output, text.keys, answered.keys[len(text.keys) :]))
             last = len(steps) - 1
             text = answered.extended(chats.prompt_tokens(rng), fresh)
             if rng.random() >= again or text.tokens + settings.answer_mean > settings.context_max:

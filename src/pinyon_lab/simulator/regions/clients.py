@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from pinyon_lab.simulator.regions.programs import Program, Source
+from pinyon_lab.simulator.regions.programs import Program, RegionProgramSource
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 Send = Callable[[str, Program, int, Callable[[bool], None]], None]
@@ -26,14 +26,14 @@ class _Running:
     """The number of steps that are sent or about to be."""
 
 
-class Clients:
+class RegionClients:
     """The clients of one region; ``wanted`` of ``most`` are active. None begins a program after :attr:`until_s`."""
 
     def __init__(
         self,
         time: VirtualTime,
         region: str,
-        source: Source,
+        source: RegionProgramSource,
         rng: Random,
         most: int,
         wanted: Callable[[float], float],

@@ -20,7 +20,7 @@ SLOTS: Final = 96
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class DailyLoad:
     """A load with one wave a day. Raises :class:`InvalidArgument` for values out of range."""
 
     peak_h: float
@@ -47,12 +47,12 @@ class Course:
         return [self.at(place * DAY_H / SLOTS) for place in range(SLOTS)]
 
 
-WILDCHAT_DAY: Final[Mapping[str, Course]] = {
-    "us": Course(21.0, 2.88, 1.0),
-    "eu": Course(14.0, 5.0, 1.0),
-    "south-asia": Course(9.5, 15.0, 0.4),
-    "asia": Course(7.0, 8.0, 0.4),
-    "oceania": Course(4.0, 32.64, 0.4),
+WILDCHAT_DAY: Final[Mapping[str, DailyLoad]] = {
+    "us": DailyLoad(21.0, 2.88, 1.0),
+    "eu": DailyLoad(14.0, 5.0, 1.0),
+    "south-asia": DailyLoad(9.5, 15.0, 0.4),
+    "asia": DailyLoad(7.0, 8.0, 0.4),
+    "oceania": DailyLoad(4.0, 32.64, 0.4),
 }
 """The courses of five regions, with the paper's ratios of peak to trough: from 2.88 to 32.64, and 1.29 together. All
 peak at three in the afternoon. The regions' shares are chosen so that the last number results."""
@@ -67,7 +67,7 @@ def variance(loads: Sequence[float]) -> float:
     return max(loads) / min(loads) if min(loads) else math.inf
 
 
-class Costs(NamedTuple):
+class DayCosts(NamedTuple):
     """The costs of one day: whole instances, and mean dollars per hour. Reserved instances are there all day."""
 
     region_local: int
@@ -92,7 +92,7 @@ class Costs(NamedTuple):
 
 def costs(
     loads: Mapping[str, Sequence[float]], per_instance: float, reserved: float = RESERVED, on_demand: float = ON_DEMAND
-) -> Costs:
+) -> DayCosts:
     """Returns the costs of ``loads`` by region, in equal slots of a day; an instance serves ``per_instance``. Raises
     :class:`InvalidArgument` if there is nothing to serve."""
     if per_instance <= 0:
@@ -103,7 +103,7 @@ def costs(
     local = sum([_instances(max(each), per_instance) for each in loads.values()])
     shared = _instances(max(together), per_instance)
     needed = [_instances(each, per_instance) for each in together]
-    return Costs(local, shared, local * reserved, shared * reserved, on_demand * sum(needed) / len(needed))
+    return DayCosts(local, shared, local * reserved, shared * reserved, on_demand * sum(needed) / len(needed))
 
 
 def _instances(load: float, per_instance: float) -> int:

@@ -13,11 +13,11 @@ from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.queue import RequestQueue
 from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed, least_full
-from pinyon.routing.two_layers import Route, TwoLayers, Where
-from pinyon_lab.simulator.regions.calls import Call, Hop
+from pinyon.routing.two_layers import RoutedRequest, TwoLayers, Where
+from pinyon_lab.simulator.regions.calls import ClientCall, Hop
 from pinyon_lab.simulator.regions.instances import Instances
 from pinyon_lab.simulator.regions.programs import block_keys
-from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, System
+from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, RoutingSystem
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 
@@ -58,7 +58,7 @@ ELSEWHERE = "elsewhere"
 """The sender of a call that may not be forwarded again; no region's law matters in the simulator."""
 
 
-class _Demand(NamedTuple):
+class _DoorDemand(NamedTuple):
     """The calls that may go to the same places: those from another region stay here, and none goes where it failed."""
 
     forwarded: bool
@@ -73,12 +73,12 @@ class Door:
     def __init__(
         self,
         region: str,
-        system: System,
+        system: RoutingSystem,
         time: VirtualTime,
         global_view: TargetPolicy,
-        push: Callable[[Door, Call], None],
-        forward: Callable[[Door, Call], None],
-        give_up: Callable[[Call], None],
+        push: Callable[[Door, ClientCall], None],
+        forward: Callable[[Door, ClientCall], None],
+        give_up: Callable[[ClientCall], None],
         wait_s: float,
     ) -> None:
         self.region = region
@@ -90,10 +90,10 @@ class Door:
         """Begins without any call, and without any knowledge of instances and of others."""
         self.layers = TwoLayers(self.region, Layer(*self._rules()), Layer(*self._rules()))
         self._queue = RequestQueue(ENDLESS, ENDLESS)
-        self._waiting: dict[int, tuple[Call, float]] = {}
+        self._waiting: dict[int, tuple[ClientCall, float]] = {}
         """The calls that wait, and since when."""
-        self._demands: list[_Demand] = []
-        self._numbers: dict[_Demand, int] = {}
+        self._demands: list[_DoorDemand] = []
+        self._numbers: dict[_DoorDemand, int] = {}
         self._received: dict[str, int] = {}
         """The number of calls from each other region since the load balancer began."""
 
@@ -106,7 +106,7 @@ class Door:
     def queued(self) -> int:
         return self._queue.queued
 
-    def arrive(self, call: Call, sender: str, *, again: bool = False) -> None:
+    def arrive(self, call: ClientCall, sender: str, *, again: bool = False) -> None:
         """Takes a call from ``sender``, another region or "" for a client. ``again``: it is back, in its old place."""
         if sender and not again:
             self._received[sender] = self._received.get(sender, 0) + 1
@@ -122,7 +122,7 @@ class Door:
             self._time.after(self._wait_s, partial(self._expire, call, now_s))
 
     def _demand(self, forwarded: bool, exclude: tuple[str, ...]) -> int:
-        demand = _Demand(forwarded or not self._system.forwards, exclude)
+        demand = _DoorDemand(forwarded or not self._system.forwards, exclude)
         number = self._numbers.setdefault(demand, len(self._demands))
         if number == len(self._demands):
             self._demands.append(demand)
@@ -135,12 +135,12 @@ class Door:
             return True
         return not demand.forwarded and bool(self.layers.remote.available(now_s, exclude=demand.exclude))
 
-    def _expire(self, call: Call, since_s: float) -> None:
+    def _expire(self, call: ClientCall, since_s: float) -> None:
         if self._waiting.get(call.number) == (call, since_s):  # it may have gone on and come back
             self.forget(call)
             self._give_up(call)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: ClientCall) -> None:
         """Removes a call from the queue if it waits there."""
         if self._waiting.pop(call.number, None) is not None:
             self._queue.cancel(call.number, self._time.now_s)
@@ -156,12 +156,12 @@ class Door:
             call, _ = self._waiting.pop(number)
             self._go(call, self._demand(call.forwarded_to(self.region), call.exclude))
 
-    def _go(self, call: Call, number: int) -> None:
+    def _go(self, call: ClientCall, number: int) -> None:
         """Sends a call on, for which there is room."""
         demand, now_s = self._demands[number], self._time.now_s
         self._queue.leave(now_s, self._queue.waiting_demands)
         choice = self.layers.choose(
-            Route(call.routed, sender=ELSEWHERE if demand.forwarded else "", exclude=demand.exclude), now_s
+            RoutedRequest(call.routed, sender=ELSEWHERE if demand.forwarded else "", exclude=demand.exclude), now_s
         )
         if choice.where is Where.LOCAL:
             layer, carry = self.layers.local, self._push

@@ -12,10 +12,10 @@ from pinyon.placement.policy import DecodeChoice, PlacementDecision, Times
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.routing.target import Report
-from pinyon_lab.simulator.attempt import Attempt, Request
+from pinyon_lab.simulator.attempt import Attempt, SimRequest
 from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.engine import Engine
+from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.members import endless_fleet
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults, World
@@ -37,9 +37,9 @@ class Instances:
         settings: ClusterSettings,
         machine: MachineProfile,
         engine: EngineProfile,
-        began: Callable[[Request], None],
-        finished: Callable[[Request], None],
-        failed: Callable[[Request], None],
+        began: Callable[[SimRequest], None],
+        finished: Callable[[SimRequest], None],
+        failed: Callable[[SimRequest], None],
         faults: Faults | None = None,
     ) -> None:
         self._settings, self._began, self._finished, self._failed = settings, began, finished, failed
@@ -49,14 +49,14 @@ class Instances:
         world = World(time, fleet, settings, machine, engine, faults)
         self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self._log, self._again, self._leave)
         self._members = self._attempts.members
-        self._at: dict[str, dict[int, Request]] = {}
+        self._at: dict[str, dict[int, SimRequest]] = {}
         """The requests at each instance that have not ended."""
         self._received: dict[tuple[str, str], int] = {}
         """The number of requests by instance and by sender, since the instance's boot."""
 
     # -- members
 
-    def engine(self, name: str) -> Engine | None:
+    def engine(self, name: str) -> SimEngine | None:
         """Returns the engine of an instance, None if it is dead."""
         return self._members.engines.get(name)
 
@@ -67,12 +67,12 @@ class Instances:
 
     # -- requests
 
-    def fits(self, request: Request) -> bool:
+    def fits(self, request: SimRequest) -> bool:
         """Returns whether the request fits into an empty instance."""
         blocks = -(-(request.tokens + request.max_tokens) // self._settings.block_tokens)
         return blocks <= self._settings.hbm_tokens // self._settings.block_tokens
 
-    def submit(self, request: Request, name: str, sender: str) -> None:
+    def submit(self, request: SimRequest, name: str, sender: str) -> None:
         """Submits a request to a live instance, with tokens generated elsewhere, if any."""
         engine = self._members.engines[name]
         self._received[name, sender] = self._received.get((name, sender), 0) + 1
@@ -84,7 +84,7 @@ class Instances:
         self._at[name][request.number] = request
         self._attempts.begin(attempt)
 
-    def _gone(self, request: Request, attempt: Attempt) -> None:
+    def _gone(self, request: SimRequest, attempt: Attempt) -> None:
         request.attempt = None
         at = self._at.get(attempt.names[0])
         if at is not None:
@@ -101,7 +101,7 @@ class Instances:
         self._attempts.tear_down(attempt)
         self._failed(request)
 
-    def _leave(self, request: Request, how: str) -> None:
+    def _leave(self, request: SimRequest, how: str) -> None:
         if request.attempt is not None:
             self._gone(request, request.attempt)
         self._finished(request)

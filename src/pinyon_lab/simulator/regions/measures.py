@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pinyon_lab.simulator.regions.calls import Served
-from pinyon_lab.simulator.regions.world import World
+from pinyon_lab.simulator.regions.calls import CallOutcome
+from pinyon_lab.simulator.regions.world import RegionsWorld
 
 SAMPLE_S = 1.0
 
@@ -56,7 +56,7 @@ class Measured(NamedTuple):
 class Samples:
     """The samples of a run, taken every second from ``warm_s`` on."""
 
-    def __init__(self, world: World, warm_s: float) -> None:
+    def __init__(self, world: RegionsWorld, warm_s: float) -> None:
         self._world = world
         self.outstanding: list[tuple[int, ...]] = []
         """The requests at each instance, in order of the instances' names."""
@@ -78,7 +78,7 @@ class Samples:
         world.time.after(SAMPLE_S, self._take)
 
 
-def measured(world: World, samples: Samples, warm_s: float, until_s: float, region: str = "") -> Measured:
+def measured(world: RegionsWorld, samples: Samples, warm_s: float, until_s: float, region: str = "") -> Measured:
     """Returns the measures of requests from the clients of ``region`` ("": all regions), and of all instances. Raises
     ``ValueError`` if no request ended in the window."""
     served = [
@@ -106,7 +106,7 @@ def measured(world: World, samples: Samples, warm_s: float, until_s: float, regi
     )
 
 
-def spread(served: Sequence[Served], value: Callable[[Served], float]) -> Spread:
+def spread(served: Sequence[CallOutcome], value: Callable[[CallOutcome], float]) -> Spread:
     """Returns the spread of a value over requests, of which there is at least one."""
     values = sorted([value(each) for each in served])
 

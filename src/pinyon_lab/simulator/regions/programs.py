@@ -21,7 +21,7 @@ Fresh = Callable[[int], tuple[BlockKey, ...]]
 """A function that makes the keys of so many blocks, each of which is unique."""
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """One request of a program. A block's key stands for the block and for all that precedes it."""
 
     after: int
@@ -38,10 +38,10 @@ class Step(NamedTuple):
 class Program(NamedTuple):
     user: str
     """The user or session by which consistent hashing chooses."""
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
 
 
-class Source(Protocol):
+class RegionProgramSource(Protocol):
     """A source of programs for the clients of a region."""
 
     def program(self, rng: Random) -> Program: ...

@@ -21,7 +21,7 @@ OTHERS_S: Final = 0.15
 """The round-trip time of regions that are not in the table."""
 
 
-class Network:
+class RegionNetwork:
     """A network with latencies between regions. ``round_trips_s``: by pair, in any order."""
 
     def __init__(self, round_trips_s: Mapping[tuple[str, str], float] = ROUND_TRIPS_S) -> None:
@@ -45,7 +45,7 @@ GLOBAL_VIEW: Final = "global_view"
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class RoutingSystem:
     """The way in which load balancers route; ``policy`` and ``pushing`` hold for both layers, by routing's names."""
 
     name: str
@@ -102,18 +102,18 @@ PAPERS: Final = "pending:credits=false"
 SGLANGS: Final = "cache_aware:first=true"
 """The rule of SGLang's router: it ignores load among instances that match (§5.1)."""
 
-SYSTEMS: Final[Mapping[str, System]] = {
+SYSTEMS: Final[Mapping[str, RoutingSystem]] = {
     system.name: system
     for system in (
-        System("gateway", "round_robin", "blind", forwards=False),
-        System("rr", "round_robin", "blind", alone="us"),
-        System("ll", "least_loaded", "blind", alone="us"),
-        System("ch", "consistent_hash", "blind", alone="us"),
-        System("sgl", SGLANGS, "blind", alone="us"),
-        System("skywalker-ch", "consistent_hash", PAPERS, told=False),
-        System("skywalker", "skywalker", PAPERS, told=False),
-        System("region-local", "skywalker", PAPERS, forwards=False, told=False),
-        System("pinyon", "skywalker"),
+        RoutingSystem("gateway", "round_robin", "blind", forwards=False),
+        RoutingSystem("rr", "round_robin", "blind", alone="us"),
+        RoutingSystem("ll", "least_loaded", "blind", alone="us"),
+        RoutingSystem("ch", "consistent_hash", "blind", alone="us"),
+        RoutingSystem("sgl", SGLANGS, "blind", alone="us"),
+        RoutingSystem("skywalker-ch", "consistent_hash", PAPERS, told=False),
+        RoutingSystem("skywalker", "skywalker", PAPERS, told=False),
+        RoutingSystem("region-local", "skywalker", PAPERS, forwards=False, told=False),
+        RoutingSystem("pinyon", "skywalker"),
     )
 }
 """The systems of §5, and pinyon as it routes by default, with credits between probes. A GKE gateway is modelled by its

@@ -9,8 +9,8 @@ from random import Random
 from typing import Final
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.simulator.regions.chats import ARENA, WILDCHAT, Chats, ChatSettings, ChatSource
-from pinyon_lab.simulator.regions.programs import Program, Source, Step, Text, fresh_keys
+from pinyon_lab.simulator.regions.chats import ARENA, WILDCHAT, ChatSettings, RegionChatSource, SharedTexts
+from pinyon_lab.simulator.regions.programs import Program, ProgramStep, RegionProgramSource, Text, fresh_keys
 from pinyon_lab.traces.generate.draws import log_normal
 
 
@@ -46,14 +46,14 @@ class TreeSource:
         tokens = max(8, round(settings.question_tokens * log_normal(rng, settings.sigma)))
         level: list[tuple[int, Text]] = [(-1, self._system.extended(tokens, fresh))]
         """The requests of the next level: the step that each awaits, and its prompt."""
-        steps: list[Step] = []
+        steps: list[ProgramStep] = []
         for depth in range(settings.depth):
             following: list[tuple[int, Text]] = []
             for after, prompt in level:
                 output = max(8, round(settings.answer_mean * log_normal(rng, settings.sigma)))
                 output = min(output, settings.answer_max)
                 thought = prompt.extended(output, fresh)
-                steps.append(Step(after, prompt.tokens, output, prompt.keys, thought.keys[len(prompt.keys) :]))
+                steps.append(ProgramStep(after, prompt.tokens, output, prompt.keys, thought.keys[len(prompt.keys) :]))
                 if depth + 1 < settings.depth:
                     asked = thought.extended(settings.instruction_tokens, fresh)
                     following += [(len(steps) - 1, asked)] * settings.branches
@@ -84,7 +84,7 @@ WORKLOADS: Final[Mapping[str, str]] = {
 }
 
 
-def sources(workload: str, regions: Sequence[str], rng: Random) -> dict[str, Source]:
+def sources(workload: str, regions: Sequence[str], rng: Random) -> dict[str, RegionProgramSource]:
     """Returns each region's source of programs. Raises :class:`InvalidArgument` for an unknown workload."""
     if workload in _BRANCHES:
         settings = TreeSettings(_BRANCHES[workload])
@@ -94,5 +94,5 @@ def sources(workload: str, regions: Sequence[str], rng: Random) -> dict[str, Sou
     if workload not in _CHATS:
         raise InvalidArgument(f"no workload {workload!r}; there are: {', '.join(WORKLOADS)}", field="workload")
     chat, least, most = _CHATS[workload]
-    chats = Chats(chat, rng)
-    return {region: ChatSource(chats, region, rng, least, most) for region in regions}
+    chats = SharedTexts(chat, rng)
+    return {region: RegionChatSource(chats, region, rng, least, most) for region in regions}

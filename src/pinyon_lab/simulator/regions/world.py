@@ -15,27 +15,27 @@ from random import Random
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.routing.target import Report
-from pinyon_lab.simulator.attempt import Request
+from pinyon_lab.simulator.attempt import SimRequest
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.regions.calls import Call, Hop, Served
-from pinyon_lab.simulator.regions.clients import Clients
+from pinyon_lab.simulator.regions.calls import CallOutcome, ClientCall, Hop
+from pinyon_lab.simulator.regions.clients import RegionClients
 from pinyon_lab.simulator.regions.doors import Door, GlobalView
 from pinyon_lab.simulator.regions.instances import Instances
-from pinyon_lab.simulator.regions.programs import Program, Source
-from pinyon_lab.simulator.regions.settings import Network, System, WorldSettings
+from pinyon_lab.simulator.regions.programs import Program, RegionProgramSource
+from pinyon_lab.simulator.regions.settings import RegionNetwork, RoutingSystem, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults
 
 WATCH_S = 5.0
 
 
-class World:
+class RegionsWorld:
     """A world of regions: call :meth:`add_clients`, then :meth:`run`. The same inputs give the same history."""
 
     def __init__(
         self,
         settings: WorldSettings,
-        system: System,
+        system: RoutingSystem,
         instance: ClusterSettings,
         machine: MachineProfile,
         engine: EngineProfile,
@@ -43,15 +43,15 @@ class World:
     ) -> None:
         self.settings, self.system = settings, system
         self.time = VirtualTime()
-        self.network = Network(settings.round_trips_s)
+        self.network = RegionNetwork(settings.round_trips_s)
         heard = self.began, self.finished, self.failed
         self.instances = Instances(self.time, instance, machine, engine, *heard, faults)
         self.counts: Counter[str] = Counter()
-        self.served: list[Served] = []
-        self.calls: dict[int, Call] = {}
+        self.served: list[CallOutcome] = []
+        self.calls: dict[int, ClientCall] = {}
         """The calls that have not ended."""
         self._numbers = count(1)
-        self.clients: list[Clients] = []
+        self.clients: list[RegionClients] = []
         self._until_s = 0.0
         self.home = {
             f"{region}-{place}": region for region, number in settings.instances.items() for place in range(number)
@@ -74,11 +74,16 @@ class World:
     # -- a run
 
     def add_clients(
-        self, region: str, source: Source, rng: Random, most: int, wanted: Callable[[float], float] | None = None
+        self,
+        region: str,
+        source: RegionProgramSource,
+        rng: Random,
+        most: int,
+        wanted: Callable[[float], float] | None = None,
     ) -> None:
-        """Adds the :class:`Clients` of a region; by default all are active."""
+        """Adds the :class:`RegionClients` of a region; by default all are active."""
         wanted = wanted or (lambda now_s: most)
-        self.clients.append(Clients(self.time, region, source, rng, most, wanted, self.send))
+        self.clients.append(RegionClients(self.time, region, source, rng, most, wanted, self.send))
 
     def run(self, until_s: float, *, drain: bool = False) -> None:
         """Runs until ``until_s``. ``drain``: no client begins a program after that, and all that have begun end."""
@@ -114,14 +119,14 @@ class World:
 
     def send(self, region: str, program: Program, place: int, ended: Callable[[bool], None]) -> None:
         """Sends a step of a program as a client does."""
-        call = Call(next(self._numbers), region, program.user, program.steps[place], self.time.now_s, ended)
+        call = ClientCall(next(self._numbers), region, program.user, program.steps[place], self.time.now_s, ended)
         self.calls[call.number] = call
         if not self.instances.fits(call.request):
             self._end(call, "too long")
             return
         self._enter(call)
 
-    def _enter(self, call: Call) -> None:
+    def _enter(self, call: ClientCall) -> None:
         """Sends a call to the nearest load balancer, as a name server would (§4.1)."""
         door = min(self.doors.values(), key=lambda each: self.distance(call.region, each))
         self._carry(call, call.region, door.region, lambda: door.arrive(call, ""))
@@ -130,28 +135,28 @@ class World:
         """Returns a key by which load balancers are sorted by distance."""
         return self.network.one_way_s(region, door.region), door.region
 
-    def _push(self, door: Door, call: Call) -> None:
+    def _push(self, door: Door, call: ClientCall) -> None:
         name = call.hops[-1].name
         submit = lambda: self.instances.submit(call.request, name, door.region)  # noqa: E731 - on its arrival
         self._carry(call, door.region, self.home[name], submit)
 
-    def _forward(self, door: Door, call: Call) -> None:
+    def _forward(self, door: Door, call: ClientCall) -> None:
         other = self.doors[call.hops[-1].name]
         call.forwards += 1
         self.counts["forwarded"] += 1
         self._carry(call, door.region, other.region, lambda: other.arrive(call, door.region))
 
-    def _carry(self, call: Call, sender: str, receiver: str, then: Callable[[], None]) -> None:
+    def _carry(self, call: ClientCall, sender: str, receiver: str, then: Callable[[], None]) -> None:
         """Sends a call from region to region, and calls ``then`` when it arrives."""
         self._later(call, self.network.one_way_s(sender, receiver), then)
 
-    def _later(self, call: Call, delay_s: float, then: Callable[[], None]) -> None:
+    def _later(self, call: ClientCall, delay_s: float, then: Callable[[], None]) -> None:
         """Calls ``then``, which is the next thing that happens to the call, after a delay."""
         self.time.after(delay_s, then)
 
     # -- and back
 
-    def began(self, request: Request) -> None:
+    def began(self, request: SimRequest) -> None:
         call = self.calls[request.number]
         if call.hits < 0:
             call.hits = request.hit_tokens
@@ -160,7 +165,7 @@ class World:
         if self.system.told:
             self._told(call)
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: SimRequest) -> None:
         call = self.calls[request.number]
         delay_s, last = 0.0, self.home[call.instance()]
         for hop in reversed(call.hops):
@@ -171,14 +176,14 @@ class World:
             self._told(call)
         self._later(call, self._way_back_s(call), lambda: self._end(call, "finished"))
 
-    def failed(self, request: Request) -> None:
+    def failed(self, request: SimRequest) -> None:
         self._end(self.calls[request.number], "failed")
 
-    def _way_back_s(self, call: Call) -> float:
+    def _way_back_s(self, call: ClientCall) -> float:
         stops = [self.home[call.instance()], *[hop.region for hop in reversed(call.hops)], call.region]
         return sum([self.network.one_way_s(one, other) for one, other in pairwise(stops)])
 
-    def _told(self, call: Call) -> None:
+    def _told(self, call: ClientCall) -> None:
         """Reports the instance's load to its load balancer, which the answer's frames carry."""
         hop = call.hops[-1]
         if self.system.probes:
@@ -190,10 +195,10 @@ class World:
         hop.end()
         self.doors[hop.region].pump()
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: ClientCall) -> None:
         self._end(call, "unavailable")
 
-    def _end(self, call: Call, how: str) -> None:
+    def _end(self, call: ClientCall, how: str) -> None:
         for hop in call.hops:
             hop.end()
         call.ends.append(how)
@@ -202,7 +207,7 @@ class World:
         now_s, request = self.time.now_s, call.request
         ttft_s = call.first_s - call.sent_s if call.first_s >= 0 else -1.0
         self.served.append(
-            Served(
+            CallOutcome(
                 call.number, call.region, call.sent_s, ttft_s, now_s - call.sent_s, call.step.tokens, request.generated,
                 max(0, call.hits), call.instance(), call.forwards > 0, how,
             )

@@ -1,8 +1,17 @@
 """The reuse in a trace's requests: "KVCache cache in the wild" §3, figure by figure, for any trace."""
 
 from pinyon_lab.traces.analysis.analyse import FIGURES, analyse, checked_figures
-from pinyon_lab.traces.analysis.columns import Columns, read_columns
-from pinyon_lab.traces.analysis.figure import Figure, Table
+from pinyon_lab.traces.analysis.columns import TraceColumns, read_columns
+from pinyon_lab.traces.analysis.figure import AnalysisTable, TraceFigure
 from pinyon_lab.traces.analysis.reuse import day_fits
 
-__all__ = ["FIGURES", "Columns", "Figure", "Table", "analyse", "checked_figures", "day_fits", "read_columns"]
+__all__ = [
+    "FIGURES",
+    "AnalysisTable",
+    "TraceColumns",
+    "TraceFigure",
+    "analyse",
+    "checked_figures",
+    "day_fits",
+    "read_columns",
+]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Figure
+from pinyon_lab.traces.analysis.columns import TraceColumns
+from pinyon_lab.traces.analysis.figure import TraceFigure
 from pinyon_lab.traces.analysis.groups import Categories, Windows
 from pinyon_lab.traces.analysis.hits import (
     CrossUser,
@@ -37,11 +37,11 @@ def checked_figures(names: Sequence[str]) -> list[str]:
 
 
 def analyse(
-    columns: Columns,
+    columns: TraceColumns,
     names: Sequence[str] = FIGURES,
     window_s: float = 600.0,
     progress: Callable[[int], None] = lambda _: None,
-) -> list[Figure]:
+) -> list[TraceFigure]:
     """Returns the figures of a trace. Figs. 4, 11, 20 and 22 have windows of ``window_s``; the paper's heat maps have
     ten minutes. Calls ``progress`` with the number of requests done. Raises :class:`InvalidArgument`."""
     windows = Windows(columns.time_s, window_s)
@@ -49,7 +49,7 @@ def analyse(
     categories = Categories(columns, CATEGORIES_MAX)
     survey = Survey(columns, parts=not {"16", "17", "18"}.isdisjoint(names))
     cross, times, locality = CrossUser(columns), ReuseTimes(columns, categories, hours), Locality(columns)
-    makers: dict[str, Callable[[], Figure]] = {
+    makers: dict[str, Callable[[], TraceFigure]] = {
         "4": lambda: hit_ratio(survey, windows),
         "5": lambda: request_types(survey),
         "6": cross.figure,
@@ -81,6 +81,6 @@ def analyse(
         survey.run({takers[name] for name in names if name in takers}, progress)
     without = "the trace has no blocks"
     return [
-        Figure(name, f"figure {name}", left_out=without) if bare and name not in WITHOUT_BLOCKS else makers[name]()
+        TraceFigure(name, f"figure {name}", left_out=without) if bare and name not in WITHOUT_BLOCKS else makers[name]()
         for name in names
     ]

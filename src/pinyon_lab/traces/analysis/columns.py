@@ -92,7 +92,7 @@ IDS_EVERY = 1 << 18
 
 
 @dataclass
-class Columns:
+class TraceColumns:
     """The columns of a trace, with an element for each row. Only ``blocks`` has those of row ``i`` from ``starts[i]``
     up to ``starts[i + 1]``, as rows differ in length."""
 
@@ -159,7 +159,7 @@ class _Sessions:
         return session, parent
 
 
-def read_columns(rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int) -> Columns:
+def read_columns(rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int) -> TraceColumns:
     """Reads all rows. Raises :class:`InvalidArgument` as soon as they may need more than ``memory_bytes``, or if there
     are none."""
     numbers = [array(code) for code in "dqqiiiiiq"]
@@ -192,7 +192,7 @@ def read_columns(rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int)
         np.asarray, numbers
     )
     blocks, bound = pieces.numbered()
-    columns = Columns(
+    columns = TraceColumns(
         block_tokens,
         *(time_s, input_tokens, output_tokens, kind_number, list(kinds), turn),
         *(user, len(users), session_number, sessions.count, parent_row),
@@ -211,7 +211,7 @@ def _check(rows: int, ids: int, memory_bytes: int) -> None:
         )
 
 
-def _sorted(old: Columns) -> Columns:
+def _sorted(old: TraceColumns) -> TraceColumns:
     """Returns the columns in order of time; equal times as in the file."""
     order = np.argsort(old.time_s, kind="stable")
     place = np.empty(len(order) + 1, np.int32)

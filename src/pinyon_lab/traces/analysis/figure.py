@@ -13,7 +13,7 @@ from pinyon_lab.pictures import Course, Panel
 Value = int | float | str | None
 
 
-class Column(NamedTuple):
+class AnalysisColumn(NamedTuple):
     """A column of values. ``form``: a format specification, or ``s`` for seconds."""
 
     key: str
@@ -32,39 +32,39 @@ class Column(NamedTuple):
 class Fact(NamedTuple):
     """One number; ``paper`` is the number that the paper's text prints."""
 
-    column: Column
+    column: AnalysisColumn
     value: Value
     paper: str = ""
 
 
-class Table(NamedTuple):
+class AnalysisTable(NamedTuple):
     """A table; ``key`` is its name in JSON."""
 
     key: str
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[AnalysisColumn, ...]
     rows: list[tuple[Value, ...]]
 
 
 @dataclass
-class Figure:
+class TraceFigure:
     """A figure by the paper's ``number``. If ``left_out`` gives a reason, it has nothing else."""
 
     number: str
     title: str
     facts: list[Fact] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[AnalysisTable] = field(default_factory=list)
     plots: list[Panel] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_out: str = ""
 
-    def without(self, why: str) -> Figure:
+    def without(self, why: str) -> TraceFigure:
         """Marks the figure as left out, and returns it."""
         self.left_out = why
         return self
 
     def fact(self, key: str, label: str, value: Value, form: str = "", paper: str = "") -> None:
-        self.facts.append(Fact(Column(key, form, label), value, paper))
+        self.facts.append(Fact(AnalysisColumn(key, form, label), value, paper))
 
     def json(self) -> dict[str, Any]:
         """Returns the figure without plots: tables have the numbers."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.pictures import clock
-from pinyon_lab.traces.analysis.columns import Columns
+from pinyon_lab.traces.analysis.columns import TraceColumns
 
 WINDOWS_MAX = 2048
 """The limit of windows. More can be neither drawn nor read; five days of ten minutes are 720."""
@@ -49,7 +49,7 @@ OTHER = "other"
 class Categories:
     """Categories by name, the most frequent first; the rest is ``other``."""
 
-    def __init__(self, columns: Columns, count: int) -> None:
+    def __init__(self, columns: TraceColumns, count: int) -> None:
         codes = columns.kind.astype(np.int64) << 32 | columns.turn
         values, inverse, requests = np.unique(codes, return_inverse=True, return_counts=True)
         order = np.argsort(-requests, kind="stable")[:count]
@@ -62,7 +62,7 @@ class Categories:
         ] + ([OTHER] if len(order) < len(values) else [])
 
 
-def types_by_turn(columns: Columns) -> list[tuple[str, str, NDArray[np.bool_]]]:
+def types_by_turn(columns: TraceColumns) -> list[tuple[str, str, NDArray[np.bool_]]]:
     """Returns type, ``single`` or ``multi``, and the rows; the most frequent type first. A single-turn request is the
     first of its session, a multi-turn request a later one (§3.1); ``all`` if turns are unknown."""
     frequent = np.argsort(-np.bincount(columns.kind, minlength=len(columns.kinds)), kind="stable")

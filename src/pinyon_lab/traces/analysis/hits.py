@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Bars, Courses, Heat
-from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns, Floats
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Floats, TraceColumns
+from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, course
 from pinyon_lab.traces.analysis.groups import Windows
 from pinyon_lab.traces.analysis.uses import Step, Survey
 
@@ -20,10 +20,10 @@ def _hit_tokens(survey: Survey) -> np.ndarray[tuple[int, ...], np.dtype[np.int64
     return np.minimum(survey.hits.astype(np.int64) * columns.block_tokens, columns.input_tokens)
 
 
-def hit_ratio(survey: Survey, windows: Windows) -> Figure:
+def hit_ratio(survey: Survey, windows: Windows) -> TraceFigure:
     """Returns Fig. 4, hits over the day. A hit is a block of the longest leading run that earlier requests had."""
     columns = survey.columns
-    figure = Figure("4", "ideal hit ratio of an unlimited cache")
+    figure = TraceFigure("4", "ideal hit ratio of an unlimited cache")
     accessed, hit = int(columns.lengths.sum()), int(survey.hits.sum())
     tokens, hit_tokens = int(columns.input_tokens.sum()), int(_hit_tokens(survey).sum())
     figure.fact("requests", "requests", len(columns), ",")
@@ -37,15 +37,15 @@ def hit_ratio(survey: Survey, windows: Windows) -> Figure:
     ratio = hits_by_window / np.maximum(1, by_window)
     requests = np.bincount(windows.of, minlength=len(windows))
     heads = (
-        *(Column("start", "", "from"), Column("requests", ","), Column("blocks", ",.0f")),
-        *(Column("hit_blocks", ",.0f", "hits"), Column("hit_ratio", ".1%", "hit ratio")),
+        *(AnalysisColumn("start", "", "from"), AnalysisColumn("requests", ","), AnalysisColumn("blocks", ",.0f")),
+        *(AnalysisColumn("hit_blocks", ",.0f", "hits"), AnalysisColumn("hit_ratio", ".1%", "hit ratio")),
     )
     rows = zip(
         *(windows.labels(), requests.tolist(), by_window.tolist(), hits_by_window.tolist()),
         [each if some else None for each, some in zip(ratio.tolist(), by_window, strict=True)],
         strict=True,
     )
-    figure.tables.append(Table("windows", "by window", heads, list(rows)))
+    figure.tables.append(AnalysisTable("windows", "by window", heads, list(rows)))
     x = windows.starts_s
     peak = max(1.0, float(by_window.max()))
     lines = (
@@ -57,10 +57,10 @@ def hit_ratio(survey: Survey, windows: Windows) -> Figure:
     return figure
 
 
-def request_types(survey: Survey) -> Figure:
+def request_types(survey: Survey) -> TraceFigure:
     """Returns Fig. 5: the share of each type, of later turns in each, and of the hits."""
     columns = survey.columns
-    figure = Figure("5", "types of requests and their multi-turn ratio")
+    figure = TraceFigure("5", "types of requests and their multi-turn ratio")
     if not columns.has_turns:
         return figure.without(NO_TURNS)
     hits, total = max(1, int(survey.hits.sum())), len(columns)
@@ -77,10 +77,10 @@ def request_types(survey: Survey) -> Figure:
         rows.append((name or "request", float(of.sum() / total), multi, float(survey.hits[of].sum() / hits)))
     rows.sort(key=lambda row: -row[1])
     heads = (
-        *(Column("type"), Column("share", ".1%", "of requests")),
-        *(Column("multi_turn", ".2%", "multi-turn"), Column("hits", ".1%", "of hits")),
+        *(AnalysisColumn("type"), AnalysisColumn("share", ".1%", "of requests")),
+        *(AnalysisColumn("multi_turn", ".2%", "multi-turn"), AnalysisColumn("hits", ".1%", "of hits")),
     )
-    figure.tables.append(Table("types", "by type", heads, list(rows)))
+    figure.tables.append(AnalysisTable("types", "by type", heads, list(rows)))
     figure.notes.append(
         "The paper's Fig. 5: text 78 % of A (47 % multi-turn), file 4 % (51 %), multimodal 3 % (10 %), search 15 % "
         "(49 %); API 100 % of B (0.08 %)."
@@ -92,10 +92,10 @@ def request_types(survey: Survey) -> Figure:
     return figure
 
 
-def shared_prefix(survey: Survey) -> Figure:
+def shared_prefix(survey: Survey) -> TraceFigure:
     """Returns DualMap's Fig. 14: the share of its prompt that a request has in common with an earlier one."""
     columns = survey.columns
-    figure = Figure("dualmap-14", "shared prefix rate (DualMap, Fig. 14)")
+    figure = TraceFigure("dualmap-14", "shared prefix rate (DualMap, Fig. 14)")
     some = columns.input_tokens > 0
     if not some.any():
         return figure.without("no request has a prompt")
@@ -108,8 +108,10 @@ def shared_prefix(survey: Survey) -> Figure:
     points = np.linspace(0, 1, CDF_POINTS)
     # x <= point: a rate is a fraction of tokens, far coarser than the rounding of a point
     cdf = np.searchsorted(np.sort(rate), points + 1e-12, side="right") / len(rate)
-    heads = (Column("rate", ".0%", "rate up to"), Column("share", ".1%", "of requests"))
-    figure.tables.append(Table("cdf", "requests by rate", heads, list(zip(points.tolist(), cdf.tolist(), strict=True))))
+    heads = (AnalysisColumn("rate", ".0%", "rate up to"), AnalysisColumn("share", ".1%", "of requests"))
+    figure.tables.append(
+        AnalysisTable("cdf", "requests by rate", heads, list(zip(points.tolist(), cdf.tolist(), strict=True)))
+    )
     figure.notes.append(
         f"Known to a block of {columns.block_tokens} tokens: what two prompts share of one that differs is not seen."
     )
@@ -131,7 +133,7 @@ def share_with(values: Floats, share: float) -> float | None:
     return float((np.searchsorted(ranked, share * total * (1 - 1e-12)) + 1) / len(values))
 
 
-def _by_user(columns: Columns, values: NDArray[np.int32] | None = None) -> Floats:
+def _by_user(columns: TraceColumns, values: NDArray[np.int32] | None = None) -> Floats:
     known = columns.user >= 0
     weights = None if values is None else values[known]
     return np.bincount(columns.user[known], weights, columns.users).astype(np.float64)
@@ -147,7 +149,7 @@ def _cumulative(values: Floats) -> tuple[list[float], list[float]]:
 class CrossUser:
     """Fig. 6: hits by user and owner of the block, which is the user whose request stored it, the first that had it."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: TraceColumns) -> None:
         self._user = columns.user
         self._users = columns.users
         requests = _by_user(columns)
@@ -170,8 +172,8 @@ class CrossUser:
         cell = self._group[user] * self._size + self._group[owner]
         self._grid += np.bincount(cell, count, len(self._grid))
 
-    def figure(self) -> Figure:
-        figure = Figure("6", "hits on what another user stored")
+    def figure(self) -> TraceFigure:
+        figure = TraceFigure("6", "hits on what another user stored")
         if not self._users:
             return figure.without(NO_USERS)
         total = self._own + self._other
@@ -179,11 +181,14 @@ class CrossUser:
         figure.fact("own", "hits on blocks that the same user stored", self._own / max(1, total), ".1%", "most (§3.2)")
         figure.fact("other", "hits on another user's blocks", self._other / max(1, total), ".1%", "rare (§3.2)")
         grid = (self._grid / max(1.0, self._grid.max())).reshape(self._size, self._size)
-        heads = (Column("by", "", "group"), *(Column(f"of_{at}", ".3f", str(at)) for at in range(self._size)))
+        heads = (
+            AnalysisColumn("by", "", "group"),
+            *(AnalysisColumn(f"of_{at}", ".3f", str(at)) for at in range(self._size)),
+        )
         rows = [(at, *line) for at, line in enumerate(grid.tolist())]
         each = self._users / self._size
         title = f"hits by a group of users (down) on blocks of another (across), 1 = most; {each:.3g} users a group"
-        figure.tables.append(Table("grid", title, heads, rows))
+        figure.tables.append(AnalysisTable("grid", title, heads, rows))
         figure.notes.append(
             f"Users are ranked by requests and put into {self._size} groups of equal size; the diagonal holds hits "
             "within a group, the facts above tell users apart. Colours are those of the square root, so that what is "
@@ -195,10 +200,10 @@ class CrossUser:
         return figure
 
 
-def hits_by_user(survey: Survey) -> Figure:
+def hits_by_user(survey: Survey) -> TraceFigure:
     """Returns Fig. 7, the concentration of hits on few users; and the skew of blocks (§1)."""
     columns = survey.columns
-    figure = Figure("7", "hits by user")
+    figure = TraceFigure("7", "hits by user")
     reuses = survey.blocks.uses[survey.blocks.uses > 0] - 1
     top, total = max(1, round(len(reuses) / 10)), int(reuses.sum())
     reuses.partition(len(reuses) - top)
@@ -224,9 +229,9 @@ def hits_by_user(survey: Survey) -> Figure:
     return figure
 
 
-def requests_by_user(columns: Columns) -> Figure:
+def requests_by_user(columns: TraceColumns) -> TraceFigure:
     """Returns Fig. 8."""
-    figure = Figure("8", "requests by user")
+    figure = TraceFigure("8", "requests by user")
     if not columns.users:
         return figure.without(NO_USERS)
     requests = _by_user(columns)
@@ -241,7 +246,7 @@ def requests_by_user(columns: Columns) -> Figure:
     return figure
 
 
-def _ranked(what: str, values: Floats) -> Table:
+def _ranked(what: str, values: Floats) -> AnalysisTable:
     x, y = _cumulative(values)
-    heads = (Column("users", ".1%"), Column(what, ".1%", f"of the {what}"))
-    return Table("cumulative", f"most {what} first", heads, list(zip(x, y, strict=True)))
+    heads = (AnalysisColumn("users", ".1%"), AnalysisColumn(what, ".1%", f"of the {what}"))
+    return AnalysisTable("cumulative", f"most {what} first", heads, list(zip(x, y, strict=True)))

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Course, Courses
-from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
+from pinyon_lab.traces.analysis.columns import TraceColumns
+from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, Value, course
 from pinyon_lab.traces.analysis.groups import Categories, Windows, types_by_turn
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS
 from pinyon_lab.traces.analysis.turns import WindowMeans
@@ -28,9 +28,9 @@ def _spans_s(survey: Survey) -> Iterator[tuple[NDArray[np.int32], NDArray[np.flo
         yield first[some], time_s[last[some]] - time_s[first[some]]
 
 
-def lifespans(survey: Survey) -> Figure:
+def lifespans(survey: Survey) -> TraceFigure:
     """Returns Fig. 19. A block that is never used again has lived for 0 s."""
-    figure = Figure("19", "lifespan of blocks")
+    figure = TraceFigure("19", "lifespan of blocks")
     spans_s = np.empty(np.count_nonzero(survey.blocks.first >= 0))
     at = 0
     for _, some_s in _spans_s(survey):
@@ -50,16 +50,16 @@ def lifespans(survey: Survey) -> Figure:
     x = np.geomspace(SHOWN_LEAST_S, max(10 * SHOWN_LEAST_S, float(spans_s[-1])), 200)
     y = np.searchsorted(spans_s, x, side="right") / len(spans_s)
     figure.plots.append(Courses("Lifespan of blocks", "lifespan, s", "blocks up to it", [course("blocks", x, y)]))
-    heads = (Column("lifespan_s", "s", "up to"), Column("share", ".1%", "of blocks"))
+    heads = (AnalysisColumn("lifespan_s", "s", "up to"), AnalysisColumn("share", ".1%", "of blocks"))
     limits = (0.0, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0)
     rows = [(limit, float(np.searchsorted(spans_s, limit, side="right") / len(spans_s))) for limit in limits]
-    figure.tables.append(Table("cdf", "blocks by lifespan", heads, list(rows)))
+    figure.tables.append(AnalysisTable("cdf", "blocks by lifespan", heads, list(rows)))
     return figure
 
 
-def lifespans_by_category(survey: Survey, categories: Categories, windows: Windows) -> Figure:
+def lifespans_by_category(survey: Survey, categories: Categories, windows: Windows) -> TraceFigure:
     """Returns Fig. 20, the mean by category and window of the request that stored the block."""
-    figure = Figure("20", "mean lifespan of blocks by category")
+    figure = TraceFigure("20", "mean lifespan of blocks by category")
     means = WindowMeans(categories, windows)
     for first, spans_s in _spans_s(survey):
         means.add(first, spans_s)
@@ -73,20 +73,27 @@ def lifespans_by_category(survey: Survey, categories: Categories, windows: Windo
 GIB = 1 << 30
 
 
-def _models() -> Table:
+def _models() -> AnalysisTable:
     heads = (
-        *(Column("model"), Column("token_bytes", ",", "bytes a token"), Column("gpus", "", "GPUs")),
-        *(Column("kv_hbm_bytes", ",.0f", "HBM for KV, bytes"), Column("source", "", "bytes a token are")),
+        *(
+            AnalysisColumn("model"),
+            AnalysisColumn("token_bytes", ",", "bytes a token"),
+            AnalysisColumn("gpus", "", "GPUs"),
+        ),
+        *(
+            AnalysisColumn("kv_hbm_bytes", ",.0f", "HBM for KV, bytes"),
+            AnalysisColumn("source", "", "bytes a token are"),
+        ),
     )
     rows: list[tuple[Value, ...]] = [
         (each.name, each.token_bytes, each.gpus, each.kv_hbm_bytes, each.source) for each in MODELS
     ]
-    return Table("models", "models, on A800-80GB", heads, rows)
+    return AnalysisTable("models", "models, on A800-80GB", heads, rows)
 
 
-def request_sizes(columns: Columns) -> Figure:
+def request_sizes(columns: TraceColumns) -> TraceFigure:
     """Returns Fig. 21, the KV of a request's prompt and answer against the HBM that an instance has for KV."""
-    figure = Figure("21", "KV size of a request")
+    figure = TraceFigure("21", "KV size of a request")
     tokens = columns.input_tokens + columns.output_tokens
     shares = (0.5, 0.9, 0.99)
     rows: list[tuple[Value, ...]] = []
@@ -103,11 +110,15 @@ def request_sizes(columns: Columns) -> Figure:
                 x = np.maximum(some[at], 1) * each * 100
                 lines.append(course(model.name, x, (at + 1) / len(some)))
     heads = (
-        *(Column("type"), Column("turn"), Column("model"), Column("requests", ",")),
-        *(Column("mean_tokens", ",.0f", "mean tokens"), Column("mean", ".2%")),
-        *(Column("p50", ".2%", "P50"), Column("p90", ".2%", "P90"), Column("p99", ".2%", "P99")),
+        *(AnalysisColumn("type"), AnalysisColumn("turn"), AnalysisColumn("model"), AnalysisColumn("requests", ",")),
+        *(AnalysisColumn("mean_tokens", ",.0f", "mean tokens"), AnalysisColumn("mean", ".2%")),
+        *(
+            AnalysisColumn("p50", ".2%", "P50"),
+            AnalysisColumn("p90", ".2%", "P90"),
+            AnalysisColumn("p99", ".2%", "P99"),
+        ),
     )
-    figure.tables += [Table("sizes", "share of the HBM for KV", heads, rows), _models()]
+    figure.tables += [AnalysisTable("sizes", "share of the HBM for KV", heads, rows), _models()]
     figure.notes += [
         KV_HBM_FORMULA,
         "The paper, A's text requests on Qwen2-7B: mean 0.09 % single-turn, 0.56 % multi-turn; P50, P90, P99 0.09, "
@@ -117,9 +128,9 @@ def request_sizes(columns: Columns) -> Figure:
     return figure
 
 
-def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
+def ideal_capacity(survey: Survey, windows: Windows) -> TraceFigure:
     """Returns Fig. 22, the blocks that are there and will be used again, after each request."""
-    figure = Figure("22", "capacity for the ideal hit ratio")
+    figure = TraceFigure("22", "capacity for the ideal hit ratio")
     columns, blocks = survey.columns, survey.blocks
     reused = blocks.uses > 1
     if not reused.any():
@@ -148,13 +159,13 @@ def ideal_capacity(survey: Survey, windows: Windows) -> Figure:
         rows.append((model.name, most * block_bytes / GIB, ratio, paper))
         lines.append(course(model.name, windows.starts_s, peak * block_bytes / model.kv_hbm_bytes))
     heads = (
-        *(Column("model"), Column("peak_gib", ",.1f", "most, GiB")),
-        *(Column("peak_ratio", ",.2f", "× HBM for KV"), Column("paper")),
+        *(AnalysisColumn("model"), AnalysisColumn("peak_gib", ",.1f", "most, GiB")),
+        *(AnalysisColumn("peak_ratio", ",.2f", "× HBM for KV"), AnalysisColumn("paper")),
     )
-    figure.tables.append(Table("models", "at its most", heads, rows))
-    by_window = (Column("start", "", "from"), Column("peak_blocks", ",", "most blocks"))
+    figure.tables.append(AnalysisTable("models", "at its most", heads, rows))
+    by_window = (AnalysisColumn("start", "", "from"), AnalysisColumn("peak_blocks", ",", "most blocks"))
     table = list(zip(windows.labels(), peak.tolist(), strict=True))
-    figure.tables.append(Table("windows", "by window", by_window, list(table)))
+    figure.tables.append(AnalysisTable("windows", "by window", by_window, list(table)))
     figure.notes += [
         KV_HBM_FORMULA,
         "All requests against the HBM of one instance, however many they need: the paper takes the most that one "

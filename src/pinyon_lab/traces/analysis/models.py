@@ -13,7 +13,7 @@ VALUE_BYTES = 2
 KV_HBM_FORMULA = f"HBM for KV (modelled): GPUs × 80 GiB × {1 - ACTIVATIONS:g} − 2 bytes × parameters."
 
 
-class Served(NamedTuple):
+class ServingModel(NamedTuple):
     """A model on the GPUs of one serving instance (§4.3)."""
 
     name: str
@@ -36,7 +36,11 @@ class Served(NamedTuple):
 
 
 MODELS = (
-    Served("Qwen2-7B", 28, 4, 128, 7_615_616_512, 1, "printed: 0.875 MB for 16 tokens (§3.5); computed: the same"),
-    Served("Llama2-13B", 40, 40, 128, 13_015_864_320, 1, "computed from its public configuration"),
-    Served(*("Llama3-70B", 80, 8, 128, 70_553_706_496, 4), "printed: 320 KB (Mooncake §5.3.1); computed: the same"),
+    ServingModel(
+        "Qwen2-7B", 28, 4, 128, 7_615_616_512, 1, "printed: 0.875 MB for 16 tokens (§3.5); computed: the same"
+    ),
+    ServingModel("Llama2-13B", 40, 40, 128, 13_015_864_320, 1, "computed from its public configuration"),
+    ServingModel(
+        *("Llama3-70B", 80, 8, 128, 70_553_706_496, 4), "printed: 320 KB (Mooncake §5.3.1); computed: the same"
+    ),
 )

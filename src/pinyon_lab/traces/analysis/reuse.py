@@ -21,8 +21,8 @@ from pinyon.core.request import TURN_MAX, check_kind
 from pinyon.eviction.day_fits import CATEGORIES_MAX, HOUR_S, HOURS, DayFits
 from pinyon.eviction.fit import UNKNOWN, Sums, fitted
 from pinyon_lab.pictures import Courses, Heat
-from pinyon_lab.traces.analysis.columns import NO_TURNS, Columns, Floats
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table, Value, course
+from pinyon_lab.traces.analysis.columns import NO_TURNS, Floats, TraceColumns
+from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, Value, course
 from pinyon_lab.traces.analysis.groups import OTHER, Categories, Windows, types_by_turn
 from pinyon_lab.traces.analysis.uses import PARTS, Blocks, Step, walk
 
@@ -77,7 +77,7 @@ SHOWN_LEAST_S = 0.1
 class ReuseTimes:
     """Histograms of reuse times with classes 0.9 % wide, as the figures need them."""
 
-    def __init__(self, columns: Columns, categories: Categories, hours: Windows) -> None:
+    def __init__(self, columns: TraceColumns, categories: Categories, hours: Windows) -> None:
         self._columns = columns
         self._categories = categories
         self._hours = hours
@@ -106,9 +106,9 @@ class ReuseTimes:
         np.add.at(self._fits, slots * BINS + bins, runs.blocks)
         self._sums_s += np.bincount(slots, times_s * runs.blocks, len(self._sums_s))
 
-    def of_all(self) -> Figure:
+    def of_all(self) -> TraceFigure:
         """Returns Fig. 12."""
-        figure = Figure("12", "reuse time of all requests")
+        figure = TraceFigure("12", "reuse time of all requests")
         if not self._all.sum():
             return figure.without("no block is used again")
         figure.fact("reuses", "reuses of blocks", int(self._all.sum()), ",")
@@ -118,9 +118,9 @@ class ReuseTimes:
         _quantiles(figure, [("all", self._all)])
         return figure
 
-    def of_singles(self) -> Figure:
+    def of_singles(self) -> TraceFigure:
         """Returns Fig. 13, reuse of single-turn requests by single-turn requests."""
-        figure = Figure("13", "reuse time of single-turn requests")
+        figure = TraceFigure("13", "reuse time of single-turn requests")
         if not self._columns.has_turns:
             return figure.without(NO_TURNS)
         blocks = int(self._columns.lengths[self._single].sum())
@@ -137,9 +137,9 @@ class ReuseTimes:
             _quantiles(figure, [("single-turn", self._singles)])
         return figure
 
-    def of_multi(self) -> Figure:
+    def of_multi(self) -> TraceFigure:
         """Returns Fig. 14, by the type of the multi-turn request that uses blocks again."""
-        figure = Figure("14", "reuse time of multi-turn requests by type")
+        figure = TraceFigure("14", "reuse time of multi-turn requests by type")
         if not self._multi.any():
             return figure.without("no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS)
         order = np.argsort(-self._multi.sum(axis=1), kind="stable").tolist()
@@ -148,9 +148,9 @@ class ReuseTimes:
         figure.notes.append("The paper's order, shortest first: multimodal, text, search, file (§3.4).")
         return figure
 
-    def fits(self) -> Figure:
+    def fits(self) -> TraceFigure:
         """Returns Fig. 15, an exponential distribution for each category and hour of the earlier use."""
-        figure = Figure("15", "exponential fit of reuse time by category and hour")
+        figure = TraceFigure("15", "exponential fit of reuse time by category and hour")
         names, hours = self._categories.names, self._hours
         fits = self._fits.reshape(len(names), len(hours), BINS)
         used = np.bincount(self._slot, self._columns.lengths, len(self._sums_s)).reshape(fits.shape[:2])
@@ -174,10 +174,14 @@ class ReuseTimes:
         figure.fact("fits", "fits", len(rows), ",")
         figure.fact("mean_ks", "mean Kolmogorov-Smirnov distance, by reuses", mean, ".3f", "“fit well” (§3.4)")
         heads = (
-            *(Column("category"), Column("hour"), Column("reuses", ",")),
-            *(Column("share", ".1%", "of blocks"), Column("mean_s", "s", "mean"), Column("ks", ".3f", "KS")),
+            *(AnalysisColumn("category"), AnalysisColumn("hour"), AnalysisColumn("reuses", ",")),
+            *(
+                AnalysisColumn("share", ".1%", "of blocks"),
+                AnalysisColumn("mean_s", "s", "mean"),
+                AnalysisColumn("ks", ".3f", "KS"),
+            ),
         )
-        figure.tables.append(Table("fits", "by category and hour of the use before", heads, rows))
+        figure.tables.append(AnalysisTable("fits", "by category and hour of the use before", heads, rows))
         figure.notes.append(
             "The fit is the sample's mean (maximum likelihood). KS: the greatest distance of the two distribution "
             "functions, 0 is a perfect fit; blocks of one request are reused together, so that a test of significance "
@@ -210,14 +214,14 @@ def _bins_drawn(counts: Floats) -> NDArray[np.int64]:
     return found
 
 
-def _quantiles(figure: Figure, named: list[tuple[str, Floats]]) -> None:
+def _quantiles(figure: TraceFigure, named: list[tuple[str, Floats]]) -> None:
     shares = (0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.99)
     rows: list[tuple[Value, ...]] = [
         (name, int(counts.sum()), *(quantile_s(counts, share) for share in shares)) for name, counts in named
     ]
-    quantiles = (Column(f"p{round(100 * share)}_s", "s", f"P{round(100 * share)}") for share in shares)
-    heads = (Column("requests"), Column("reuses", ","), *quantiles)
-    figure.tables.append(Table("quantiles", "reuse time", heads, rows))
+    quantiles = (AnalysisColumn(f"p{round(100 * share)}_s", "s", f"P{round(100 * share)}") for share in shares)
+    heads = (AnalysisColumn("requests"), AnalysisColumn("reuses", ","), *quantiles)
+    figure.tables.append(AnalysisTable("quantiles", "reuse time", heads, rows))
     lines = []
     for name, counts in named[:8]:
         x = _bins_drawn(counts)
@@ -234,7 +238,7 @@ class Locality:
     """Counts of blocks by the set of tenths in which earlier requests had them; any offset and stride follows from it.
     All requests fill the cache, whichever are counted."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: TraceColumns) -> None:
         groups = types_by_turn(columns)
         singles = [each for each in groups if each[1] != "multi"][:TYPES_MAX]
         multis = [each for each in groups if each[1] == "multi"][:TYPES_MAX]
@@ -253,16 +257,16 @@ class Locality:
             flat = np.bincount(group * SETS + step.cached, minlength=self._counts.size)
             self._counts += flat.reshape(self._counts.shape)
 
-    def of_all(self) -> Figure:
+    def of_all(self) -> TraceFigure:
         """Returns Fig. 16."""
-        figure = Figure("16", "hit ratio by offset and stride of what is cached")
+        figure = TraceFigure("16", "hit ratio by offset and stride of what is cached")
         _grid(figure, "all requests", self._counts.sum(axis=0))
         figure.notes.append("A prompt of fewer than ten blocks has its blocks in the tenths in which they begin.")
         return figure
 
-    def of_multi(self) -> Figure:
+    def of_multi(self) -> TraceFigure:
         """Returns Fig. 17."""
-        figure = Figure("17", "hit ratio of multi-turn requests by offset and stride")
+        figure = TraceFigure("17", "hit ratio of multi-turn requests by offset and stride")
         counts = self._counts[self._singles : len(self._names)]
         if not counts.any():
             return figure.without("no multi-turn requests" if self._has_turns else NO_TURNS)
@@ -272,9 +276,9 @@ class Locality:
                 _grid(figure, name, each)
         return figure
 
-    def of_singles(self) -> Figure:
+    def of_singles(self) -> TraceFigure:
         """Returns Fig. 18."""
-        figure = Figure("18", "hit ratio of single-turn requests by type, offset and stride")
+        figure = TraceFigure("18", "hit ratio of single-turn requests by type, offset and stride")
         if not self._has_turns:
             return figure.without(NO_TURNS)
         for name, counts in zip(self._names[: self._singles], self._counts, strict=False):
@@ -282,7 +286,7 @@ class Locality:
         return figure if figure.tables else figure.without("no single-turn requests")
 
 
-def _grid(figure: Figure, name: str, counts: NDArray[np.int64]) -> None:
+def _grid(figure: TraceFigure, name: str, counts: NDArray[np.int64]) -> None:
     total = int(counts.sum())
     if not total:
         return
@@ -296,9 +300,11 @@ def _grid(figure: Figure, name: str, counts: NDArray[np.int64]) -> None:
         rows.append((stride * 100 // PARTS, line))
     key = name.replace(", ", "_").replace("-", "_").replace(" ", "_")
     offsets = [f"{100 * offset // PARTS} %" for offset in range(PARTS)]
-    cells = (Column(f"offset_{100 * at // PARTS}", ".0%", offset) for at, offset in enumerate(offsets))
-    heads = (Column("stride_percent", "", "stride, %"), *cells)
-    figure.tables.append(Table(key, f"{name}: by stride (down) and offset (across)", heads, [(s, *v) for s, v in rows]))
+    cells = (AnalysisColumn(f"offset_{100 * at // PARTS}", ".0%", offset) for at, offset in enumerate(offsets))
+    heads = (AnalysisColumn("stride_percent", "", "stride, %"), *cells)
+    figure.tables.append(
+        AnalysisTable(key, f"{name}: by stride (down) and offset (across)", heads, [(s, *v) for s, v in rows])
+    )
     figure.plots.append(
         Heat(f"{name}, by stride", "offset", "hit ratio", offsets, [(f"{s} %", v) for s, v in rows], numbers=True)
     )
@@ -307,7 +313,7 @@ def _grid(figure: Figure, name: str, counts: NDArray[np.int64]) -> None:
 DAY_S = HOURS * HOUR_S
 
 
-def day_fits(columns: Columns, begins_s: float = 0.0, progress: Callable[[int], None] = lambda _: None) -> DayFits:
+def day_fits(columns: TraceColumns, begins_s: float = 0.0, progress: Callable[[int], None] = lambda _: None) -> DayFits:
     """Returns the fits of the uses in the trace's last 24 hours; ``begins_s``: the time of its zero since midnight. A
     reuse counts in the hour and for the category of the use before (as in Fig. 15); those after the trace's end are not
     seen. Each hour has the categories with most reuses, at most :data:`CATEGORIES_MAX` with that of all together."""

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Course, Courses, Heat
-from pinyon_lab.traces.analysis.columns import Columns
-from pinyon_lab.traces.analysis.figure import Column, Figure, Table, course
+from pinyon_lab.traces.analysis.columns import TraceColumns
+from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, course
 from pinyon_lab.traces.analysis.groups import Categories, Windows
 from pinyon_lab.traces.analysis.hits import NO_USERS
 
@@ -15,7 +15,7 @@ NO_SESSIONS = "the trace names no chats, so that it has no sessions"
 SHARES = (0.5, 0.9, 0.99, 1.0)
 
 
-def _turns_of_sessions(columns: Columns) -> NDArray[np.int64]:
+def _turns_of_sessions(columns: TraceColumns) -> NDArray[np.int64]:
     """Returns the last turn of each session, also of those that began before the trace."""
     known = columns.session >= 0
     turns = np.zeros(columns.sessions, np.int64)
@@ -23,9 +23,9 @@ def _turns_of_sessions(columns: Columns) -> NDArray[np.int64]:
     return turns
 
 
-def turn_numbers(columns: Columns) -> Figure:
+def turn_numbers(columns: TraceColumns) -> TraceFigure:
     """Returns Fig. 9, the turns of requests and of sessions."""
-    figure = Figure("9", "turns")
+    figure = TraceFigure("9", "turns")
     if not columns.has_turns:
         return figure.without(NO_SESSIONS)
     of_requests = columns.turn[columns.turn > 0]
@@ -44,10 +44,10 @@ def turn_numbers(columns: Columns) -> Figure:
         figure.fact("session_single", "sessions of one turn", float((of_sessions == 1).mean()), ".1%")
         lines.append(_cdf("sessions", of_sessions))
     turns, requests = np.unique(of_requests, return_counts=True)
-    heads = (Column("turn", ","), Column("requests", ","), Column("share", ".1%", "up to it"))
+    heads = (AnalysisColumn("turn", ","), AnalysisColumn("requests", ","), AnalysisColumn("share", ".1%", "up to it"))
     share = (np.cumsum(requests) / requests.sum()).tolist()
     rows = list(zip(turns.tolist(), requests.tolist(), share, strict=True))
-    figure.tables.append(Table("turns", "requests by turn", heads, list(rows)))
+    figure.tables.append(AnalysisTable("turns", "requests by turn", heads, list(rows)))
     figure.plots.append(Courses("Turns", "turn", "up to it", lines))
     return figure
 
@@ -63,9 +63,9 @@ def _cdf(label: str, values: NDArray[np.signedinteger]) -> Course:
     return course(label, unlike, np.cumsum(counts) / counts.sum())
 
 
-def turns_by_user(columns: Columns) -> Figure:
+def turns_by_user(columns: TraceColumns) -> TraceFigure:
     """Returns Fig. 10, the mean and standard deviation of the turns of a user's sessions."""
-    figure = Figure("10", "mean and deviation of turns by user")
+    figure = TraceFigure("10", "mean and deviation of turns by user")
     if not columns.users or not columns.sessions:
         return figure.without(NO_USERS if columns.sessions else NO_SESSIONS)
     turns = _turns_of_sessions(columns).astype(np.float64)
@@ -91,8 +91,14 @@ def turns_by_user(columns: Columns) -> Figure:
     figure.fact("deviation_max", "largest standard deviation", float(deviation.max()), ".1f", printed)
     shares = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
     by_share = (np.quantile(each, shares, method="inverted_cdf").tolist() for each in (mean, deviation))
-    heads = (Column("share", ".0%", "users up to"), Column("mean", ".2f"), Column("deviation", ".2f"))
-    figure.tables.append(Table("quantiles", "users, by either", heads, list(zip(shares, *by_share, strict=True))))
+    heads = (
+        AnalysisColumn("share", ".0%", "users up to"),
+        AnalysisColumn("mean", ".2f"),
+        AnalysisColumn("deviation", ".2f"),
+    )
+    figure.tables.append(
+        AnalysisTable("quantiles", "users, by either", heads, list(zip(shares, *by_share, strict=True)))
+    )
     at = np.unique(np.linspace(0, len(mean) - 1, 200).astype(np.int64))
     x = (at + 1) / len(mean)
     lines = [course(label, x, np.sort(each)[at]) for label, each in (("mean", mean), ("deviation", deviation))]
@@ -101,9 +107,9 @@ def turns_by_user(columns: Columns) -> Figure:
     return figure
 
 
-def next_turns(columns: Columns, categories: Categories, windows: Windows) -> Figure:
+def next_turns(columns: TraceColumns, categories: Categories, windows: Windows) -> TraceFigure:
     """Returns Fig. 11, the frequency of a next turn by category and window of a request's arrival."""
-    figure = Figure("11", "frequency of a next turn")
+    figure = TraceFigure("11", "frequency of a next turn")
     if not columns.sessions:
         return figure.without(NO_SESSIONS)
     followed = np.zeros(len(columns), np.float64)
@@ -136,7 +142,7 @@ class WindowMeans:
         self.counts += np.bincount(cells, minlength=self.counts.size).reshape(self._shape)
         self._sums += np.bincount(cells, values, self.counts.size).reshape(self._shape)
 
-    def show(self, figure: Figure, what: str, form: str) -> None:
+    def show(self, figure: TraceFigure, what: str, form: str) -> None:
         """Adds the mean over all, its spread, and the mean of each window to ``figure``."""
         names, counts, sums = self._categories.names, self.counts, self._sums
         means = np.divide(sums, counts, out=np.full(self._shape, np.nan), where=counts > 0)
@@ -146,14 +152,16 @@ class WindowMeans:
             if len(some):
                 least, most = float(some.min()), float(some.max())
                 rows.append((name, int(count.sum()), float(total.sum() / count.sum()), least, most))
-        heads: tuple[Column, ...] = (
-            *(Column("category"), Column("count", ",", "number"), Column("mean", form, what)),
-            *(Column("min", form, "least window"), Column("max", form, "greatest window")),
+        heads: tuple[AnalysisColumn, ...] = (
+            *(AnalysisColumn("category"), AnalysisColumn("count", ",", "number"), AnalysisColumn("mean", form, what)),
+            *(AnalysisColumn("min", form, "least window"), AnalysisColumn("max", form, "greatest window")),
         )
-        figure.tables.append(Table("categories", "by category", heads, list(rows)))
+        figure.tables.append(AnalysisTable("categories", "by category", heads, list(rows)))
         labels = self._windows.labels()
-        heads = (Column("start", "", "from"), *(Column(name, form) for name in names))
+        heads = (AnalysisColumn("start", "", "from"), *(AnalysisColumn(name, form) for name in names))
         none_as_none = [[None if np.isnan(each) else each for each in line] for line in means.tolist()]
-        figure.tables.append(Table("windows", "by window", heads, list(zip(labels, *none_as_none, strict=True))))
+        figure.tables.append(
+            AnalysisTable("windows", "by window", heads, list(zip(labels, *none_as_none, strict=True)))
+        )
         drawn = [(name, line) for name, line in zip(names, none_as_none, strict=True)]
         figure.plots.append(Heat(figure.title, "time", what, labels, drawn))

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon_lab.traces.analysis.columns import Columns, Ints
+from pinyon_lab.traces.analysis.columns import Ints, TraceColumns
 
 STEP_IDS = 1 << 20
 PARTS = 10
 """The number of parts of a prompt, by which a block's place in it is told."""
 
 
-class Runs(NamedTuple):
+class HitRuns(NamedTuple):
     """Hits as arrays; neighbouring blocks of one request with one history are one element. A hit is a block of the
     longest leading run of blocks that earlier requests used."""
 
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     end: int
     hits: Ints
     """The hit blocks of each request."""
-    runs: Runs
+    runs: HitRuns
     cached: NDArray[np.uint16] | None
     """The tenths in which earlier requests had each block of these, hit or not: bit ``p`` is set for tenth ``p``."""
 
@@ -55,7 +55,7 @@ class Blocks:
         self.parts = np.zeros(numbers if parts else 0, np.uint16)
 
 
-def walk(columns: Columns, blocks: Blocks) -> Iterator[Step]:
+def walk(columns: TraceColumns, blocks: Blocks) -> Iterator[Step]:
     """Yields the steps in order of time. At the end ``blocks`` is complete, with tenths if it was made for them."""
     starts, first = columns.starts, 0
     while first < len(columns):
@@ -64,7 +64,7 @@ def walk(columns: Columns, blocks: Blocks) -> Iterator[Step]:
         first = end
 
 
-def _step(columns: Columns, blocks: Blocks, first: int, end: int) -> Step:
+def _step(columns: TraceColumns, blocks: Blocks, first: int, end: int) -> Step:
     at = columns.starts[first : end + 1] - columns.starts[first]
     lengths = np.diff(at)
     ids = columns.blocks[columns.starts[first] : columns.starts[end]]
@@ -72,7 +72,7 @@ def _step(columns: Columns, blocks: Blocks, first: int, end: int) -> Step:
     count = len(ids)
     if not count:
         empty = np.zeros(0, np.int32)
-        return Step(first, end, np.zeros(end - first, np.int32), Runs(empty, empty, empty, empty), None)
+        return Step(first, end, np.zeros(end - first, np.int32), HitRuns(empty, empty, empty, empty), None)
     groups = _Groups(ids, row)
     before, stored = groups.history(blocks)
     cached = None
@@ -88,7 +88,7 @@ def _step(columns: Columns, blocks: Blocks, first: int, end: int) -> Step:
     hit_until = np.concatenate(([0], np.cumsum(hit)))
     run_hits = np.diff(hit_until[np.append(heads, count)]).astype(np.int32)
     hits = (hit_until[at[1:]] - hit_until[at[:-1]]).astype(np.int32)
-    return Step(first, end, hits, Runs(row[heads], before[heads], stored[heads], run_hits), cached)
+    return Step(first, end, hits, HitRuns(row[heads], before[heads], stored[heads], run_hits), cached)
 
 
 class _Groups:
@@ -163,7 +163,7 @@ def _or_before(values: NDArray[np.uint16], sizes: NDArray[np.int64]) -> NDArray[
 class Survey:
     """A walk over all uses. ``hits`` has the hit blocks of each request, ``blocks`` the state at the end."""
 
-    def __init__(self, columns: Columns, *, parts: bool) -> None:
+    def __init__(self, columns: TraceColumns, *, parts: bool) -> None:
         self.columns = columns
         self.hits = np.zeros(len(columns), np.int32)
         self.blocks = Blocks(columns.numbers, parts=parts)

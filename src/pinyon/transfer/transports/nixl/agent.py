@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec, ucx_environment
-from pinyon.transfer.transports.nixl.wire import Place
+from pinyon.transfer.transports.nixl.wire import NixlPlace
 
 _log = logging.getLogger(__name__)
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
@@ -270,7 +270,7 @@ class NixlAgent:
             self._idle.pop(name, None)
             return kept
 
-    def learn(self, name: str, place: Place, most: int) -> bool:
+    def learn(self, name: str, place: NixlPlace, most: int) -> bool:
         """Tells NIXL that a peer, which was met, has this region.
 
         Returns False if it overlaps one that NIXL knows, or NIXL knows ``most`` of them already. Raises NixlError."""

@@ -7,7 +7,7 @@ import select
 import threading
 from typing import Any, NamedTuple
 
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.acceptor import InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
@@ -15,7 +15,7 @@ from pinyon.transfer.transports.control import tell
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
-from pinyon.transfer.transports.nixl.wire import PROOF_S, Code, Header, Op, Page, Place
+from pinyon.transfer.transports.nixl.wire import PROOF_S, NixlCode, NixlHeader, NixlOp, NixlPlace, Page
 from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
@@ -58,7 +58,7 @@ class NixlServer:
         context.memory.on_revoke.append(self._seals.revoke)
         context.memory.on_unregister.append(self._hide)
 
-    def serve(self, inbound: Inbound) -> None:
+    def serve(self, inbound: InboundLink) -> None:
         head = memoryview(bytearray(wire.HEADER_BYTES))
         with closed_on_exec(only_tcp=True):
             paired = self._pair(inbound, head)
@@ -66,27 +66,29 @@ class NixlServer:
             return
         while inbound.receive_request(head):
             header = wire.parse_request(head)
-            if header.op is Op.TOUCH:
+            if header.op is NixlOp.TOUCH:
                 continue
-            if header.op is not Op.RESOLVE:
+            if header.op is not NixlOp.RESOLVE:
                 raise WireError(f"{header.op.name} on a link that is paired")
             deadline = self._clock() + self._limits.stall_s
             keys = wire.parse_keys(inbound.stream.receive_bytes(wire.request_bytes(header), deadline))
-            places = tell(self._context, inbound, keys, wire.MAX_SPANS, self._place, Place)
-            inbound.stream.send([wire.pack_answer(Op.RESOLVE, Code.OK, wire.pack_places(places))], deadline)
+            places = tell(self._context, inbound, keys, wire.MAX_SPANS, self._place, NixlPlace)
+            inbound.stream.send([wire.pack_answer(NixlOp.RESOLVE, NixlCode.OK, wire.pack_places(places))], deadline)
 
     # --- set-up ---
 
-    def _pair(self, inbound: Inbound, head: memoryview) -> bool:
+    def _pair(self, inbound: InboundLink, head: memoryview) -> bool:
         """Sets the connection up. Returns False if it comes to nothing, which the peer knows."""
         deadline = self._clock() + self._limits.connect_s
         stream = inbound.stream
-        version = inbound.stream.receive_bytes(self._expect(inbound, head, Op.PAIR, deadline).size, deadline)
+        version = inbound.stream.receive_bytes(self._expect(inbound, head, NixlOp.PAIR, deadline).size, deadline)
         if version != self._agent.version.encode():
             _log.info("a peer has another version of NIXL than %s", self._agent.version)
-            stream.send([wire.pack_answer(Op.PAIR, Code.OTHER_VERSION)], deadline)
+            stream.send([wire.pack_answer(NixlOp.PAIR, NixlCode.OTHER_VERSION)], deadline)
             return False
-        stream.send([wire.pack_answer(Op.PAIR, Code.OK, wire.pack_paired(self._page, self._metadata))], deadline)
+        stream.send(
+            [wire.pack_answer(NixlOp.PAIR, NixlCode.OK, wire.pack_paired(self._page, self._metadata))], deadline
+        )
         heard = select.poll()
         heard.register(stream.sock, select.POLLIN | select.POLLRDHUP)
         while True:
@@ -94,25 +96,25 @@ class NixlServer:
                 self._agent.help()
                 if self._clock() >= deadline:
                     return False
-            self._expect(inbound, head, Op.READY, deadline)
+            self._expect(inbound, head, NixlOp.READY, deadline)
             if self._stand_still(inbound, head, deadline):
                 return True
-            stream.send([wire.pack_answer(Op.READY, Code.BUSY)], deadline)
+            stream.send([wire.pack_answer(NixlOp.READY, NixlCode.BUSY)], deadline)
 
-    def _stand_still(self, inbound: Inbound, head: memoryview, deadline: float) -> bool:
+    def _stand_still(self, inbound: InboundLink, head: memoryview, deadline: float) -> bool:
         """Stands still until the peer has proved that it reads without us. Returns False during another proof."""
         agent = self._agent
         if not agent.pairing.acquire(timeout=_BUSY_S):
             return False
         try:
             with agent.turn:
-                inbound.stream.send([wire.pack_answer(Op.READY, Code.OK)], deadline)
-                self._expect(inbound, head, Op.PROVED, min(deadline, self._clock() + 2 * PROOF_S))
+                inbound.stream.send([wire.pack_answer(NixlOp.READY, NixlCode.OK)], deadline)
+                self._expect(inbound, head, NixlOp.PROVED, min(deadline, self._clock() + 2 * PROOF_S))
         finally:
             agent.pairing.release()
         return True
 
-    def _expect(self, inbound: Inbound, head: memoryview, op: Op, deadline: float) -> Header:
+    def _expect(self, inbound: InboundLink, head: memoryview, op: NixlOp, deadline: float) -> NixlHeader:
         inbound.stream.receive([head], deadline)
         header = wire.parse_request(head)
         if header.op is not op:
@@ -121,18 +123,18 @@ class NixlServer:
 
     # --- what keys open ---
 
-    def _place(self, grant: Grant) -> Place:
+    def _place(self, grant: Grant) -> NixlPlace:
         """Returns what the grant opens for reading."""
         region = grant.region
         if not grant.rights & Access.READ:
-            return Place(Reason.ACCESS_DENIED)
+            return NixlPlace(Reason.ACCESS_DENIED)
         if region.device is not None:
-            return Place(Reason.OTHER_TRANSPORT)
+            return NixlPlace(Reason.OTHER_TRANSPORT)
         shown = self._show(region)
         seal = self._seals.issue(grant) if shown is not None else None
         if shown is None or seal is None:
-            return Place(Reason.OTHER_TRANSPORT if grant.alive else Reason.UNKNOWN_REGION)
-        return Place(0, region.address, region.length, seal, grant.spans, shown.metadata)
+            return NixlPlace(Reason.OTHER_TRANSPORT if grant.alive else Reason.UNKNOWN_REGION)
+        return NixlPlace(0, region.address, region.length, seal, grant.spans, shown.metadata)
 
     def _show(self, region: Region) -> _Shown | None:
         """Registers the region at its first use. Returns None if it overlaps another or NIXL does not take it."""

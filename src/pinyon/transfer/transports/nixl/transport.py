@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, Chain, Outcome
+from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import TryAgain
@@ -30,7 +30,7 @@ from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.server import NixlServer
-from pinyon.transfer.transports.nixl.wire import PROOF_S, SEAL_BYTES, Code, Op, Page, Place
+from pinyon.transfer.transports.nixl.wire import PROOF_S, SEAL_BYTES, NixlCode, NixlOp, NixlPlace, Page
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
@@ -54,7 +54,7 @@ _Piece = tuple[bytes, int, int, Region, int]
 """A piece of a READ: key, the peer's address, bytes, region and offset here."""
 
 
-class NixlEndpoint(ControlEndpoint[Place]):
+class NixlEndpoint(ControlEndpoint[NixlPlace]):
     """An endpoint that reads by NIXL, for one user at a time.
 
     NIXL never writes into a region: its payload is copied out of ``_buffer``, so nothing can land late, whatever
@@ -63,7 +63,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
     def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
         """Takes the name of the peer's agent; ``pair`` must be called next. Raises NixlError."""
         most = context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS
-        super().__init__(context, link, wire.pack_request(Op.TOUCH), KnownKeys(*most, self._release_looks))
+        super().__init__(context, link, wire.pack_request(NixlOp.TOUCH), KnownKeys(*most, self._release_looks))
         self._agent = agent
         self._peer = peer
         self._table = context.memory
@@ -87,14 +87,14 @@ class NixlEndpoint(ControlEndpoint[Place]):
         """Connects the two agents, and checks that the peer has no part in a READ.
 
         Raises WireError, NixlError, OSError, Stalled, DeadlineReached."""
-        body = self._ask(Op.PAIR, self._agent.version.encode(), deadline)
+        body = self._ask(NixlOp.PAIR, self._agent.version.encode(), deadline)
         self._page, metadata = wire.parse_paired(body, self._peer)
         self._meet(metadata, deadline)
         while not self._prove(deadline):
             time.sleep((1 + secrets.randbelow(_MOST_REST_MS)) / 1000)  # perhaps both ends wait for each other
         self._give_buffer()
         self._agent.proved(self._peer, well=True)
-        self.link.stream.send([wire.pack_request(Op.PROVED)], deadline)
+        self.link.stream.send([wire.pack_request(NixlOp.PROVED)], deadline)
 
     def _meet(self, metadata: bytes, deadline: float) -> None:
         """Connects, or uses the connection that NIXL still has; makes it anew if it broke."""
@@ -118,8 +118,8 @@ class NixlEndpoint(ControlEndpoint[Place]):
         if not self._agent.pairing.acquire(timeout=max(0.0, deadline - self._clock())):
             raise DeadlineReached
         try:
-            code, _ = self._answer_to(Op.READY, b"", deadline)
-            if code is Code.BUSY:
+            code, _ = self._answer_to(NixlOp.READY, b"", deadline)
+            if code is NixlCode.BUSY:
                 return False
             proof = min(deadline, self._clock() + PROOF_S)
             self._at_once = True  # the READ that had to wait for the connection does not count
@@ -141,25 +141,25 @@ class NixlEndpoint(ControlEndpoint[Place]):
             self._agent.proved(self._peer, well=False)
             raise NixlError("what is read is not what the peer has there")
 
-    def _ask(self, op: Op, body: bytes, deadline: float) -> bytes:
+    def _ask(self, op: NixlOp, body: bytes, deadline: float) -> bytes:
         code, answer = self._answer_to(op, body, deadline)
-        if code is not Code.OK:
+        if code is not NixlCode.OK:
             raise NixlError(f"the peer answers {op.name} with {code.name}")
         return answer
 
-    def _answer_to(self, op: Op, body: bytes, deadline: float) -> tuple[Code, bytes]:
+    def _answer_to(self, op: NixlOp, body: bytes, deadline: float) -> tuple[NixlCode, bytes]:
         answer = wire.parse_answer(self._answer(wire.pack_request(op, body), wire.HEADER_BYTES, deadline), op)
         return answer.code, self._receive(answer.size, deadline) if answer.size else b""
 
     # --- the Endpoint's methods ---
 
-    def exchange(self, chain: Chain) -> Outcome:
+    def exchange(self, chain: Chain) -> ChainOutcome:
         self._touch(chain.deadline)
         for _ in range(_READ_TRIES):
             refusals = self._read(chain)
             if refusals is not None:
                 self._give_buffer()
-                return Outcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals)) if any(refusals) else DONE
+                return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals)) if any(refusals) else DONE
             self._keys.forget()
             self.prepare(chain)
         return LOST
@@ -189,7 +189,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
 
     def move(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome | None:
+    ) -> ChainOutcome | None:
         place = self._places.get(key)
         if opcode is not Opcode.READ or place is None or nbytes > BUFFER_BYTES:
             return None
@@ -215,7 +215,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome | None:
+    ) -> ChainOutcome | None:
         """Does :meth:`move` on an event loop, so only where READs have ended by the time that they are posted."""
         if not self._at_once or self._agent.turn.locked():
             return None
@@ -229,8 +229,8 @@ class NixlEndpoint(ControlEndpoint[Place]):
 
     # --- what is where ---
 
-    def _resolve(self, keys: list[bytes], deadline: float) -> Iterator[Place]:
-        body = self._ask(Op.RESOLVE, b"".join(keys), deadline)
+    def _resolve(self, keys: list[bytes], deadline: float) -> Iterator[NixlPlace]:
+        body = self._ask(NixlOp.RESOLVE, b"".join(keys), deadline)
         for key, place in zip(keys, wire.parse_places(body, len(keys), self._page, self._peer), strict=True):
             if place.code:
                 yield place
@@ -243,7 +243,7 @@ class NixlEndpoint(ControlEndpoint[Place]):
                 # NIXL would confuse the region with an earlier one, which it forgets only with the connection.
                 raise TryAgain("the peer has other regions than it had")
             else:
-                yield Place(Reason.OTHER_TRANSPORT)
+                yield NixlPlace(Reason.OTHER_TRANSPORT)
 
     def _release_looks(self) -> None:
         for request in self._looks.values():

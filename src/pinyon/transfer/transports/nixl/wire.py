@@ -38,7 +38,18 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
 from pinyon.transfer.types.spans import Spans
 
-__all__ = ["HEADER_BYTES", "MAX_KEYS", "MAX_SPANS", "SEAL_BYTES", "Code", "Header", "Op", "Page", "Place", "Seal"]
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_KEYS",
+    "MAX_SPANS",
+    "SEAL_BYTES",
+    "NixlCode",
+    "NixlHeader",
+    "NixlOp",
+    "NixlPlace",
+    "Page",
+    "Seal",
+]
 
 MAGIC = 0x504E
 REPLY_BIT = 0x80
@@ -61,7 +72,7 @@ MAX_PAIRED_BYTES = _PAGE.size + MAX_METADATA_BYTES
 MAX_PLACES_BYTES = MAX_KEYS * (_PLACE.size + MAX_METADATA_BYTES) + MAX_SPANS * SPAN_BYTES
 
 
-class Op(IntEnum):
+class NixlOp(IntEnum):
     PAIR = 1
     READY = 2
     PROVED = 3
@@ -69,7 +80,7 @@ class Op(IntEnum):
     TOUCH = 5
 
 
-class Code(IntEnum):
+class NixlCode(IntEnum):
     """The server's answer to a request."""
 
     OK = 0
@@ -79,18 +90,18 @@ class Code(IntEnum):
 
 
 _REQUEST_COUNTS = {
-    Op.PAIR: (1, MAX_VERSION_BYTES),
-    Op.READY: (0, 0),
-    Op.PROVED: (0, 0),
-    Op.RESOLVE: (1, MAX_KEYS),
-    Op.TOUCH: (0, 0),
+    NixlOp.PAIR: (1, MAX_VERSION_BYTES),
+    NixlOp.READY: (0, 0),
+    NixlOp.PROVED: (0, 0),
+    NixlOp.RESOLVE: (1, MAX_KEYS),
+    NixlOp.TOUCH: (0, 0),
 }
-_ANSWER_BYTES = {Op.PAIR: MAX_PAIRED_BYTES, Op.READY: 0, Op.RESOLVE: MAX_PLACES_BYTES}
+_ANSWER_BYTES = {NixlOp.PAIR: MAX_PAIRED_BYTES, NixlOp.READY: 0, NixlOp.RESOLVE: MAX_PLACES_BYTES}
 
 
-class Header(NamedTuple):
-    op: Op
-    code: Code
+class NixlHeader(NamedTuple):
+    op: NixlOp
+    code: NixlCode
     size: int
     """The number of keys of a RESOLVE; else the bytes that follow."""
 
@@ -103,7 +114,7 @@ class Page(NamedTuple):
     seal: bytes
 
 
-class Place(NamedTuple):
+class NixlPlace(NamedTuple):
     """The place of the bytes that a key opens, or why they may not be read."""
 
     code: int
@@ -116,12 +127,12 @@ class Place(NamedTuple):
     metadata: bytes = b""
 
 
-def pack_request(op: Op, body: bytes = b"") -> bytes:
-    count = len(body) // KEY_BYTES if op is Op.RESOLVE else len(body)
+def pack_request(op: NixlOp, body: bytes = b"") -> bytes:
+    count = len(body) // KEY_BYTES if op is NixlOp.RESOLVE else len(body)
     return _HEADER.pack(MAGIC, op, 0, count) + body
 
 
-def pack_answer(op: Op, code: Code, body: bytes = b"") -> bytes:
+def pack_answer(op: NixlOp, code: NixlCode, body: bytes = b"") -> bytes:
     return _HEADER.pack(MAGIC, op | REPLY_BIT, code, len(body)) + body
 
 
@@ -130,7 +141,7 @@ def pack_paired(page: Page, metadata: bytes) -> bytes:
     return _PAGE.pack(*page) + metadata
 
 
-def pack_places(places: Sequence[Place]) -> bytes:
+def pack_places(places: Sequence[NixlPlace]) -> bytes:
     """Packs the body of the answer to RESOLVE: one place per key, with at most ``MAX_SPANS`` spans together."""
     parts: list[bytes] = []
     for code, address, length, seal, (starts, ends), metadata in places:
@@ -139,36 +150,36 @@ def pack_places(places: Sequence[Place]) -> bytes:
     return b"".join(parts)
 
 
-def parse_request(data: bytes | bytearray | memoryview) -> Header:
+def parse_request(data: bytes | bytearray | memoryview) -> NixlHeader:
     """Parses a request's header. Raises WireError if it is none, or has a count that it cannot have."""
     number, code, count = _header(data)
     try:
-        op = Op(number)
+        op = NixlOp(number)
     except ValueError:
         raise WireError(f"unknown operation {number}") from None
     least, most = _REQUEST_COUNTS[op]
     if code or not least <= count <= most:
         raise WireError(f"{op.name} with code {code} and a count of {count}")
-    return Header(op, Code.OK, count)
+    return NixlHeader(op, NixlCode.OK, count)
 
 
-def request_bytes(header: Header) -> int:
+def request_bytes(header: NixlHeader) -> int:
     """Returns how many bytes follow a request's header."""
-    return header.size * KEY_BYTES if header.op is Op.RESOLVE else header.size
+    return header.size * KEY_BYTES if header.op is NixlOp.RESOLVE else header.size
 
 
-def parse_answer(data: bytes | bytearray | memoryview, op: Op) -> Header:
+def parse_answer(data: bytes | bytearray | memoryview, op: NixlOp) -> NixlHeader:
     """Parses the header of an answer; as many bytes as it counts follow, none unless its code is OK.
 
     Raises WireError if it does not answer this request."""
     number, found, count = _header(data)
     try:
-        code = Code(found)
+        code = NixlCode(found)
     except ValueError:
         raise WireError(f"unknown answer code {found}") from None
-    if number != op | REPLY_BIT or count > (_ANSWER_BYTES[op] if code is Code.OK else 0):
+    if number != op | REPLY_BIT or count > (_ANSWER_BYTES[op] if code is NixlCode.OK else 0):
         raise WireError(f"an answer {number:#x} of {count} bytes to {op.name}, with code {code.name}")
-    return Header(op, code, count)
+    return NixlHeader(op, code, count)
 
 
 def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
@@ -199,11 +210,11 @@ def parse_paired(data: bytes, agent: str) -> tuple[Page, bytes]:
     return page, _checked(data[_PAGE.size :], agent)
 
 
-def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]:
+def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[NixlPlace]:
     """Parses what ``count`` keys open.
 
     Raises WireError if a field is out of its bounds, bytes are missing or left, or the metadata is another agent's."""
-    places: list[Place] = []
+    places: list[NixlPlace] = []
     at = 0
     for _ in range(count):
         if at + _PLACE.size > len(data):
@@ -216,7 +227,7 @@ def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]
         if code:
             if spans or nbytes:
                 raise WireError("a refusal that opens something")
-            places.append(Place(code))
+            places.append(NixlPlace(code))
             continue
         if not spans or not 0 < address < ADDRESS_SPACE:
             raise WireError("a place out of its bounds")
@@ -228,7 +239,7 @@ def parse_places(data: bytes, count: int, page: Page, agent: str) -> list[Place]
         if found.ends[-1] > length:
             raise WireError("spans out of the region")
         metadata = _checked(data[rest - nbytes : rest], agent)
-        places.append(Place(0, address, length, Seal(seal_at, seal), found, metadata))
+        places.append(NixlPlace(0, address, length, Seal(seal_at, seal), found, metadata))
         at = rest
     if at != len(data):
         raise WireError("bytes after the places")

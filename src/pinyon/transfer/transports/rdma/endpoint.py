@@ -7,7 +7,7 @@ import secrets
 import select
 from collections.abc import Mapping, Sequence
 
-from pinyon.transfer.chains.chain import LOST, Chain, Outcome
+from pinyon.transfer.chains.chain import LOST, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
 from pinyon.transfer.links.endpoint import TryAgain
@@ -19,7 +19,7 @@ from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.queue_pair import REMOTE_ACCESS_ERROR, SUCCESS, QueuePair, Work
 from pinyon.transfer.transports.rdma.verbs import VerbsError
-from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
+from pinyon.transfer.transports.rdma.wire import RdmaCode, RdmaOp, RegionGrant
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 
@@ -63,7 +63,7 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
         first_packet = secrets.randbits(24)
         hca = self.hca
         mine = self._pair.half(first_packet, hca.mtu, hca.reads_out)
-        theirs = rdma_wire.parse_half(self._ask(Op.PAIR, rdma_wire.pack_pair(there, mine), 1, deadline))
+        theirs = rdma_wire.parse_half(self._ask(RdmaOp.PAIR, rdma_wire.pack_pair(there, mine), 1, deadline))
         if theirs.mtu > hca.mtu or theirs.reads > hca.reads_out:
             raise WireError("the peer's half has more than was offered")
         self._pair.connect(theirs, first_packet, theirs.mtu, theirs.reads)
@@ -76,13 +76,13 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
         self._pair.ping()
         self._complete(deadline)
 
-    def _ask(self, op: Op, request: bytes, count: int, deadline: float) -> bytes:
+    def _ask(self, op: RdmaOp, request: bytes, count: int, deadline: float) -> bytes:
         head = rdma_wire.parse_reply(self._answer(request, rdma_wire.HEADER_BYTES, deadline), op, count)
-        if head.code is not Code.OK:
+        if head.code is not RdmaCode.OK:
             raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
         return self._receive(rdma_wire.body_bytes(head, reply=True), deadline)
 
-    def exchange(self, chain: Chain) -> Outcome:
+    def exchange(self, chain: Chain) -> ChainOutcome:
         try:
             work, refusals = _plan(chain, self._known, self.hca, self._largest)
             self._move(chain.opcode, work, chain.deadline)
@@ -91,11 +91,11 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
             return LOST
         except OSError:
             self._link_ended()
-        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
     def _resolve(self, keys: Sequence[bytes], deadline: float) -> list[RegionGrant]:
         try:
-            body = self._ask(Op.RESOLVE, rdma_wire.pack_resolve(keys), len(keys), deadline)
+            body = self._ask(RdmaOp.RESOLVE, rdma_wire.pack_resolve(keys), len(keys), deadline)
         except VerbsError as error:
             raise ConnectionError(str(error)) from None
         return rdma_wire.parse_grants(body, len(keys))

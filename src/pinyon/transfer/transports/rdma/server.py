@@ -12,7 +12,7 @@ import secrets
 import threading
 from typing import Any
 
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.acceptor import InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.transports.control import tell
@@ -21,7 +21,7 @@ from pinyon.transfer.transports.rdma.hca import Hca, register_memory
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
 from pinyon.transfer.transports.rdma.verbs import VerbsError, free, pyverbs, verb
-from pinyon.transfer.transports.rdma.wire import Code, Op, RegionGrant
+from pinyon.transfer.transports.rdma.wire import RdmaCode, RdmaOp, RegionGrant
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
 
@@ -39,7 +39,7 @@ class RdmaServer:
         context.memory.on_revoke.append(self._table.take_back)
         self._hcas = hcas
 
-    def serve(self, inbound: Inbound) -> None:
+    def serve(self, inbound: InboundLink) -> None:
         lent: LentMemory | None = None
         paired = False
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
@@ -47,12 +47,12 @@ class RdmaServer:
             header = rdma_wire.parse_request(head)
             deadline = self._clock() + self._limits.stall_s
             body = inbound.stream.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
-            if header.op is Op.PAIR:
+            if header.op is RdmaOp.PAIR:
                 if paired:  # also after a failed PAIR: what it had made ends with the link
                     raise WireError("a second PAIR on a link")
                 paired = True
                 lent, answer = self._pair(inbound, body)
-            elif header.op is Op.RESOLVE:
+            elif header.op is RdmaOp.RESOLVE:
                 if lent is None:
                     raise WireError("RESOLVE before PAIR")
                 answer = self._resolve(inbound, lent, body)
@@ -60,12 +60,12 @@ class RdmaServer:
                 continue
             inbound.stream.send([answer], deadline)
 
-    def _pair(self, inbound: Inbound, body: bytes) -> tuple[LentMemory | None, bytes]:
+    def _pair(self, inbound: InboundLink, body: bytes) -> tuple[LentMemory | None, bytes]:
         name, theirs = rdma_wire.parse_pair(body)
         try:
             hca = self._hcas.use(name, inbound, inbound.abort)
         except VerbsError:
-            return None, rdma_wire.pack_paired(Code.NO_HCA, None)
+            return None, rdma_wire.pack_paired(RdmaCode.NO_HCA, None)
         inbound.on_end.append(lambda: self._hcas.leave(hca, inbound))
         try:
             lent = LentMemory(hca, self._table)
@@ -77,10 +77,10 @@ class RdmaServer:
             mtu, reads = min(theirs.mtu, hca.mtu), min(theirs.reads, hca.reads_in)
             pair.connect(theirs, first_packet, mtu, reads)
         except VerbsError:
-            return None, rdma_wire.pack_paired(Code.NO_ROOM, None)
-        return lent, rdma_wire.pack_paired(Code.OK, pair.half(first_packet, mtu, reads))
+            return None, rdma_wire.pack_paired(RdmaCode.NO_ROOM, None)
+        return lent, rdma_wire.pack_paired(RdmaCode.OK, pair.half(first_packet, mtu, reads))
 
-    def _resolve(self, inbound: Inbound, lent: LentMemory, body: bytes) -> bytes:
+    def _resolve(self, inbound: InboundLink, lent: LentMemory, body: bytes) -> bytes:
         keys = rdma_wire.parse_keys(body)
         try:
             grants = tell(
@@ -88,8 +88,8 @@ class RdmaServer:
             )
         except VerbsError as error:
             _log.warning("memory cannot be lent to a peer: %s", error)
-            return rdma_wire.pack_resolved(Code.NO_ROOM, [])
-        return rdma_wire.pack_resolved(Code.OK, grants)
+            return rdma_wire.pack_resolved(RdmaCode.NO_ROOM, [])
+        return rdma_wire.pack_resolved(RdmaCode.OK, grants)
 
 
 def _lend(lent: LentMemory, grant: Grant) -> RegionGrant:

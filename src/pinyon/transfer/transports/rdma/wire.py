@@ -49,13 +49,13 @@ PAIR_BYTES = _NAME.size + _HALF.size
 PAIRED_BYTES = _HALF.size
 
 
-class Op(IntEnum):
+class RdmaOp(IntEnum):
     PAIR = 1
     RESOLVE = 2
     TOUCH = 3
 
 
-class Code(IntEnum):
+class RdmaCode(IntEnum):
     """The server's answer to a request."""
 
     OK = 0
@@ -65,9 +65,9 @@ class Code(IntEnum):
     """The NIC has no resources for another queue pair or memory registration."""
 
 
-class Header(NamedTuple):
-    op: Op
-    code: Code
+class RdmaHeader(NamedTuple):
+    op: RdmaOp
+    code: RdmaCode
     parts: int
     """The number of keys or grants; 1 for a half, 0 where there is no body."""
 
@@ -104,21 +104,21 @@ class RegionGrant(NamedTuple):
 
 def pack_pair(hca: str, half: Half) -> bytes:
     name = hca.encode()
-    return _HEADER.pack(MAGIC, Op.PAIR, 0, 1) + _NAME.pack(len(name), name) + _HALF.pack(*half)
+    return _HEADER.pack(MAGIC, RdmaOp.PAIR, 0, 1) + _NAME.pack(len(name), name) + _HALF.pack(*half)
 
 
-def pack_paired(code: Code, half: Half | None) -> bytes:
+def pack_paired(code: RdmaCode, half: Half | None) -> bytes:
     """Packs the answer to a PAIR, with a ``half`` exactly if the code is OK."""
-    header = _HEADER.pack(MAGIC, Op.PAIR | REPLY_BIT, code, 0 if half is None else 1)
+    header = _HEADER.pack(MAGIC, RdmaOp.PAIR | REPLY_BIT, code, 0 if half is None else 1)
     return header if half is None else header + _HALF.pack(*half)
 
 
 def pack_resolve(keys: Sequence[bytes]) -> bytes:
     """Packs a RESOLVE of at most ``MAX_KEYS`` region keys."""
-    return _HEADER.pack(MAGIC, Op.RESOLVE, 0, len(keys)) + b"".join(keys)
+    return _HEADER.pack(MAGIC, RdmaOp.RESOLVE, 0, len(keys)) + b"".join(keys)
 
 
-def pack_resolved(code: Code, grants: Sequence[RegionGrant]) -> bytes:
+def pack_resolved(code: RdmaCode, grants: Sequence[RegionGrant]) -> bytes:
     """Packs one grant per key, in that order, with at most ``MAX_PARTS`` spans; none unless the code is OK."""
     parts: list[bytes] = []
     for index, (refusal, access, (starts, ends), keys) in enumerate(grants):
@@ -126,29 +126,29 @@ def pack_resolved(code: Code, grants: Sequence[RegionGrant]) -> bytes:
             _PART.pack(index, refusal, access, rkey, address, start, end - start)
             for start, end, (rkey, address) in zip(starts, ends, keys, strict=True)
         ] or [_PART.pack(index, refusal, access, 0, 0, 0, 0)]
-    return _HEADER.pack(MAGIC, Op.RESOLVE | REPLY_BIT, code, len(parts)) + b"".join(parts)
+    return _HEADER.pack(MAGIC, RdmaOp.RESOLVE | REPLY_BIT, code, len(parts)) + b"".join(parts)
 
 
 def pack_touch() -> bytes:
-    return _HEADER.pack(MAGIC, Op.TOUCH, 0, 0)
+    return _HEADER.pack(MAGIC, RdmaOp.TOUCH, 0, 0)
 
 
-def parse_request(data: bytes | bytearray | memoryview) -> Header:
+def parse_request(data: bytes | bytearray | memoryview) -> RdmaHeader:
     """Parses a request's header. Raises WireError if it is none, or has a count that the operation does not have."""
     opcode, code, count = _header(data)
     if code:
         raise WireError(f"a request with code {code}")
     try:
-        op = Op(opcode)
+        op = RdmaOp(opcode)
     except ValueError:
         raise WireError(f"unknown operation {opcode}") from None
-    least, most = {Op.PAIR: (1, 1), Op.RESOLVE: (1, MAX_KEYS), Op.TOUCH: (0, 0)}[op]
+    least, most = {RdmaOp.PAIR: (1, 1), RdmaOp.RESOLVE: (1, MAX_KEYS), RdmaOp.TOUCH: (0, 0)}[op]
     if not least <= count <= most:
         raise WireError(f"{op.name} with a count of {count}")
-    return Header(op, Code.OK, count)
+    return RdmaHeader(op, RdmaCode.OK, count)
 
 
-def parse_reply(data: bytes | bytearray | memoryview, op: Op, count: int) -> Header:
+def parse_reply(data: bytes | bytearray | memoryview, op: RdmaOp, count: int) -> RdmaHeader:
     """Parses the header of the answer to a request with this count; a body follows exactly if its code is OK.
 
     Raises WireError if it does not answer this request."""
@@ -156,13 +156,13 @@ def parse_reply(data: bytes | bytearray | memoryview, op: Op, count: int) -> Hea
     if opcode != op | REPLY_BIT:
         raise WireError(f"an answer {opcode:#x} to {op.name}")
     try:
-        code = Code(number)
+        code = RdmaCode(number)
     except ValueError:
         raise WireError(f"unknown answer code {number}") from None
-    most = 0 if code is not Code.OK else count + MAX_PARTS if op is Op.RESOLVE else count
+    most = 0 if code is not RdmaCode.OK else count + MAX_PARTS if op is RdmaOp.RESOLVE else count
     if not min(count, most) <= answered <= most:
         raise WireError(f"{answered} parts in the answer to {count}, with code {code.name}")
-    return Header(op, code, answered)
+    return RdmaHeader(op, code, answered)
 
 
 def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
@@ -174,11 +174,11 @@ def _header(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
     return opcode, code, count
 
 
-def body_bytes(header: Header, *, reply: bool) -> int:
+def body_bytes(header: RdmaHeader, *, reply: bool) -> int:
     """Returns how many bytes follow a parsed header."""
-    if header.op is Op.RESOLVE:
+    if header.op is RdmaOp.RESOLVE:
         return header.parts * (_PART.size if reply else KEY_BYTES)
-    if header.op is Op.PAIR and header.parts:
+    if header.op is RdmaOp.PAIR and header.parts:
         return PAIRED_BYTES if reply else PAIR_BYTES
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.acceptor import InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
@@ -34,7 +34,7 @@ class ShmService:
         self._told: set[str] = set()
         context.memory.on_revoke.append(seals.revoke)
 
-    def serve(self, inbound: Inbound) -> None:
+    def serve(self, inbound: InboundLink) -> None:
         stream = inbound.stream
         deadline = self.clock() + self.limits.connect_s
         proof = shm_wire.parse_proof(inbound.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
@@ -59,7 +59,7 @@ class ShmService:
 class _Session:
     """The requests of one link, served one at a time."""
 
-    def __init__(self, service: ShmService, inbound: Inbound, peer: PeerMemory, seal: shm_wire.Seal) -> None:
+    def __init__(self, service: ShmService, inbound: InboundLink, peer: PeerMemory, seal: shm_wire.Seal) -> None:
         self._service = service
         self._inbound = inbound
         self._peer = peer
@@ -102,25 +102,25 @@ class _Session:
 
     # --- READ: the peer copies; it only asks where ---
 
-    def _resolve(self, request: shm_wire.RequestHead, keys: list[bytes], deadline: float) -> None:
-        places = tell(self._service.context, self._inbound, keys, shm_wire.MAX_SPANS, self._place, shm_wire.Place)
+    def _resolve(self, request: shm_wire.ShmRequestHead, keys: list[bytes], deadline: float) -> None:
+        places = tell(self._service.context, self._inbound, keys, shm_wire.MAX_SPANS, self._place, shm_wire.ShmPlace)
         self._inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
 
-    def _place(self, grant: Grant) -> shm_wire.Place:
+    def _place(self, grant: Grant) -> shm_wire.ShmPlace:
         """Returns what the grant opens for reading."""
         if not grant.rights & Access.READ:
-            return shm_wire.Place(Reason.ACCESS_DENIED)
+            return shm_wire.ShmPlace(Reason.ACCESS_DENIED)
         if grant.region.device is not None:
-            return shm_wire.Place(Reason.OTHER_TRANSPORT)
+            return shm_wire.ShmPlace(Reason.OTHER_TRANSPORT)
         seal = self._service.seals.issue(grant)
         if seal is None:
-            return shm_wire.Place(Reason.UNKNOWN_REGION)
-        return shm_wire.Place(0, grant.region.address, seal, grant.spans)
+            return shm_wire.ShmPlace(Reason.UNKNOWN_REGION)
+        return shm_wire.ShmPlace(0, grant.region.address, seal, grant.spans)
 
     # --- WRITE: we copy ---
 
     def _write(
-        self, request: shm_wire.RequestHead, ranges: list[Range], addresses: tuple[int, ...], deadline: float
+        self, request: shm_wire.ShmRequestHead, ranges: list[Range], addresses: tuple[int, ...], deadline: float
     ) -> None:
         memory, inbound = self._service.memory, self._inbound
         found, refusals, pinned = memory.admit(Opcode.WRITE, ranges, inbound, inbound.abort, host_only=True)

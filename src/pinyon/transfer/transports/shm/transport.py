@@ -10,7 +10,7 @@ import itertools
 import logging
 from array import array
 
-from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, Outcome
+from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import Endpoint
@@ -33,7 +33,7 @@ __all__ = ["ShmTransport", "shm_available"]
 
 _log = logging.getLogger(__name__)
 
-_NOWHERE = shm_wire.Place(0)
+_NOWHERE = shm_wire.ShmPlace(0)
 _READ_TRIES = 4
 """The attempts of a READ whose regions are unregistered one after another while it runs."""
 
@@ -49,7 +49,7 @@ class _Endpoint(Endpoint):
         self._table = context.memory
         self._clock = context.clock
         most = context.limits.max_regions, shm_wire.MAX_SPANS, shm_wire.MAX_RANGES
-        self._keys: KnownKeys[shm_wire.Place] = KnownKeys(*most, lambda: None)
+        self._keys: KnownKeys[shm_wire.ShmPlace] = KnownKeys(*most, lambda: None)
         self._places = self._keys.opened
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
@@ -66,7 +66,7 @@ class _Endpoint(Endpoint):
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome | None:
+    ) -> ChainOutcome | None:
         """Copies a READ, which needs no answer, or sends the request of a WRITE.
 
         A payload of up to ``FETCH_BYTES`` passes through a buffer of ours. A larger one is copied straight between the
@@ -99,12 +99,12 @@ class _Endpoint(Endpoint):
         self.link.stream.send_one(request, deadline)
         return UNDER_WAY
 
-    def wait(self, deadline: float) -> Outcome:
+    def wait(self, deadline: float) -> ChainOutcome:
         got = self.link.stream.receive_some(self._answer, shm_wire.HEAD_BYTES, deadline)
         self.answered = True
         return self._end_write(got, deadline)
 
-    def proceed(self) -> Outcome | None:
+    def proceed(self) -> ChainOutcome | None:
         while True:
             moved = self.link.stream.receive_now(self._answer[self._got :])
             if moved is None:
@@ -123,7 +123,7 @@ class _Endpoint(Endpoint):
             return 0
         return shm_wire.parse_answer(self._head, shm_wire.WRITE, 1, self._message_id)[1]
 
-    def _end_write(self, got: int, deadline: float) -> Outcome:
+    def _end_write(self, got: int, deadline: float) -> ChainOutcome:
         """Returns the outcome of a WRITE of one range. The answer's head has arrived, ``got`` bytes in all."""
         whole = shm_wire.HEAD_BYTES + self._refused()
         if got > whole:
@@ -134,16 +134,16 @@ class _Endpoint(Endpoint):
             self.link.stream.receive([self._answer[got:whole]], deadline)
         refusals = bytes(self._answer[shm_wire.HEAD_BYTES : whole])
         wire.check_refusals(refusals)
-        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
     def close(self, *, hard: bool) -> None:
         super().close(hard=hard)
         self._mark[0] = self._mark[1] = 0
 
-    def exchange(self, chain: Chain) -> Outcome:
+    def exchange(self, chain: Chain) -> ChainOutcome:
         return self._read(chain) if chain.opcode is Opcode.READ else self._write(chain)
 
-    def _write(self, chain: Chain) -> Outcome:
+    def _write(self, chain: Chain) -> ChainOutcome:
         slices, regions = chain.slices, chain.regions
         addresses = [regions[local].address + offset for _, local, offset, _, _, _ in slices]
         message_id = next(self._ids)
@@ -154,9 +154,9 @@ class _Endpoint(Endpoint):
         if code == shm_wire.SOME_REFUSED:
             refusals = self.link.stream.receive_bytes(size, chain.deadline)
             wire.check_refusals(refusals)
-        return Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
-    def _read(self, chain: Chain) -> Outcome:
+    def _read(self, chain: Chain) -> ChainOutcome:
         for _ in range(_READ_TRIES):
             keys = {part.remote_region for part in chain.slices}
             found = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
@@ -165,7 +165,7 @@ class _Endpoint(Endpoint):
             if not moves or self._copy(
                 moves, nbytes, [place.seal for place in places.values() if not place.code], chain.deadline
             ):
-                return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+                return DONE if refusals is None else ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
             self._check(chain.deadline)
             self._keys.forget()
         return LOST
@@ -187,7 +187,7 @@ class _Endpoint(Endpoint):
         if self._clock() > deadline:
             raise DeadlineReached
 
-    def _resolve(self, keys: list[bytes], deadline: float) -> list[shm_wire.Place]:
+    def _resolve(self, keys: list[bytes], deadline: float) -> list[shm_wire.ShmPlace]:
         message_id = next(self._ids)
         self.link.stream.send([shm_wire.pack_resolve(message_id, keys)], deadline)
         _, size = self._receive_answer(shm_wire.RESOLVE, len(keys), message_id, deadline)
@@ -199,7 +199,7 @@ class _Endpoint(Endpoint):
         return shm_wire.parse_answer(self._head, kind, count, message_id)
 
 
-def _plan_read(chain: Chain, places: dict[bytes, shm_wire.Place]) -> tuple[list[Move], int, bytes | None]:
+def _plan_read(chain: Chain, places: dict[bytes, shm_wire.ShmPlace]) -> tuple[list[Move], int, bytes | None]:
     """Returns the moves, with neighbours joined, their bytes, and a code per slice (None if nothing is refused)."""
     moves: list[Move] = []
     codes: bytearray | None = None

@@ -85,7 +85,7 @@ class Proof(NamedTuple):
     """The address of the sender's mark of the link (``links.handshake``), ``SEAL_BYTES`` long."""
 
 
-class RequestHead(NamedTuple):
+class ShmRequestHead(NamedTuple):
     kind: int
     code: int
     ranges: int
@@ -99,7 +99,7 @@ class RequestHead(NamedTuple):
         return self.ranges * (KEY_BYTES if self.kind == RESOLVE else RANGE_BYTES)
 
 
-class Place(NamedTuple):
+class ShmPlace(NamedTuple):
     """The place in the peer's memory of the bytes that a key opens, or why they may not be read."""
 
     code: int
@@ -143,12 +143,12 @@ def pack_write(
     return b"".join(parts)
 
 
-def parse_request(head: bytes | memoryview) -> RequestHead:
+def parse_request(head: bytes | memoryview) -> ShmRequestHead:
     """Parses a request's head. Raises WireError for a bad magic or kind, or a count or size out of bounds."""
     if len(head) != HEAD_BYTES:
         raise WireError(f"a head has {HEAD_BYTES} bytes")
     magic, kind, code, ranges, message_id, nbytes = _HEAD.unpack(head)
-    message = RequestHead(kind, code, ranges, message_id, nbytes)
+    message = ShmRequestHead(kind, code, ranges, message_id, nbytes)
     if magic != MAGIC:
         raise WireError(f"bad magic {magic:#x}")
     if kind not in (RESOLVE, WRITE) or code:
@@ -163,7 +163,7 @@ def parse_request(head: bytes | memoryview) -> RequestHead:
     return message
 
 
-def parse_keys(body: memoryview, message: RequestHead) -> list[bytes]:
+def parse_keys(body: memoryview, message: ShmRequestHead) -> list[bytes]:
     """Parses the keys of a RESOLVE. Raises WireError if the size is wrong."""
     if len(body) != message.body_bytes:
         raise WireError("keys do not fill their space")
@@ -171,7 +171,7 @@ def parse_keys(body: memoryview, message: RequestHead) -> list[bytes]:
     return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
 
 
-def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], tuple[int, ...]]:
+def parse_ranges(body: memoryview, message: ShmRequestHead) -> tuple[list[Range], tuple[int, ...]]:
     """Parses the descriptors of a WRITE and the initiator's address of each.
 
     Raises WireError for a wrong size, a zero length, an address beyond the address space, or lengths that do not add
@@ -197,7 +197,7 @@ def parse_ranges(body: memoryview, message: RequestHead) -> tuple[list[Range], t
     return ranges, addresses
 
 
-def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
+def pack_places(request: ShmRequestHead, places: Iterable[ShmPlace]) -> bytes:
     """Packs the answer to a RESOLVE, whose places have at most ``MAX_SPANS`` spans together."""
     parts: list[bytes] = []
     for code, address, seal, (starts, ends) in places:
@@ -207,7 +207,7 @@ def pack_places(request: RequestHead, places: Iterable[Place]) -> bytes:
     return _HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, len(body)) + body
 
 
-def pack_answer(request: RequestHead, refusals: bytes | None) -> bytes:
+def pack_answer(request: ShmRequestHead, refusals: bytes | None) -> bytes:
     """Packs the answer to a WRITE. ``refusals``: one code per range, 0 = accepted; None if all were accepted."""
     code = OK if refusals is None else SOME_REFUSED
     head = _HEAD.pack(MAGIC, WRITE | REPLY_BIT, code, request.ranges, request.id, 0)
@@ -233,12 +233,12 @@ def parse_answer(head: bytes | memoryview, kind: int, count: int, message_id: in
     return code, count if code == SOME_REFUSED else 0
 
 
-def parse_places(data: bytes, count: int) -> list[Place]:
+def parse_places(data: bytes, count: int) -> list[ShmPlace]:
     """Parses the places in an answer.
 
     Raises WireError for a wrong size, an unknown code, spans that are empty or out of order, or a place outside the
     address space."""
-    places: list[Place] = []
+    places: list[ShmPlace] = []
     at = 0
     for _ in range(count):
         if at + PLACE_BYTES > len(data):
@@ -253,7 +253,7 @@ def parse_places(data: bytes, count: int) -> list[Place]:
         at += spans * SPAN_BYTES
         if spans:
             _checked(address, opened.ends[-1])
-        places.append(Place(code, _checked(address, 0), Seal(_checked(seal_address, SEAL_BYTES), seal), opened))
+        places.append(ShmPlace(code, _checked(address, 0), Seal(_checked(seal_address, SEAL_BYTES), seal), opened))
     if at != len(data):
         raise WireError("places do not fill their space")
     return places

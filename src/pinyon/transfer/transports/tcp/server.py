@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pinyon.transfer.links.acceptor import Inbound
+from pinyon.transfer.links.acceptor import InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Region
@@ -29,7 +29,7 @@ class TcpService:
         self._meter = context.meter
         self._clock = context.clock
 
-    def serve(self, inbound: Inbound) -> None:
+    def serve(self, inbound: InboundLink) -> None:
         """Serves a link as a ``LinkService``: returns when it is idle too long, evicted or closed in good order."""
         stream, limits = inbound.stream, self._limits
         inbox, outbox = memoryview(bytearray(INBOX_BYTES)), memoryview(bytearray(INBOX_BYTES))
@@ -63,7 +63,9 @@ class TcpService:
                 stream.receive([head[got:]], deadline)
             self._serve_frame(inbound, frame, head, early, deadline)
 
-    def _serve_small(self, inbound: Inbound, inbox: memoryview, got: int, outbox: memoryview, deadline: float) -> int:
+    def _serve_small(
+        self, inbound: InboundLink, inbox: memoryview, got: int, outbox: memoryview, deadline: float
+    ) -> int:
         """Serves the usual small frame: one granted range, all of it in the inbox, with as few calls as possible.
 
         Returns 0 when the frame is served. Otherwise nothing was done, and the result is how many bytes are in the
@@ -110,7 +112,7 @@ class TcpService:
         return 0
 
     def _serve_frame(
-        self, inbound: Inbound, frame: wire.Frame, head: memoryview, early: memoryview, deadline: float
+        self, inbound: InboundLink, frame: wire.Frame, head: memoryview, early: memoryview, deadline: float
     ) -> None:
         ranges = wire.parse_descriptors(head[wire.FRAME_HEADER_BYTES :], frame)
         seed = seed_of(head) if frame.checksum else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Final
 
-from pinyon.transfer.chains.chain import DONE, INTERNAL, SHUTDOWN, UNDER_WAY, Chain, Outcome
+from pinyon.transfer.chains.chain import DONE, INTERNAL, SHUTDOWN, UNDER_WAY, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
@@ -33,7 +33,7 @@ SMALL_BYTES: Final = INBOX_BYTES - wire.FIRST_BYTES - wire.TRAILER_BYTES
 """The largest payload that is received together with its header, on both sides."""
 _there: Final[Callable[[Slice], tuple[bytes, int, int]]] = itemgetter(3, 4, 5)
 """The getter of a slice's key, offset and length, as the peer is told."""
-_BAD_CHECKSUM: Final = Outcome(TransferStatus.FAILED, Reason.CHECKSUM)
+_BAD_CHECKSUM: Final = ChainOutcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
 _Asked = tuple[Opcode, Region, int, int, int, int, bytes]
@@ -62,7 +62,7 @@ class Connection(Endpoint):
         self._outbox = memoryview(bytearray())
         """The frame of a small WRITE, from the first one on. Local memory is touched only while it is copied here."""
 
-    def exchange(self, chain: Chain) -> Outcome:
+    def exchange(self, chain: Chain) -> ChainOutcome:
         """Sends one frame and receives its answer."""
         deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
         if len(slices) == 1:
@@ -83,7 +83,7 @@ class Connection(Endpoint):
 
     def begin(
         self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> Outcome:
+    ) -> ChainOutcome:
         """Sends the frame of one slice, with as few calls as possible: each shows in the latency.
 
         A payload of up to ``SMALL_BYTES`` passes through a buffer of ours. A larger one goes straight between the link
@@ -132,7 +132,7 @@ class Connection(Endpoint):
         self._asked = (opcode, region, offset, nbytes, seed, whole, good)
         return UNDER_WAY
 
-    def wait(self, deadline: float) -> Outcome:
+    def wait(self, deadline: float) -> ChainOutcome:
         asked, window = self._asked, self._inbox
         assert asked is not None
         if asked[5] > INBOX_BYTES:  # a payload of this size goes straight into place
@@ -141,7 +141,7 @@ class Connection(Endpoint):
         self.answered = True
         return self._end(got, deadline)
 
-    def proceed(self) -> Outcome | None:
+    def proceed(self) -> ChainOutcome | None:
         """Ends the slice once its whole answer is here; returns None until then. Never waits."""
         stream, inbox, got = self._stream, self._inbox, self._got
         while True:
@@ -169,7 +169,7 @@ class Connection(Endpoint):
         trailer = wire.TRAILER_BYTES if self._checked and opcode is Opcode.READ else 0
         return wire.FRAME_HEADER_BYTES + 1 + trailer
 
-    def _end(self, got: int, deadline: float) -> Outcome:
+    def _end(self, got: int, deadline: float) -> ChainOutcome:
         """Returns the outcome of the slice under way; ``got`` bytes of its answer are in the inbox."""
         asked, inbox = self._asked, self._inbox
         assert asked is not None
@@ -197,7 +197,7 @@ class Connection(Endpoint):
 
     def _answer(
         self, frame: wire.Frame, seed: int | None, got: int, deadline: float, chain: Chain | None = None
-    ) -> Outcome:
+    ) -> ChainOutcome:
         """Returns the outcome of ``frame``; ``got`` bytes of its answer are in the inbox.
 
         Without ``chain``, the answer is to a frame of one slice, and says that it was not served."""
@@ -222,7 +222,7 @@ class Connection(Endpoint):
                 return _BAD_CHECKSUM
         elif got > at:
             raise WireError("bytes after the reply")
-        return DONE if refusals is None else Outcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        return DONE if refusals is None else ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
 
 def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:

@@ -95,7 +95,7 @@ class Frame(NamedTuple):
     """True if the payload is followed by its checksum, in whichever direction it goes."""
 
 
-class Reply(NamedTuple):
+class TcpReply(NamedTuple):
     code: int
     """``ALL_OK``, ``SOME_REFUSED``, ``BAD_CHECKSUM`` or ``FAULT``."""
     payload: int
@@ -166,7 +166,7 @@ def pack_reply(frame: Frame, refusals: bytes | None, payload: int, *, code: int 
     return head if refusals is None else head + refusals
 
 
-def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> Reply:
+def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> TcpReply:
     """Parses the answer to ``frame``: the first ``FRAME_HEADER_BYTES`` of ``data``.
 
     Raises WireError if the answer is not to this frame, or its payload cannot be right."""
@@ -177,13 +177,13 @@ def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> Reply:
         raise WireError("the reply does not answer the frame that was sent")
     expected = 0 if frame.opcode == WRITE else frame.payload
     if code == ALL_OK and payload == expected:
-        return Reply(ALL_OK, payload)
+        return TcpReply(ALL_OK, payload)
     if code == SOME_REFUSED and payload <= expected:
-        return Reply(SOME_REFUSED, payload)
+        return TcpReply(SOME_REFUSED, payload)
     if code == BAD_CHECKSUM and not payload and frame.checksum and frame.opcode == WRITE:
-        return Reply(BAD_CHECKSUM, 0)
+        return TcpReply(BAD_CHECKSUM, 0)
     if code == FAULT and not payload:
-        return Reply(FAULT, 0)
+        return TcpReply(FAULT, 0)
     raise WireError(f"reply code {code} with {payload} payload bytes, {expected} asked for")
 
 
