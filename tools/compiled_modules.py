@@ -73,6 +73,20 @@ LEFT_OUT = {
     "frontdoor/https.py": "run once",
     "frontdoor/upstreams/serving.py": "derives from regions/inbound.py, which has an asynchronous generator",
     "frontdoor/off_loop.py": "for large bodies only",
+    **dict.fromkeys(
+        (
+            *("core/address.py", "core/near.py", "core/trace_hashes.py", "eviction/day_fits.py", "eviction/fit.py"),
+            *("frontdoor/cors.py", "frontdoor/readiness.py", "frontdoor/upstreams/url.py", "http/proxy_line.py"),
+            *(
+                "messages/explanation.py",
+                "placement/cost_priors.py",
+                "placement/explanation.py",
+                "placement/scaling.py",
+            ),
+            *("placement/threshold_tuner.py", "routing/geography.py", "transfer/links/tls.py"),
+        ),
+        "read once, or run some times a minute",
+    ),
     "transfer/transports/shm/cma.py": "takes addresses of what a local variable keeps alive; libc does its work",
 }
 

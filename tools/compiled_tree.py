@@ -37,8 +37,10 @@ MYPY_OPTIONS = ("--follow-imports=silent", "--ignore-missing-imports")
 CC_OPTIONS = ("-fPIC", "-fwrapv", "-DNDEBUG", "-w", "-fno-semantic-interposition")
 LINK_OPTIONS = ("-shared", "-Wl,-Bsymbolic")
 """The functions call each other directly, since nothing puts others in their place."""
-OPTIMIZE = "2"
-"""The compiler's -O2: -O3 takes longer and was not faster."""
+OPTIMIZE = "g"
+"""The compiler's -Og. -O1 takes 1.7 times as long and -O2 2.6 times; ``./dev bench`` does not show what they gain."""
+TOGETHER = 24
+"""The C files that one compiler gets as one: each includes the headers of all modules."""
 COMPILE_S = 1800.0
 """The time for one call of the compiler: services are one file, and the machine may be busy."""
 
@@ -111,7 +113,7 @@ def make_tree(
 ) -> bool:
     """Makes ``out`` unless it is there and of these sources; returns whether it was made.
 
-    ``services`` is the folder of that name, None: the tree has none. ``optimize`` is the compiler's level, 0 to 3;
+    ``services`` is the folder of that name, None: the tree has none. ``optimize`` is the compiler's level, 0 to 3 or g;
     ``jobs`` how many compilers run at a time (default: a processor each). Raises :class:`Lacking`, and
     ``subprocess.CalledProcessError`` where the compiler fails; ends the process with mypy's messages where mypyc does.
     """
@@ -125,11 +127,11 @@ def make_tree(
     try:
         for package in _packages(src):
             shutil.copytree(package, tree / package.name, ignore=LEFT_BEHIND)
-        jobs = jobs or len(os.sched_getaffinity(0))
-        _compile(tree, work / "pinyon", "pinyon", compiled_modules(src, patterns), optimize, jobs)
+        modules = compiled_modules(src, patterns)
         if services is not None:
             shutil.copytree(services, tree / services.name, ignore=LEFT_BEHIND)
-            _compile(tree, work / "services", "services", compiled_services(services), optimize, jobs)
+            modules += compiled_services(services)
+        _compile(tree, work, modules, optimize, jobs or len(os.sched_getaffinity(0)))
         (tree / STAMP).write_text(stamp, encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -156,9 +158,8 @@ def _stamp(src: Path, patterns: Sequence[str], services: Path | None, optimize: 
     return f"{sysconfig.get_config_var('EXT_SUFFIX')} mypyc {mypyc_version()} -O{optimize} {digest.hexdigest()}\n"
 
 
-def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimize: str, jobs: int) -> None:
-    """Compiles sources to shared libraries, in place. ``group`` is mypyc's name for what is compiled together: the code
-    is in one shared library, ``pinyon__mypyc``."""
+def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, jobs: int) -> None:
+    """Compiles sources in place, to one shared library ``pinyon__mypyc`` and a small one for each module."""
     cc, include, suffix = compiler(), headers(), sysconfig.get_config_var("EXT_SUFFIX")
     from mypyc.build import mypycify
 
@@ -176,12 +177,10 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
                 *MYPY_OPTIONS,
                 *map(str, modules),
             ],
-            opt_level=optimize,
+            opt_level="1" if optimize == "g" else optimize,
             debug_level="0",
-            # Without optimization, one file compiles in two thirds of the time: each file reads all headers. With it,
-            # one file takes one compiler several minutes, and 1 GB; many files take two processors half of that.
-            multi_file=optimize != "0",
-            group_name=group,
+            multi_file=True,
+            group_name="pinyon",
             target_dir=str(work),
         )
     finally:
@@ -190,17 +189,23 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
     def run(*words: str | Path) -> None:
         subprocess.run([*cc, *map(str, words)], cwd=tree, check=True, timeout=COMPILE_S)
 
-    def compiled(source: str, options: list[str], folders: list[str]) -> Path:
-        out = work / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.o"
-        run("-c", *CC_OPTIONS, *options, *(f"-I{each}" for each in (include, *folders)), source, "-o", out)
+    def compiled(sources: Sequence[str], options: list[str], folders: list[str]) -> Path:
+        one = work / f"{hashlib.sha256(repr(sources).encode()).hexdigest()[:16]}.c"
+        one.write_text("".join(f'#include "{tree / source}"\n' for source in sources), encoding="utf-8")
+        out = one.with_suffix(".o")
+        run(
+            "-c", *options, *CC_OPTIONS, f"-O{optimize}", *(f"-I{each}" for each in (include, *folders)), one, "-o", out
+        )
         return out
 
     # Not by setuptools, which gives the sources of one library to the compiler one after the other.
     with ThreadPoolExecutor(jobs) as pool:
-        made = [
-            (each, [pool.submit(compiled, name, each.extra_compile_args, each.include_dirs) for name in each.sources])
-            for each in extensions
-        ]
+        made = []
+        for each in extensions:
+            parts = [each.sources[at : at + TOGETHER] for at in range(0, len(each.sources), TOGETHER)]
+            made.append(
+                (each, [pool.submit(compiled, part, each.extra_compile_args, each.include_dirs) for part in parts])
+            )
         for each, objects in made:
             library = Path(*each.name.split(".")).with_suffix(suffix)
             run(*LINK_OPTIONS, *(one.result() for one in objects), "-o", library)
@@ -209,7 +214,7 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.compiled_tree", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "compiled", help="default build/compiled")
-    parser.add_argument("--optimize", choices="0123", default=OPTIMIZE, help=f"default {OPTIMIZE}")
+    parser.add_argument("--optimize", choices="0123g", default=OPTIMIZE, help=f"default {OPTIMIZE}")
     parser.add_argument("--jobs", type=int, help="compilers at a time; default: one per processor")
     arguments = parser.parse_args(argv)
     begun = time.monotonic()
