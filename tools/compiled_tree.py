@@ -37,8 +37,11 @@ MYPY_OPTIONS = ("--follow-imports=silent", "--ignore-missing-imports")
 CC_OPTIONS = ("-fPIC", "-fwrapv", "-DNDEBUG", "-w", "-fno-semantic-interposition")
 LINK_OPTIONS = ("-shared", "-Wl,-Bsymbolic")
 """The functions call each other directly, since nothing puts others in their place."""
-OPTIMIZE = "g"
-"""The compiler's -Og. -O1 takes 1.7 times as long and -O2 2.6 times; ``./dev bench`` does not show what they gain."""
+OPTIMIZE = "2"
+"""The compiler's -O2, for the rooms whose loops are over numbers: -O3 takes longer and was not faster."""
+LOOPS = ("placement", "paging", "runtime")
+"""The rooms that are optimized. All others get -Og, at most: their time goes by in calls of Python's, and -O2 takes 2.6
+times as long to compile."""
 TOGETHER = 24
 """The C files that one compiler gets as one: each includes the headers of all modules."""
 COMPILE_S = 1800.0
@@ -113,7 +116,7 @@ def make_tree(
 ) -> bool:
     """Makes ``out`` unless it is there and of these sources; returns whether it was made.
 
-    ``services`` is the folder of that name, None: the tree has none. ``optimize`` is the compiler's level, 0 to 3 or g;
+    ``services`` is the folder of that name, None: the tree has none. ``optimize`` is the compiler's level, 0 to 3;
     ``jobs`` how many compilers run at a time (default: a processor each). Raises :class:`Lacking`, and
     ``subprocess.CalledProcessError`` where the compiler fails; ends the process with mypy's messages where mypyc does.
     """
@@ -177,7 +180,7 @@ def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, job
                 *MYPY_OPTIONS,
                 *map(str, modules),
             ],
-            opt_level="1" if optimize == "g" else optimize,
+            opt_level=optimize,
             debug_level="0",
             multi_file=True,
             group_name="pinyon",
@@ -189,20 +192,23 @@ def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, job
     def run(*words: str | Path) -> None:
         subprocess.run([*cc, *map(str, words)], cwd=tree, check=True, timeout=COMPILE_S)
 
+    def has_loops(source: str) -> bool:
+        return any(f"___{room}___" in source for room in LOOPS)
+
     def compiled(sources: Sequence[str], options: list[str], folders: list[str]) -> Path:
+        level = optimize if optimize == "0" or has_loops(sources[0]) else "g"
         one = work / f"{hashlib.sha256(repr(sources).encode()).hexdigest()[:16]}.c"
         one.write_text("".join(f'#include "{tree / source}"\n' for source in sources), encoding="utf-8")
         out = one.with_suffix(".o")
-        run(
-            "-c", *options, *CC_OPTIONS, f"-O{optimize}", *(f"-I{each}" for each in (include, *folders)), one, "-o", out
-        )
+        run("-c", *options, *CC_OPTIONS, f"-O{level}", *(f"-I{each}" for each in (include, *folders)), one, "-o", out)
         return out
 
     # Not by setuptools, which gives the sources of one library to the compiler one after the other.
     with ThreadPoolExecutor(jobs) as pool:
         made = []
         for each in extensions:
-            parts = [each.sources[at : at + TOGETHER] for at in range(0, len(each.sources), TOGETHER)]
+            kinds = [[name for name in each.sources if has_loops(name) is loops] for loops in (True, False)]
+            parts = [names[at : at + TOGETHER] for names in kinds for at in range(0, len(names), TOGETHER)]
             made.append(
                 (each, [pool.submit(compiled, part, each.extra_compile_args, each.include_dirs) for part in parts])
             )
@@ -214,7 +220,7 @@ def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, job
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.compiled_tree", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "compiled", help="default build/compiled")
-    parser.add_argument("--optimize", choices="0123g", default=OPTIMIZE, help=f"default {OPTIMIZE}")
+    parser.add_argument("--optimize", choices="0123", default=OPTIMIZE, help=f"default {OPTIMIZE}")
     parser.add_argument("--jobs", type=int, help="compilers at a time; default: one per processor")
     arguments = parser.parse_args(argv)
     begun = time.monotonic()
