@@ -163,7 +163,7 @@ async def test_a_region_that_would_be_late_is_not_the_last_word():
 async def test_a_region_that_is_known_and_was_not_heard_yet_may_come():
     async with running_regions("us", linked=False, placement_wait_s=0.3) as regions:
         us = regions["us"]
-        us.lb.regions.know([link_module.Peer("lb-eu", "eu", "127.0.0.1:1")])
+        us.lb.regions.know([link_module.PeerBalancer("lb-eu", "eu", "127.0.0.1:1")])
         reply = await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "eu"})
         assert reply.status == 503
         assert (await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "mars"})).status == 400
