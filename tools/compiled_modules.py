@@ -83,7 +83,7 @@ LEFT_OUT = {
                 "placement/explanation.py",
                 "placement/scaling.py",
             ),
-            *("placement/threshold_tuner.py", "routing/geography.py", "transfer/links/tls.py"),
+            *("placement/threshold_tuner.py", "routing/geography.py"),
         ),
         "read once, or run some times a minute",
     ),

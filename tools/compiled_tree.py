@@ -130,11 +130,12 @@ def make_tree(
     try:
         for package in _packages(src):
             shutil.copytree(package, tree / package.name, ignore=LEFT_BEHIND)
-        modules = compiled_modules(src, patterns)
+        jobs = jobs or len(os.sched_getaffinity(0))
+        _compile(tree, work / "pinyon", "pinyon", compiled_modules(src, patterns), optimize, jobs)
         if services is not None:
+            # Not together with the library: a service may hand a journal's recorder to what is annotated as its class.
             shutil.copytree(services, tree / services.name, ignore=LEFT_BEHIND)
-            modules += compiled_services(services)
-        _compile(tree, work, modules, optimize, jobs or len(os.sched_getaffinity(0)))
+            _compile(tree, work / "services", "services", compiled_services(services), optimize, jobs)
         (tree / STAMP).write_text(stamp, encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -161,8 +162,10 @@ def _stamp(src: Path, patterns: Sequence[str], services: Path | None, optimize: 
     return f"{sysconfig.get_config_var('EXT_SUFFIX')} mypyc {mypyc_version()} -O{optimize} {digest.hexdigest()}\n"
 
 
-def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, jobs: int) -> None:
-    """Compiles sources in place, to one shared library ``pinyon__mypyc`` and a small one for each module."""
+def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimize: str, jobs: int) -> None:
+    """Compiles sources in place, to one shared library (``pinyon__mypyc``) and a small one for each module.
+
+    ``group`` is mypyc's name for what is compiled together."""
     cc, include, suffix = compiler(), headers(), sysconfig.get_config_var("EXT_SUFFIX")
     from mypyc.build import mypycify
 
@@ -183,7 +186,7 @@ def _compile(tree: Path, work: Path, modules: Sequence[Path], optimize: str, job
             opt_level=optimize,
             debug_level="0",
             multi_file=True,
-            group_name="pinyon",
+            group_name=group,
             target_dir=str(work),
         )
     finally:
