@@ -106,7 +106,7 @@ SERVICES = (
 
 SERVICES_LEFT_OUT = {
     "*/__init__.py": "a line of text",
-    "*/outgoing_updates.py": "derives from the library's TurnEnd: a compiled class cannot derive from another library's",
+    "*/outgoing_updates.py": "derives from the library's TurnEnd, which a compiled class of another library cannot",
     "*/app.py": "run once",
 }
 
