@@ -68,7 +68,8 @@ async def test_only_a_certificate_makes_a_peer(role, instance_id, region, author
             hello = peer_pb2.PeerHello(region="eu", lb_id="lb-eu", version=PEER_VERSION, kind=kind)
             answers = []
             with contextlib.suppress(grpc.aio.AioRpcError):
-                await call.write(peer_pb2.SessionRequest(hello=hello))
+                if role == "lb":  # others are refused at once: grpcio calls a write to an ended call INTERNAL
+                    await call.write(peer_pb2.SessionRequest(hello=hello))
                 answers.append(await call.read())
             if code is None:
                 assert answers[0].welcome.region == "us"
