@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
 from pinyon.runtime.duplex import Accepted, Duplex
-from pinyon.runtime.outgoing import FRAME_BYTES, MESSAGE_BYTES, Pace, TurnEnd
+from pinyon.runtime.outgoing import MESSAGE_BYTES, Pace, TurnEnd, in_messages
 from services.worker.decode.load_news import ToldLoad
 
 LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
@@ -137,18 +137,3 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
         """Ends the sending. Closing twice is fine."""
         self.by(None)
         self._to_writer()
-
-
-def in_messages(updates: Iterable[worker_pb2.StreamUpdate]) -> Iterator[list[worker_pb2.StreamUpdate]]:
-    """Yields the updates of each message, in order, as many as its size allows."""
-    together: list[worker_pb2.StreamUpdate] = []
-    filled = 0
-    for update in updates:
-        size = update.ByteSize() + FRAME_BYTES
-        if together and filled + size > MESSAGE_BYTES:
-            yield together
-            together, filled = [], 0
-        together.append(update)
-        filled += size
-    if together:
-        yield together
