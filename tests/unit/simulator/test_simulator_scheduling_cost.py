@@ -11,7 +11,7 @@ from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, SchedulingCost
-from pinyon_lab.simulator.engine import Leap
+from pinyon_lab.simulator.leap import Leap
 from pinyon_lab.simulator.workload import Arrival
 
 ENGINE = EngineProfile("", "", "", 0.0, 1e-3, 0.0, 0.01, 0.0, 1e-4, 0.5)

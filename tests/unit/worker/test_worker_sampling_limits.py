@@ -19,7 +19,7 @@ from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import load_card
 from pinyon.model.config import VOCAB_MAX
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
-from services.worker.decode.outgoing_updates import in_messages
+from pinyon.runtime.outgoing import in_messages
 from services.worker.engines import create_engine
 
 
