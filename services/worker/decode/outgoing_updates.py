@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
-from pinyon.runtime.duplex import Accepted, Duplex
+from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.outgoing import MESSAGE_BYTES, Pace, TurnEnd, in_messages
 from services.worker.decode.load_news import ToldLoad
 
 LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
 
-class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
+class OutgoingUpdates:
     """The messages of one session's stream, with at most one update per request in each.
 
     Waiting updates are merged. Waiting changes (about one per token, and per log-probability) are bounded by ``limit``:
@@ -24,7 +23,7 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
     """
 
     def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = lambda: None) -> None:
-        super().__init__(pace)
+        self._end: TurnEnd[worker_pb2.SessionResponse] = TurnEnd(pace, self._make)
         self._limit = limit
         self._load = load
         self._message = worker_pb2.SessionResponse()
@@ -37,6 +36,12 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
         """Fails with :class:`ResourceExhausted` when the limit is reached; waiting updates are lost then."""
         self.unsent = 0
         """Changes not taken yet."""
+        self.closed = False
+        """True once no more updates are taken."""
+
+    def by(self, stream: LbStream | None) -> None:
+        """Lets messages go past the writer, by this stream; None ends that."""
+        self._end.by(stream)
 
     def update(self, stream_id: int, changes: int = 1) -> worker_pb2.StreamUpdate:
         """Returns the stream's next update, to be filled in before control returns to the event loop."""
@@ -55,7 +60,7 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
             update = self._by_stream[stream_id] = self._message.updates.add(stream_id=stream_id)
             if not self._told:
                 self._told = True
-                self._come()
+                self._end.come()
         return update
 
     def apart(self, stream_id: int) -> worker_pb2.StreamUpdate:
@@ -73,14 +78,14 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
             self._nudged = True
             if not self._told:
                 self._told = True
-                self._come()
+                self._end.come()
 
     def close(self, *, discard: bool = False) -> None:
         """Takes no more updates; the reader gets the rest unless ``discard``."""
         self.closed = True
         if discard:
             self._forget()
-        self._to_writer()
+        self._end.to_writer()
 
     @property
     def _ready(self) -> bool:
@@ -93,13 +98,9 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
         self.unsent = 0
         self._nudged = self._told = False
 
-    def _send(self, stream: Duplex[Any, Any]) -> bool:
-        self._make()
-        return super()._send(stream) or self._ready
-
     def _make(self) -> None:
         """Assembles messages of what waits."""
-        message, made = self._message, self._messages
+        message, made = self._message, self._end.messages
         self._forget()
         told = self._load()
         load = None if told is None else worker_pb2.Load(**told._asdict())
@@ -121,19 +122,19 @@ class OutgoingUpdates(TurnEnd[worker_pb2.SessionResponse]):
         return self
 
     async def __anext__(self) -> worker_pb2.SessionResponse:
-        while not self._messages:
-            self._check()
+        while not self._end.messages:
+            self._end.check()
             if self._ready:
                 if not self.closed:
-                    await self._pace.turn()
+                    await self._end.pace.turn()
                 self._make()
             elif self.closed:
                 raise StopAsyncIteration
             else:
-                await self._wait()
-        return self._messages.popleft()
+                await self._end.wait()
+        return self._end.messages.popleft()
 
     async def aclose(self) -> None:
         """Ends the sending. Closing twice is fine."""
         self.by(None)
-        self._to_writer()
+        self._end.to_writer()

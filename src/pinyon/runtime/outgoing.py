@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
-from mypy_extensions import mypyc_attr
 
 from pinyon.core.clock import Clock
 from pinyon.runtime.duplex import Duplex
@@ -59,7 +58,6 @@ class Pace:
         self._last_s = self._clock()
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # for services that are not compiled
 class TurnEnd(Generic[Sent]):
     """The messages of a :class:`pinyon.runtime.duplex.Duplex`, which wake no task as long as the peer takes them.
 
@@ -68,9 +66,11 @@ class TurnEnd(Generic[Sent]):
     loop.
     """
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._messages: deque[Sent] = deque()
+    def __init__(self, pace: Pace, compose: Callable[[], None] = lambda: None) -> None:
+        """Takes ``compose``, which appends messages of what waits for it, right before they go past the writer."""
+        self.pace = pace
+        self._compose = compose
+        self.messages: deque[Sent] = deque()
         """The waiting messages."""
         self._loop = asyncio.get_running_loop()
         self._stream: Duplex[Any, Any] | None = None
@@ -80,21 +80,19 @@ class TurnEnd(Generic[Sent]):
         self._news = asyncio.Event()
         """Set when there are messages for the writer."""
         self._failure: Exception | None = None
-        self.closed = False
-        """True once no more messages are taken."""
 
     def by(self, stream: Duplex[Any, Any] | None) -> None:
         """Lets messages go past the writer, by this stream; None ends that."""
         self._stream = stream
 
-    def _come(self) -> None:
+    def come(self) -> None:
         """Notes that a message waits."""
         if self._behind:
             self._news.set()
         elif self._going is None:
             self._going = self._loop.call_soon(self._go)
 
-    def _to_writer(self) -> None:
+    def to_writer(self) -> None:
         """Leaves the waiting messages to the writer, until it waits for more."""
         if self._going is not None:
             self._going.cancel()
@@ -108,33 +106,34 @@ class TurnEnd(Generic[Sent]):
         try:
             stream = self._stream
             if stream is not None and stream.has_room:
-                early_s = self._pace.early_s()
+                early_s = self.pace.early_s()
                 if early_s > 0.0:
                     self._going = self._loop.call_later(early_s, self._go)
                     return
-                self._pace.went()
+                self.pace.went()
                 left = self._send(stream)
         except Exception as error:
             self._failure = error
         if left:
-            self._to_writer()
+            self.to_writer()
 
     def _send(self, stream: Duplex[Any, Any]) -> bool:
         """Pushes messages as far as the stream takes them, and returns whether some are left."""
-        messages = self._messages
+        self._compose()
+        messages = self.messages
         while messages and stream.push(messages[0]):
             messages.popleft()
         return bool(messages)
 
     # -- for the writer
 
-    async def _wait(self) -> None:
+    async def wait(self) -> None:
         """Waits for messages for the writer; meanwhile they go past the writer if possible."""
         self._behind = False
         self._news.clear()
         await self._news.wait()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raises the error that ended the sending, if any."""
         if self._failure is not None:
             raise self._failure
@@ -156,15 +155,17 @@ class Outgoing(TurnEnd[Sent]):
         """The bytes and parts of the last message, which is being filled."""
         self._room = asyncio.Event()
         self._room.set()
+        self.closed = False
+        """True once no more messages are taken."""
         self._finished = False
 
     def __len__(self) -> int:
         """Returns the number of waiting messages."""
-        return len(self._messages)
+        return len(self.messages)
 
     @property
     def has_room(self) -> bool:
-        return len(self._messages) <= self._limit
+        return len(self.messages) <= self._limit
 
     async def room(self) -> None:
         """Waits until there is room, or the stream is closed."""
@@ -174,15 +175,15 @@ class Outgoing(TurnEnd[Sent]):
 
     def waiting(self, count: Callable[[Sent], int]) -> int:
         """Returns the sum of ``count`` over the waiting messages."""
-        return sum([count(message) for message in self._messages])
+        return sum([count(message) for message in self.messages])
 
     def message(self, size_bytes: int) -> Sent:
         """Returns the message for a part of at most ``size_bytes``, which has to be added before the loop turns."""
-        messages = self._messages
+        messages = self.messages
         if not messages or self._size + size_bytes > MESSAGE_BYTES or self._parts >= self._parts_max:
             messages.append(self._make())
             self._size = self._parts = 0
-            self._come()
+            self.come()
         self._size += size_bytes
         self._parts += 1
         return messages[-1]
@@ -190,19 +191,19 @@ class Outgoing(TurnEnd[Sent]):
     def finish(self) -> None:
         """Lets the iterator end when the messages that wait have gone."""
         self.closed = self._finished = True
-        self._to_writer()
+        self.to_writer()
 
     def close(self) -> None:
         """Drops the waiting messages. Closing twice is fine."""
         self.closed = True
-        self._messages.clear()
+        self.messages.clear()
         self.by(None)
-        self._to_writer()
+        self.to_writer()
         self._room.set()
 
     def _taken(self) -> None:
         """Wakes those who wait for room once there is room for many: else they would all wake for each message."""
-        if not self._room.is_set() and 2 * len(self._messages) <= self._limit:
+        if not self._room.is_set() and 2 * len(self.messages) <= self._limit:
             self._room.set()
 
     def _send(self, stream: Duplex[Any, Any]) -> bool:
@@ -214,14 +215,14 @@ class Outgoing(TurnEnd[Sent]):
         return self
 
     async def __anext__(self) -> Sent:
-        while not self._messages:
-            self._check()
+        while not self.messages:
+            self.check()
             if self._finished:
                 raise StopAsyncIteration
-            await self._wait()
-            await self._pace.turn()
-        self._check()
-        message = self._messages.popleft()
+            await self.wait()
+            await self.pace.turn()
+        self.check()
+        message = self.messages.popleft()
         self._taken()
         return message
 

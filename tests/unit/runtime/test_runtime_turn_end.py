@@ -30,11 +30,11 @@ class Owner:
 
     @property
     def state(self):
-        return len(self.end._messages), len(self.stream.sent)
+        return len(self.end.messages), len(self.stream.sent)
 
     def come(self):
-        self.end._messages.append("news")
-        self.end._come()
+        self.end.messages.append("news")
+        self.end.come()
 
 
 async def turns(count=3):
@@ -43,7 +43,7 @@ async def turns(count=3):
 
 
 async def waiting_writer(owner):
-    writer = asyncio.ensure_future(owner.end._wait())
+    writer = asyncio.ensure_future(owner.end.wait())
     await turns()
     return writer
 
@@ -71,7 +71,7 @@ async def test_what_was_handed_to_the_writer_does_not_go_past_it():
     owner = Owner()
     writer = await waiting_writer(owner)
     owner.come()
-    owner.end._to_writer()
+    owner.end.to_writer()
     await asyncio.wait_for(writer, WAIT_S)
     await turns()
     assert owner.state == (1, 0)
@@ -92,6 +92,6 @@ async def test_the_writer_has_what_cannot_go(how):
     assert owner.state == (1, 0)
     if owner.stream.failure is not None:
         with pytest.raises(ValueError, match="broken"):
-            owner.end._check()
+            owner.end.check()
     else:
-        owner.end._check()
+        owner.end.check()

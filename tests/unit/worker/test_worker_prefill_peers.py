@@ -102,7 +102,7 @@ async def test_a_large_start_goes_alone(sessions: PrefillPeers) -> None:
 
 
 def waiting(remote: RemotePrefill) -> list[worker_pb2.PrefillSessionRequest]:
-    return list(remote.session._outgoing._messages)
+    return list(remote.session._outgoing.messages)
 
 
 async def gone(sessions: PrefillPeers) -> None:
