@@ -134,6 +134,8 @@ class TcpService:
                     ranges, found = staged.ranges, staged.found
             buffers = _gather(ranges, found, drain=not reading)
             if reading:
+                if seed is None:
+                    inbound.stream.keep_little()
                 send_payload(inbound.stream, wire.pack_reply(frame, refusals, accepted), buffers, seed, deadline)
             else:
                 intact = receive_payload(inbound.stream, buffers, seed, deadline, early, singly=refusals is not None)
@@ -157,6 +159,8 @@ class TcpService:
             _log.warning("a transfer frame arrived with a wrong checksum")
             return
         if not reading:
+            if seed is None:
+                inbound.stream.keep_little()
             inbound.stream.send([wire.pack_reply(frame, refusals, 0)], deadline)
         with self._meter.lock:
             self._meter.served(frame.opcode, accepted, refusals)
