@@ -210,7 +210,7 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
     with ThreadPoolExecutor(jobs) as pool:
         made = []
         for each in extensions:
-            kinds = [[name for name in each.sources if is_optimized(name) is level] for level in (True, False)]
+            kinds = [[name for name in each.sources if is_optimized(name) is fast] for fast in (True, False)]
             parts = [names[at : at + TOGETHER] for names in kinds for at in range(0, len(names), TOGETHER)]
             made.append(
                 (each, [pool.submit(compiled, part, each.extra_compile_args, each.include_dirs) for part in parts])

@@ -32,6 +32,7 @@ from pinyon.transfer.links import handshake, spinner
 from pinyon.transfer.links.acceptor import Acceptor, InboundLink
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.spinner import Spinner
+from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.transport import TcpTransport
@@ -52,10 +53,12 @@ BAD_CHECKSUM = ChainOutcome(TransferStatus.FAILED, Reason.CHECKSUM)
 class RecordingAcceptor(Acceptor):
     hellos: list[handshake.Hello]
     sources: list[str]
+    streams: list[Stream]
 
     def admit(self, inbound: InboundLink, hello: handshake.Hello) -> handshake.HelloCode:
         self.hellos.append(hello)
         self.sources.append(inbound.stream.sock.getpeername()[0])
+        self.streams.append(inbound.stream)
         return super().admit(inbound, hello)
 
 
@@ -76,7 +79,7 @@ class Host:
         self.meter = self.context.meter
         self.tcp = TcpTransport(self.context, nics or {}, checked=checksum == "on")
         self.acceptor = RecordingAcceptor(self.context, {handshake.Service.TCP: self.tcp.service})
-        self.acceptor.hellos, self.acceptor.sources = [], []
+        self.acceptor.hellos, self.acceptor.sources, self.acceptor.streams = [], [], []
         self.port = self.acceptor.listen("127.0.0.1", 0)
 
     def segment(self, port: int | None = None) -> SegmentDescriptor:
@@ -213,6 +216,16 @@ def test_bytes_arrive_whatever_the_size(host, mode, nbytes) -> None:
     assert here.run(READ, there.segment(), nbytes) == DONE
     assert here.memory[:nbytes] == there.memory[:nbytes]
     assert here.memory[nbytes:] == before
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_without_checksums_the_serving_end_buffers_little(host, opcode) -> None:
+    buffered = {}
+    for mode in ("on", "off"):
+        here, there = host(checksum=mode), host()
+        assert here.run(opcode, there.segment(), 300_000) == DONE
+        buffered[mode] = there.acceptor.streams[0].sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert buffered["off"] < buffered["on"]
 
 
 @pytest.mark.parametrize("nbytes", [4096, 600_000])
