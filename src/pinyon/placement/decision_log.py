@@ -83,8 +83,8 @@ class LoggedDecision:
     policy was asked. ``at_s`` is by the caller's clock."""
 
     __slots__ = (
-        *("at_s", "code", "error", "first_token", "kind", "number", "priority", "request", "seen", "size_bytes"),
-        "turn",
+        *("_asked", "at_s", "code", "error", "first_token", "kind", "number", "priority", "request_id", "seen"),
+        *("size_bytes", "turn"),
     )
 
     def __init__(self, number: int, request: PlacementRequest, at_s: float, seen: Seen | None) -> None:
@@ -92,15 +92,25 @@ class LoggedDecision:
         self.number = number
         self.at_s = at_s
         self.seen = seen
-        self.request = PlacementRequest(
-            request.request_id, request.model, request.prompt_tokens, b"", request.max_tokens, request.ttft_slo_s,
-            request.tbt_slo_s, request.exclude, request.no_reuse, ttft_slo_named=request.ttft_slo_named,
+        self.request_id = request.request_id
+        # not a request yet: that takes longer to make, and few are asked for
+        self._asked = (
+            request.model, request.prompt_tokens, request.max_tokens, request.ttft_slo_s, request.tbt_slo_s,
+            request.exclude, request.no_reuse, request.ttft_slo_named,
         )  # fmt: skip
         asked = request.request_class
         self.kind, self.turn, self.priority = asked.kind, asked.turn, asked.priority
         self.code = self.error = ""
         self.first_token: MeasuredFirstToken | None = None
         self.size_bytes = ENTRY_BYTES + len(request.exclude) * NAME_BYTES
+
+    @property
+    def request(self) -> PlacementRequest:
+        """Returns the request as far as it is kept."""
+        model, tokens, most, ttft_slo_s, tbt_slo_s, exclude, no_reuse, named = self._asked
+        return PlacementRequest(
+            self.request_id, model, tokens, b"", most, ttft_slo_s, tbt_slo_s, exclude, no_reuse, ttft_slo_named=named
+        )
 
 
 class DecisionLog:
@@ -164,7 +174,7 @@ class DecisionLog:
             yield [
                 entry
                 for entry in entries[start : start + SEARCHED]
-                if bare in (name := entry.request.request_id) and (is_named(name, asked) or is_named(name, bare))
+                if bare in entry.request_id and (is_named(entry.request_id, asked) or is_named(entry.request_id, bare))
             ]
 
     def _seen(self, request: PlacementRequest) -> Seen | None:
