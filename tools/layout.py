@@ -1,14 +1,16 @@
-"""Lines of each room, and folders that import each other.
+"""Lines of each room, folders that import each other, and classes of one name.
 
     python -m tools.layout [ROOT]
 
 Lines are those of Python files, blank ones and comments included; generated code (``pinyon/api``) is left out. Two
 folders import each other where a file of each imports one of the other. A folder's ``__init__.py`` belongs to it, and
-folders within a folder count as others. Exit status: 1 where such a pair is left.
+folders within a folder count as others. A name stands for one class: a reader who has met it knows what it means.
+Exit status: 1 where such a pair is left, or a name stands for two classes.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -53,6 +55,17 @@ def pairs(root: Path) -> list[tuple[str, str, str, str]]:
     )
 
 
+def classes(root: Path) -> dict[str, list[str]]:
+    """Returns the places (``file:line``) of each class of the product, by its name; classes in functions are left out."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name in lines_of(root):
+        tree = ast.parse((root / name).read_text())
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{name}:{node.lineno}")
+    return places
+
+
 def main(arguments: list[str]) -> int:
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
     lines = lines_of(root)
@@ -74,7 +87,11 @@ def main(arguments: list[str]) -> int:
     for here, there, one, other in found:
         print(f"{here} and {there} import each other: {one}, {other}")
     print(f"{len(found)} pairs of folders import each other")
-    return 1 if found else 0
+    twice = {name: places for name, places in sorted(classes(root).items()) if len(places) > 1}
+    for name, places in twice.items():
+        print(f"{name} is several classes: {', '.join(places)}")
+    print(f"{len(twice)} names stand for several classes")
+    return 1 if found or twice else 0
 
 
 if __name__ == "__main__":
