@@ -56,7 +56,7 @@ def pairs(root: Path) -> list[tuple[str, str, str, str]]:
 
 
 def classes(root: Path) -> dict[str, list[str]]:
-    """Returns the places (``file:line``) of each class of the product, by its name; classes in functions are left out."""
+    """Returns the places (``file:line``) of each class of the product, by name; not those in functions."""
     places: dict[str, list[str]] = defaultdict(list)
     for name in lines_of(root):
         tree = ast.parse((root / name).read_text())
