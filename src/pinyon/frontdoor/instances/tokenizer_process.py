@@ -1,4 +1,7 @@
-"""The process that tokenizes long prompts, as the library keeps the GIL for as long as a text takes.
+"""The process that tokenizes long prompts, as compiled merging keeps the GIL for as long as a text takes.
+
+In a thread, 4 MiB of new text stop the event loop for some 2 s. The library alone gives the GIL up, but takes 1.7 times
+as long, and keeps it for 70 ms or more while it lists so many tokens.
 
 The process gets the arguments of :func:`tokenize`, pickled, from us only, and answers with the tokens or with why there
 are none. It ends with its connection, however the parent ends.
