@@ -132,6 +132,16 @@ def test_the_later_one_keeps_it_when_it_connects_again(fleet, membership):
     membership.heard(again)
 
 
+def test_the_end_of_an_earlier_session_disconnects_nobody(fleet, membership):
+    first = membership.open(info("p0", Role.PREFILL))
+    again = membership.open(info("p0", Role.PREFILL))
+    membership.close(first)  # its break is noticed only now
+    assert fleet.get("p0") is again.state
+    assert again.state.connected
+    membership.close(again)
+    assert not again.state.connected
+
+
 @pytest.mark.parametrize("end", ["leaves", "lease ends"])
 def test_when_the_later_one_is_gone_the_other_may_have_it(membership, clock, end):
     first, second = (info("p0", Role.PREFILL, boot=boot) for boot in ("a", "b"))

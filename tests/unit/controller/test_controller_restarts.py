@@ -63,12 +63,18 @@ async def test_it_is_told_which_and_run_later_each_time(tmp_path, caplog):
 
 
 async def test_who_is_back_is_not_started_again(tmp_path):
-    runs = Runs(tmp_path, "")
+    runs = Runs(tmp_path, "", attempts=1)
     runs.restarts.failed(INFO)
     await runs.pause()
+    (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "restart eu-0")
     runs.restarts.back("eu-0")
     runs.restarts.back("nobody")
     assert runs.restarts.restarting == ()
+    runs.go.put_nowait(None)
+    async with asyncio.timeout(90):
+        await asyncio.wait({task})
+    assert task.cancelled()
+    runs.go.get_nowait()
     runs.restarts.failed(INFO)
     assert await runs.pause() == 10.0
     await runs.restarts.close()

@@ -447,6 +447,16 @@ async def test_who_is_not_there_and_who_does_not_answer() -> None:
         await whole(ConnectionPool(UpstreamUrl("no-such-host.invalid", 1, False), ConnectionLimits(), 4))
 
 
+async def test_connections_that_could_not_be_made_take_no_room() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        pool = ConnectionPool(UpstreamUrl("127.0.0.1", deaf.getsockname()[1], False), ConnectionLimits(), 1)
+        for _ in range(3):
+            with pytest.raises(Absent):
+                await whole(pool)
+    pool.close()
+
+
 async def test_a_kept_connection_that_breaks_for_good_is_a_break() -> None:
     async with Peer() as peer:
         pool = ConnectionPool(peer.url, ConnectionLimits(idle_s=WAIT_S), 4)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.paging import LeaseTable
+from pinyon.eviction.lru import Lru
+from pinyon.paging import BlockPool, LeaseTable, Reservations
 
 
 def test_a_lease_ends_once_by_release_or_by_time() -> None:
@@ -38,6 +39,24 @@ def test_leases_are_limited_and_their_book_keeping_too() -> None:
     assert leases.overdue(3.5) == []
     assert leases.release(kept[0]) == [1]
     assert leases.release(kept[1]) == [2]
+
+
+def test_a_refused_lease_leaves_no_block_referenced() -> None:
+    pool = BlockPool(2, Lru())
+    reservations = Reservations(pool, LeaseTable(max_leases=1))
+    room = reservations.reserve((), 2, 0.0)
+    assert room
+    keys = [bytes([number]) * 16 for number in (1, 2)]
+    reservations.publish(room.table, keys, 0.0)
+    reservations.release(room.table, 0.0)
+    lease, _ = reservations.lease(keys[:1], 1.0, 0.0, allow_gaps=False)
+    for _ in range(3):
+        with pytest.raises(ResourceExhausted):
+            reservations.lease(keys[1:], 1.0, 0.0, allow_gaps=False)
+    assert pool.allocate(1, now_s=0.0) is not None, "the second block is free"
+    assert pool.allocate(1, now_s=0.0) is None, "the first one is leased"
+    assert reservations.end_lease(lease, 0.0)
+    assert pool.allocate(1, now_s=0.0) is not None
 
 
 def test_ids_start_above_zero() -> None:

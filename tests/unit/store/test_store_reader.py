@@ -136,6 +136,23 @@ async def test_a_shorter_lease_than_asked_for_counts(holder: Holder, place: Plac
     await place.settled(holder)
 
 
+async def test_the_lease_runs_from_before_the_question(holder: Holder, place: Place) -> None:
+    def answer_after(seconds: float) -> int:
+        """Makes the answer take so long, of a lease of a second. Returns how many blocks may be used."""
+
+        def slowly(reply: kvstore_pb2.AcquireResponse) -> None:
+            reply.lease_ms = 1000
+            place.now += seconds
+
+        holder.twist = slowly
+        return 8 if seconds < 1.0 else 0
+
+    for seconds in (0.5, 1.0, 2.0):
+        usable = answer_after(seconds)
+        assert await place.fetch() == usable
+    await place.settled(holder)
+
+
 def _block(position: int, **change: int):
     def twist(reply: kvstore_pb2.AcquireResponse) -> None:
         for name, value in change.items():
