@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -20,10 +20,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from tokenizers import Tokenizer as _RustTokenizer
 
-from pinyon.core.compiled import compiled
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.merges import merges_of
-from pinyon.model.word_tokens import MERGED, MuchNew, WordTokens, known_words
+from pinyon.model.word_tokens import MuchNew, WordTokens, known_words
 
 __all__ = ["ByteTokenizer", "HfTokenizer", "MuchNew", "TokenArray", "Tokenizer"]
 
@@ -135,15 +134,10 @@ class HfTokenizer:
         self._token_bytes: list[bytes] | None = None
         self._byte_level = _is_byte_level(rules)
         self._words: WordTokens | None = None
-        if pattern and all(token.content for token in added.values()):
+        merges = merges_of(rules, _byte_letters()) if pattern else None
+        if merges is not None and all(token.content for token in added.values()):
             markers = {token.content: int(i).to_bytes(4, "little") for i, token in added.items()}
-            word = _word_encoder(self._plain)
-            # Uncompiled, merging takes longer than the library does.
-            merges = merges_of(rules, _byte_letters()) if compiled() else None
-            if merges is None:
-                self._words = WordTokens(pattern, markers, word, self._whole)
-            else:
-                self._words = WordTokens(pattern, markers, merges.word_encoder(word), self._whole, learned=MERGED)
+            self._words = WordTokens(pattern, markers, merges, self._whole)
 
     @property
     def remembers(self) -> bool:
@@ -252,16 +246,6 @@ def _ids(tokenizer: _RustTokenizer, text: str, add_special_tokens: bool) -> Toke
     """Returns the tokens by a batch of one, which skips the tokens' places in the text: a quarter less CPU."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return np.array(encoding.ids, dtype="<u4")
-
-
-def _word_encoder(tokenizer: _RustTokenizer) -> Callable[[str], bytes]:
-    """Returns an encoder of one ASCII word, as little-endian u32, by a ``tokenizer`` whose words are bytes."""
-    letters, model = _byte_letters(), tokenizer.model
-
-    def encode(word: str) -> bytes:
-        return b"".join([token.id.to_bytes(4, "little") for token in model.tokenize(word.translate(letters))])
-
-    return encode
 
 
 def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _RustTokenizer:
