@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import LEVEL_BLOCKS
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.block_keys import secret_id
 from pinyon.core.served import Served
 from pinyon.decisions import BatchLoad, BatchRoom
-from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from services.worker.decode.decodes import Decodes
-from services.worker.decode.load_news import ToldLoad
 from services.worker.instance.parts import Parts
-from services.worker.orders.ledger import Ledger, PrefillOutcome
+from services.worker.orders.ledger import Ledger
 from services.worker.prefill.prefills import Prefills
 from services.worker.settings import WorkerSettings
 
@@ -36,10 +35,10 @@ class WorkerLoad:
         look = self._room.look(self._decodes.owned, self._decodes.elsewhere)
         return replace(look, room=0) if look.room and self._parts.refusing else look
 
-    def told(self) -> ToldLoad:
+    def told(self) -> worker_pb2.Load:
         """Returns the load for a load balancer, without its session's own fields."""
         batch = self.batch()
-        return ToldLoad(
+        return worker_pb2.Load(
             pending=batch.waiting,
             running=batch.running,
             room=batch.room,
@@ -94,15 +93,7 @@ class WorkerReport:
         return replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens)
 
     def news(self) -> conductor_pb2.ReportSessionRequest:
-        happened = self.ledger.take()
-        return conductor_pb2.ReportSessionRequest(
-            prefills=[_measured(outcome) for outcome in happened.measured],
-            first_tokens=[first_token_to_proto(*each) for each in happened.first_tokens],
-            begun_prefill_request_ids=happened.begun_prefills,
-            begun_decode_request_ids=happened.begun_decodes,
-            ended_prefill_request_ids=happened.ended_prefills,
-            ended_decode_request_ids=happened.ended_decodes,
-        )
+        return self.ledger.take()
 
 
 def instance_info(served: Served, boot_id: str, address: str, settings: WorkerSettings) -> InstanceInfo:
@@ -120,22 +111,4 @@ def instance_info(served: Served, boot_id: str, address: str, settings: WorkerSe
         max_context_tokens=served.max_context,
         key_secret_id=secret_id(served.secret),
         short_first=SERVICE_ORDERS.make(settings.service_order).short_first,
-    )
-
-
-def _measured(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
-    """Returns the measurement that the conductor's estimates learn from."""
-    report = outcome.first.report
-    return conductor_pb2.PrefillMeasurement(
-        computed_tokens=report.computed_tokens,
-        prefix_tokens=report.reused_tokens,
-        compute_us=round(report.compute_ms * 1e3),
-        fetched_bytes=outcome.fetched_bytes,
-        fetch_us=round(report.fetch_ms * 1e3),
-        fetches=[
-            conductor_pb2.FetchMeasurement(
-                source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)
-            )
-            for span in outcome.spans
-        ],
     )

@@ -41,15 +41,15 @@ async def test_a_computed_prompt_has_begun_however_short_it_is(fleet, chunk_toke
     await answer.wait()
     await fleet.idle()
     happened = p.parts.ledger.take()
-    assert list(happened.begun_prefills) == list(happened.ended_prefills) == ["short"]
-    assert len(happened.measured) == 1
+    assert list(happened.begun_prefill_request_ids) == list(happened.ended_prefill_request_ids) == ["short"]
+    assert len(happened.prefills) == 1
     p.engine.fail = lambda prefills, decodes: RuntimeError("no") if prefills else None
     (failing,) = await client.submit(submission(OTHER, SHORT, prefill=p, decode=d, request_id="failing"))
     await failing.wait()
     assert failing.finish == "error"
     await fleet.idle()
     happened = p.parts.ledger.take()
-    assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["failing"])
+    assert (list(happened.begun_prefill_request_ids), list(happened.ended_prefill_request_ids)) == ([], ["failing"])
 
 
 async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkeypatch):
@@ -66,8 +66,8 @@ async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkey
     assert lost.finish == "error"
     await fleet.idle()
     happened = p.parts.ledger.take()
-    assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["lost"])
-    assert not happened.measured
+    assert (list(happened.begun_prefill_request_ids), list(happened.ended_prefill_request_ids)) == ([], ["lost"])
+    assert not happened.prefills
 
 
 async def test_the_time_between_tokens_comes_with_its_load(fleet):

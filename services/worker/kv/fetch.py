@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
@@ -26,7 +27,6 @@ from pinyon.store.reader import BlockReader, ReadTerms
 from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
-from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import WorkerLimits
 
 MAX_PAUSE_S = 10.0
@@ -95,10 +95,16 @@ class Fetched:
         """The time of the whole fetch; with ``layered``, known when its reading is done."""
         return (self.begun_s if self.layered is None else self.layered.ended_s) - self.start_s
 
-    def measured(self) -> tuple[SpanFetched, ...]:
+    def measured(self) -> list[conductor_pb2.FetchMeasurement]:
         """Returns the last spans that came whole, one read each, when all have arrived."""
-        whole = [read for read in self.spans if read.nbytes][-MEASURED_SPANS_MAX:]
-        return tuple(SpanFetched(read.span.source_id, read.nbytes, read.ended_s - read.asked_s) for read in whole)
+        return [
+            conductor_pb2.FetchMeasurement(
+                source_id=read.span.source_id,
+                fetched_bytes=read.nbytes,
+                fetch_us=round((read.ended_s - read.asked_s) * 1e6),
+            )
+            for read in [read for read in self.spans if read.nbytes][-MEASURED_SPANS_MAX:]
+        ]
 
     @property
     def blocks(self) -> int:

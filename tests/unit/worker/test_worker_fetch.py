@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pinyon.api.conductor.v1.conductor_pb2 import FetchMeasurement
 from pinyon.core.errors import Cancelled, DeadlineExceeded, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
@@ -16,7 +17,6 @@ from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
 from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead
 from services.worker.orders.abort import Abort
-from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import WorkerLimits
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
@@ -205,14 +205,12 @@ async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
     world.source.passed = passed
     world.source.lacks = {"peer:1": set(KEYS[1:3]), "store:1": set(KEYS[3:])}
     fetched = await world.fetch(replace(PEER, end=1), replace(STORE, first=1, end=3), replace(PEER, first=3))
-    assert fetched.measured() == (
-        SpanFetched("peer", block, 1.0),
-        SpanFetched("store", 2 * block, 3.0),
-        SpanFetched("peer", block, 1.0),
-    )
+    peer = FetchMeasurement(source_id="peer", fetched_bytes=block, fetch_us=1_000_000)
+    store = FetchMeasurement(source_id="store", fetched_bytes=2 * block, fetch_us=3_000_000)
+    assert fetched.measured() == [peer, store, peer]
     world.source.errors["store:1"] = Unavailable("gone")
     fetched = await world.fetch(replace(PEER, end=1), replace(STORE, first=1))
-    assert fetched.measured() == (SpanFetched("peer", block, 1.0),)
+    assert fetched.measured() == [peer]
     fetched.spans *= 100
     assert len(fetched.measured()) == MEASURED_SPANS_MAX
 
@@ -338,4 +336,4 @@ async def test_nothing_is_measured_of_a_span_that_came_only_in_part() -> None:
         await fetched.layered.reading  # type: ignore[union-attr]
         await asyncio.sleep(0)
         assert fetched.layered.came  # type: ignore[union-attr]
-        assert [span.bytes for span in fetched.measured()] == [told * LAYOUT.block_bytes] * (told > 0)
+        assert [span.fetched_bytes for span in fetched.measured()] == [told * LAYOUT.block_bytes] * (told > 0)

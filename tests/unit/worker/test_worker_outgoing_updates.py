@@ -9,7 +9,6 @@ import pytest
 
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.runtime.outgoing import MESSAGE_BYTES, Pace
-from services.worker.decode.load_news import ToldLoad
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 
 
@@ -36,7 +35,7 @@ class Session:
     """A session's updates, with a writer that asks for messages as a stream's does."""
 
     def __init__(self) -> None:
-        self.loads: list[ToldLoad] = []
+        self.loads: list[worker_pb2.Load] = []
         self.broken = False
         self.peer = Peer()
         self.now_s = 0.0
@@ -51,7 +50,7 @@ class Session:
         self.taken.set()
         self.writer = asyncio.ensure_future(self._write())
 
-    def _load(self) -> ToldLoad | None:
+    def _load(self) -> worker_pb2.Load | None:
         if self.broken:
             raise RuntimeError("no load")
         return self.loads.pop() if self.loads else None
@@ -159,10 +158,10 @@ async def test_the_end_comes_after_all_that_was_said(session: Session) -> None:
 
 
 async def test_a_load_goes_with_updates_and_alone(session: Session) -> None:
-    session.loads.append(ToldLoad(seq=1))
+    session.loads.append(worker_pb2.Load(seq=1))
     session.updates.update(1).text = "a"
     await session.turns()
-    session.loads.append(ToldLoad(seq=2))
+    session.loads.append(worker_pb2.Load(seq=2))
     session.updates.nudge()
     await session.turns()
     session.updates.nudge()  # another message has taken the load
