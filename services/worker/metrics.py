@@ -22,7 +22,7 @@ from services.worker.kv.storage import Drop
 from services.worker.orders.ledger import Ledger, PrefillOutcome
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.report import WorkerLoad
+from services.worker.report import WorkerReport
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -90,7 +90,7 @@ def register_gauges(
     peers: PrefillPeers,
     decodes: Decodes,
     sessions: LbSessions,
-    load: WorkerLoad,
+    load: WorkerReport,
 ) -> None:
     """Registers the gauges of a running worker. All but the last eight are zero when it is idle."""
     cache, members, storage = parts.cache, parts.members, parts.storage

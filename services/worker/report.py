@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -12,17 +12,18 @@ from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.block_keys import secret_id
 from pinyon.core.served import Served
 from pinyon.decisions import BatchLoad, BatchRoom
-from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from services.worker.decode.decodes import Decodes
 from services.worker.instance.parts import Parts
-from services.worker.orders.ledger import Ledger
 from services.worker.prefill.prefills import Prefills
 from services.worker.settings import WorkerSettings
 
 
-class WorkerLoad:
-    """The load that load balancers, the conductor and the metrics are told."""
+class WorkerReport:
+    """The load that load balancers, the conductor and the metrics are told, and the source of the worker's reports.
+
+    See :class:`pinyon.runtime.report_session.ReportSource`.
+    """
 
     def __init__(self, parts: Parts, prefills: Prefills, decodes: Decodes, room: BatchRoom) -> None:
         self._parts = parts
@@ -67,33 +68,26 @@ class WorkerLoad:
             room=batch.room,
         )
 
-
-@dataclass(slots=True, eq=False)
-class WorkerReport:
-    """The source of the worker's reports, see :class:`pinyon.runtime.report_session.ReportSource`.
-
-    The load comes from ``reported``, but for the time between tokens and the conditions it was measured under. The ids
-    of the requests that have not ended come from ``decoding``.
-    """
-
-    pool: BlockPool
-    ledger: Ledger
-    reported: Callable[[], InstanceLoad]
-    decoding: Callable[[], Sequence[str]]
+    # -- for the conductor
 
     def snapshot_keys(self) -> Sequence[bytes]:
-        return self.pool.keys()
+        return self._parts.cache.pool.keys()
 
     def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        return self.pool.drain_changes()
+        return self._parts.cache.pool.drain_changes()
 
     def load(self) -> InstanceLoad:
+        """Returns the load with the time between tokens and the conditions it was measured under, and forgets these."""
         load = self.reported()
-        tbt_ms, batch, kv_tokens = self.ledger.token_times.take(idle=not load.running_requests)
-        return replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens)
+        times = self._parts.ledger.token_times.take(idle=not load.running_requests)
+        load.mean_tbt_ms, load.mean_batch, load.mean_kv_tokens = times
+        return load
 
     def news(self) -> conductor_pb2.ReportSessionRequest:
-        return self.ledger.take()
+        return self._parts.ledger.take()
+
+    def decoding(self) -> Sequence[str]:
+        return self._decodes.unfinished()
 
 
 def instance_info(served: Served, boot_id: str, address: str, settings: WorkerSettings) -> InstanceInfo:

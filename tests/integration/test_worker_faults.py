@@ -583,7 +583,7 @@ def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
 
 async def test_reports_name_the_requests_that_came_and_that_ended(fleet):
     p, d = await fleet.pair()
-    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
+    report = d.reports
     client = await fleet.client(d)
     d.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="taken"))

@@ -13,7 +13,6 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
 from services.worker.instance import step_members
 from services.worker.kv.push import Push
-from services.worker.report import WorkerReport
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
@@ -111,12 +110,11 @@ async def test_first_token_times_are_told_of_numbered_placements(fleet, apart):
     for answer in await client.submit(numbered, other):
         await answer.wait()
         assert answer.finish == "length"
-    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
-    (told,) = report.news().first_tokens
+    (told,) = d.reports.news().first_tokens
     assert (told.placement_number, told.prefill_instance_id) == (77, p.served.instance_id)
     assert told.computed_tokens == len(PROMPT)
     assert 0 < told.compute_us <= told.ttft_us
-    assert not report.news().first_tokens
+    assert not d.reports.news().first_tokens
     await fleet.idle()
 
 
