@@ -117,7 +117,7 @@ class Fetched:
             self.peer_blocks += blocks
 
 
-class _Wanted(NamedTuple):
+class WantedBlocks(NamedTuple):
     """A prompt's blocks: ``keys`` into the blocks of ``table``."""
 
     order: PrefillOrder
@@ -161,29 +161,21 @@ class Fetcher:
         """Returns the addresses of sources that are avoided now: those that failed last, if they are many."""
         return self._avoidance.avoided(self._clock())[-REPORTED_SOURCES_MAX:]
 
-    async def fetch(
-        self,
-        order: PrefillOrder,
-        keys: Sequence[BlockKey],
-        table: Sequence[int],
-        first: int,
-        abort: Abort,
-        traceparent: str,
-    ) -> Fetched:
-        """Fetches blocks from ``first`` on without a gap into the blocks of ``table``.
+    async def fetch(self, wanted: WantedBlocks, first: int) -> Fetched:
+        """Fetches blocks from ``first`` on without a gap.
 
         The order's spans name the sources; if none are planned, the store is asked. The conductor knows only a sample
         of the blocks (:mod:`pinyon.core.key_sample`), so it is not sure where the source of the next span takes over.
-        So the source of a span is asked for the first blocks of the next one, too. Raises only the error of ``abort``;
-        nothing is under way then.
+        So the source of a span is asked for the first blocks of the next one, too. Raises only the error of
+        ``wanted.abort``; nothing is under way then.
         """
-        wanted = _Wanted(order, keys, table, abort, traceparent)
+        order, keys = wanted.order, wanted.keys
         failures, fetched = self.failures, Fetched(self._clock())
         spans = order.fetches
         if order.ask_store and self._store is not None:
             looking = asyncio.ensure_future(self._look_up(self._store, keys, first))
             try:
-                spans = await abort.wait(looking)
+                spans = await wanted.abort.wait(looking)
             finally:
                 looking.cancel()
         whole_s = self._whole_s(spans, first, len(keys))
@@ -239,7 +231,7 @@ class Fetcher:
         blocks = max((min(span.end, end) - first for span in spans), default=0)
         return self._timeout_s + max(0, blocks) * self._layout.block_bytes / RATE_MIN_BYTES_S
 
-    async def _try(self, wanted: _Wanted, span: FetchSpan, at: int, timeout_s: float) -> int:
+    async def _try(self, wanted: WantedBlocks, span: FetchSpan, at: int, timeout_s: float) -> int:
         """Tries a source that failed last time with one block, while others avoid it; returns how many arrived."""
         self._tried.add(span.address)
         try:
@@ -255,7 +247,7 @@ class Fetcher:
         if not layered.reading.done() and blames_peer(late, layered.offered_s, layered.whole_s):
             self._avoidance.failed(layered.span.address, self._clock())
 
-    async def _arrive(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
+    async def _arrive(self, wanted: WantedBlocks, read: SpanRead, at: int, end: int) -> int:
         """Asks for blocks ``[at, end)``; returns how many arrived or, while the read goes on, have a first layer."""
         reading = read.reading = asyncio.ensure_future(self._read(wanted, read, at, end))
         first: set[asyncio.Future[int]] = {reading}
@@ -281,7 +273,7 @@ class Fetcher:
                 reading.cancel()
                 await asyncio.wait((reading,))
 
-    async def _read(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
+    async def _read(self, wanted: WantedBlocks, read: SpanRead, at: int, end: int) -> int:
         """Returns how many leading blocks arrived, whatever goes wrong."""
         arrived, span, order = 0, read.span, wanted.order
         try:

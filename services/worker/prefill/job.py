@@ -22,7 +22,7 @@ from pinyon.runtime.telemetry import Span
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import PrefillMember
 from services.worker.kv.arrivals import LayerLost
-from services.worker.kv.fetch import Fetched, SpanRead
+from services.worker.kv.fetch import Fetched, SpanRead, WantedBlocks
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
@@ -224,9 +224,8 @@ class PrefillJob:
         if order.no_reuse or not (order.fetches or order.ask_store) or first >= len(self._reusable):
             return Fetched()
         await self.abort.wait(parts.cache.settled(reservation.table[first:]))
-        fetched = await parts.fetcher.fetch(
-            order, self._reusable, reservation.table, first, self.abort, span.traceparent
-        )
+        wanted = WantedBlocks(order, self._reusable, reservation.table, self.abort, span.traceparent)
+        fetched = await parts.fetcher.fetch(wanted, first)
         reservation.held = first + fetched.blocks
         self._layered = fetched.layered
         return fetched

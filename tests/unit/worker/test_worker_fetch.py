@@ -15,7 +15,7 @@ from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
-from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead
+from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead, WantedBlocks
 from services.worker.orders.abort import Abort
 from services.worker.orders.limits import WorkerLimits
 
@@ -100,7 +100,7 @@ class World:
         order = PrefillOrder(
             "id", RequestClass(), None, KEYS, SamplingParams(1), 0, spans, False, "", ask_store=ask_store
         )  # type: ignore[arg-type]
-        return await self.fetcher.fetch(order, KEYS, [0, 1, 2, 3], first, abort or Abort(), "")
+        return await self.fetcher.fetch(WantedBlocks(order, KEYS, [0, 1, 2, 3], abort or Abort(), ""), first)
 
 
 async def test_what_nobody_planned_is_fetched_from_the_store() -> None:
