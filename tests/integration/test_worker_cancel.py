@@ -6,7 +6,6 @@ import asyncio
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -30,13 +29,6 @@ from tests.integration.worker_parts import (
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 class HungSource:
@@ -238,22 +230,17 @@ async def test_nothing_is_left(fleet, phase, how):
     if other is not None and how != "disconnect":
         await other.wait()
         assert other.tokens == reference(PROMPT, LONG)
-    await fleet.idle()
 
 
 async def test_a_request_is_given_up_when_its_time_is_over(fleet):
-    mixed = await fleet.start("mixed", "m0")
-    client = await fleet.client(mixed)
+    mixed, client = await fleet.mixed()
     mixed.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=mixed, decode=mixed, timeout_ms=200))
-    await answer.wait()
+    answer = await client.answer(PROMPT, LONG, prefill=mixed, decode=mixed, timeout_ms=200)
     assert (answer.last.error.code, answer.last.error.message) == ("DEADLINE_EXCEEDED", "not finished within 0.2 s")
-    await fleet.idle()
 
 
 async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
-    p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(prefill_chunk_tokens=2 * BLOCK_TOKENS)
     p.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
     await p.engine.entered()
@@ -261,11 +248,9 @@ async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
     await answer.wait()
     await fleet.idle()
     kept = gauge(p, "cached_blocks")
-    (again,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
-    await again.wait()
+    again = await client.answer(PROMPT, LONG, prefill=p, decode=d)
     assert again.tokens == reference(PROMPT, LONG)
     assert again.last.usage.cached_local_tokens == kept * BLOCK_TOKENS
-    await fleet.idle()
 
 
 async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
@@ -304,10 +289,8 @@ async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
 async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
     from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
-    (answer,) = await client.submit(submission(PROMPT, SamplingParams(max_tokens=1)))
-    await answer.wait()
+    m, client = await fleet.mixed()
+    await client.answer(PROMPT, SamplingParams(max_tokens=1))
     keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
     async with grpc.aio.insecure_channel(m.address) as channel:
         stub = kvstore_pb2_grpc.BlockReadServiceStub(channel)
@@ -316,7 +299,6 @@ async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
         assert gauge(m, "leases") == 1
         await until(lambda: gauge(m, "leases") == 0)
         assert not (await stub.Release(kvstore_pb2.ReleaseRequest(lease_id=reply.lease_id))).released
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("transports", ["tcp", "shm"])
@@ -325,10 +307,8 @@ async def test_a_workers_lease_opens_only_its_blocks_only_for_reading(fleet, tra
     from pinyon.messages.segment import segment_from_proto
     from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest
 
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
-    (answer,) = await client.submit(submission(PROMPT, SamplingParams(max_tokens=1)))
-    await answer.wait()
+    m, client = await fleet.mixed()
+    await client.answer(PROMPT, SamplingParams(max_tokens=1))
     keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
     size = m.served.layout.block_bytes
     async with grpc.aio.insecure_channel(m.address) as channel:

@@ -25,26 +25,18 @@ from pinyon.runtime.process import child_environment
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Answer, Fleet, gauge, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Answer, ended, gauge, reference, submission
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
-
-
 # -- the prefill instance
 
 
 async def test_a_prefill_instance_that_breaks_off_is_named(fleet):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving()
     p.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
     await p.engine.entered()
@@ -53,7 +45,6 @@ async def test_a_prefill_instance_that_breaks_off_is_named(fleet):
     error = answer.last.error
     assert (error.code, error.field) == ("UNAVAILABLE", "prefill_instance")
     assert "p0" in error.message
-    await fleet.idle()
 
 
 class FakePrefill(worker_pb2_grpc.WorkerServiceServicer):
@@ -212,7 +203,6 @@ async def test_an_address_where_nobody_is(fleet):
     (answer,) = await client.submit(at("127.0.0.1:1", d))
     await answer.wait()
     assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
@@ -311,43 +301,36 @@ async def test_a_client_that_takes_nothing_is_cut_off(fleet):
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(ResourceExhausted):
             await servicer.Generate(request, StuckContext(None))
-    await fleet.idle()
 
 
 async def test_tokens_of_one_step_travel_in_one_message(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     m.engine.hold()
     answers = await client.submit(*(submission([40 + n, 50, 60], LONG) for n in range(4)))
     await m.engine.entered()
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     tokens = sum(len(answer.tokens) for answer in answers)
     decode_steps = sum(decodes > 0 for _, decodes in m.engine.steps)
     assert tokens == 4 * 40
     assert len(client.messages) <= decode_steps + len(answers) + 1
     assert max(len(message.updates) for message in client.messages) == 4
-    await fleet.idle()
 
 
 async def test_closing_the_sending_side_still_gives_the_answers(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    _, client = await fleet.mixed()
     (answer,) = await client.submit(submission(PROMPT, SHORT))
     await client.call.done_writing()
     assert (await answer.wait()).tokens == reference(PROMPT, SHORT)
     await asyncio.wait_for(asyncio.shield(client._reader), WAIT_S)
     assert await client.call.code() is grpc.StatusCode.OK
-    await fleet.idle()
 
 
 # -- the engine
 
 
 async def test_a_failing_step_fails_only_the_guilty(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     bad = [99] * 20
 
     def fail(prefills, decodes):
@@ -362,20 +345,16 @@ async def test_a_failing_step_fails_only_the_guilty(fleet):
     )
     await m.engine.entered()
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     assert answers[0].tokens == reference(PROMPT, SHORT)
     assert answers[2].tokens == reference(list(reversed(PROMPT)), SHORT)
     assert answers[1].last.error.code == "INTERNAL"
     m.engine.fail = lambda prefills, decodes: RuntimeError("secret") if decodes else None
-    (answer,) = await client.submit(submission(PROMPT, SHORT))
-    await answer.wait()
+    answer = await client.answer(PROMPT, SHORT)
     assert answer.last.error.code == "INTERNAL"
     assert "secret" not in answer.last.error.message
     m.engine.fail = lambda prefills, decodes: None
-    (answer,) = await client.submit(submission(PROMPT, SHORT))
-    assert (await answer.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
+    assert (await client.answer(PROMPT, SHORT)).tokens == reference(PROMPT, SHORT)
 
 
 # -- input
@@ -422,8 +401,7 @@ BAD = [
 
 
 async def test_bad_input_ends_its_own_stream_only(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     m.engine.hold()
     (good,) = await client.submit(submission(PROMPT, SHORT))
     messages = []
@@ -439,27 +417,22 @@ async def test_bad_input_ends_its_own_stream_only(fleet):
         assert (answer.last.error.code, answer.last.error.field) == (code, field), change
     m.engine.release()
     assert (await good.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
 
 
 async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     m.engine.hold()
     (good,) = await client.submit(submission(PROMPT, SHORT))
     await m.engine.entered()
-    (bad,) = await client.submit(submission(PROMPT, SHORT, stream_id=1))
-    await bad.wait()
+    bad = await client.answer(PROMPT, SHORT, stream_id=1)
     assert (bad.last.error.code, bad.last.error.field) == ("INVALID_ARGUMENT", "stream_id")
     client.answers[1] = good
     m.engine.release()
     assert (await good.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
 
 
 async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     m.engine.hold()
     (good,) = await client.submit(submission(PROMPT, SHORT))
     await m.engine.entered()
@@ -474,7 +447,6 @@ async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
     client.answers[1] = good
     m.engine.release()
     assert (await good.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("change", ["layout", "model_fingerprint", "segment", None])
@@ -553,26 +525,22 @@ async def test_generate_and_status_by_themselves(fleet):
         await m.engine.entered()
         call.cancel()
         await asyncio.wait((reading,))
-    await fleet.idle()
 
 
 async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving()
     d.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
     await d.engine.entered()
     stopping = asyncio.ensure_future(d.stop(WAIT_S))
     await asyncio.sleep(0)
-    (late,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    await late.wait()
+    late = await client.answer(PROMPT, SHORT, prefill=p, decode=d)
     assert (late.last.error.code, late.last.error.field) == ("UNAVAILABLE", "decode_instance")
     d.engine.release()
     assert (await answer.wait()).tokens == reference(PROMPT, LONG)
     await stopping
     assert d.parts.cache.pool.used == 0
     fleet.workers.remove(d)
-    await fleet.idle()
 
 
 def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
@@ -588,8 +556,7 @@ async def test_reports_name_the_requests_that_came_and_that_ended(fleet):
     d.engine.hold()
     (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="taken"))
     await d.engine.entered()
-    (refused,) = await client.submit(submission(PROMPT, SHORT, request_id="refused"))
-    await refused.wait()
+    refused = await client.answer(PROMPT, SHORT, request_id="refused")
     assert refused.finish == "error"
     assert told(report) == (["taken"], [], [])
     assert report.decoding() == ["taken"]

@@ -10,7 +10,6 @@ import signal
 import sys
 
 import grpc
-import pytest_asyncio
 
 from launch.process import ROOT
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -21,20 +20,13 @@ from services.worker.app import Worker
 from services.worker.decode.load_news import HEARTBEAT_S
 from tests.forks import until_stopped
 from tests.integration.lb_harness import port_of
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, LbClient, gauge, submission, until
+from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, LbClient, ended, gauge, submission, until
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 OTHER = PROMPT[::-1]
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 INTERVAL_MS = 10
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 class Listener:
@@ -83,8 +75,7 @@ def waiting(worker: Worker) -> int:
 
 
 async def test_who_does_not_ask_is_told_nothing(fleet):
-    m = await fleet.start("mixed", "m0", load_interval_s=0.01)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(load_interval_s=0.01)
     (answer,) = await client.submit(ask(m))
     await answer.wait()
     assert not any(message.HasField("load") for message in client.messages)
@@ -103,12 +94,10 @@ async def test_a_roomy_one_while_prompts_are_computed_and_decoded(fleet):
     assert (told.pending, told.room) == (0, 5), "who waits for the engine does not wait for room"
     assert told.pending_prefill_tokens > 0
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     told = await lb.told(running=0, pending=0)
     assert (told.received, told.pending_prefill_tokens) == (3, 0)
     assert [load.seq for load in lb.loads] == list(range(1, len(lb.loads) + 1))
-    await fleet.idle()
 
 
 async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
@@ -128,10 +117,8 @@ async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
     await answers[2].wait()
     await lb.told(pending=4, running=2)
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     await lb.told(pending=0, running=0, room=2)
-    await fleet.idle()
 
 
 async def test_full_memory(fleet):
@@ -151,7 +138,6 @@ async def test_full_memory(fleet):
     for answer in (first, *others):
         await answer.wait()
     await lb.told(pending=0, running=0)
-    await fleet.idle()
 
 
 async def test_one_that_gave_way_waits_once(fleet):
@@ -177,7 +163,6 @@ async def test_one_that_gave_way_waits_once(fleet):
     gate.open()
     await answers[0].wait()
     await lb.told(pending=0, running=0)
-    await fleet.idle()
 
 
 async def test_prompts_computed_elsewhere_take_no_place(fleet):
@@ -201,7 +186,6 @@ async def test_prompts_computed_elsewhere_take_no_place(fleet):
     assert len(answers) == 2
     await at_d.told(running=0, pending=0)
     await at_p.told(running=0, pending=0)
-    await fleet.idle()
 
 
 async def test_one_that_drains_has_no_room_and_says_so(fleet):
@@ -219,17 +203,14 @@ async def test_one_that_drains_has_no_room_and_says_so(fleet):
 
 async def test_the_conductor_is_told_too(fleet):
     address = await fleet.start_conductor()
-    m = await fleet.start("mixed", "m0", max_batch=1, conductor=address)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(max_batch=1, conductor=address)
     await fleet.known("m0", lambda state: state.load.room == 1)
     m.engine.hold()
     answers = await client.submit(ask(m), ask(m, OTHER))
     state = await fleet.known("m0", lambda state: state.load.waiting_for_room == 1)
     assert state.load.room == 0
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
-    await fleet.idle()
+    await ended(answers)
 
 
 async def test_another_session_hears_of_what_it_did_not_send(fleet):
@@ -240,10 +221,8 @@ async def test_another_session_hears_of_what_it_did_not_send(fleet):
     answers = await sender.submit(ask(m), ask(m, OTHER))
     await lb.told(pending=1, running=1, received=0)
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     await lb.told(pending=0, running=0)
-    await fleet.idle()
 
 
 async def test_load_balancers_share_the_room(fleet):
@@ -263,12 +242,10 @@ async def test_load_balancers_share_the_room(fleet):
     for each in (one, two, three):
         await each.told(running=8, room=0)
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     await two.client.close()
     await three.client.close()
     await one.told(running=0, room=8)
-    await fleet.idle()
 
 
 async def test_nothing_changes_and_still_it_is_told(fleet):

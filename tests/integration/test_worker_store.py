@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
@@ -35,13 +33,6 @@ class AwayStore:
         raise Unavailable("the store is away")
 
 
-@pytest_asyncio.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
-
-
 def prompt(number: int, blocks: int) -> list[int]:
     """Returns a prompt of full blocks less one token, with another beginning for each number."""
     return [32 + number, *range(32, 32 + blocks * BLOCK_TOKENS - 2)]
@@ -49,12 +40,10 @@ def prompt(number: int, blocks: int) -> list[int]:
 
 async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Fleet) -> None:
     store = AwayStore()
-    worker = await fleet.start("mixed", "m0", blocks=POOL, store=store)
-    client = await fleet.client(worker)
+    worker, client = await fleet.mixed(blocks=POOL, store=store)
 
     async def serve(tokens: list[int]) -> None:
-        (answer,) = await client.submit(submission(tokens, SHORT, prefill=worker, decode=worker))
-        assert (await answer.wait()).tokens == reference(tokens, SHORT)
+        assert (await client.answer(tokens, SHORT, prefill=worker, decode=worker)).tokens == reference(tokens, SHORT)
         assert await worker.decodes.drained(WAIT_S)  # it has returned its blocks
         assert await worker.prefills.drained(WAIT_S)
 
@@ -75,11 +64,9 @@ async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Flee
 async def test_prompts_placed_without_a_conductor_read_the_store(fleet: Fleet, redis_url: str, apart: bool) -> None:
     planned, unplanned = prompt(1, 9), prompt(2, 9)
     async with running_node(redis_url, pool_mib=8) as node:
-        writer = await fleet.start("mixed", "m0", redis_url=redis_url)
-        client = await fleet.client(writer)
+        writer, client = await fleet.mixed(redis_url=redis_url)
         for tokens in (planned, unplanned):
-            (answer,) = await client.submit(submission(tokens, SHORT, prefill=writer, decode=writer))
-            await answer.wait()
+            answer = await client.answer(tokens, SHORT, prefill=writer, decode=writer)
         await eventually(lambda: node.figure("listed_blocks") >= 16, "both prompts are stored")
         if apart:
             p, d = await fleet.pair(redis_url=redis_url)

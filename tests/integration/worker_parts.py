@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -37,6 +37,8 @@ from tests.integration.kvstore_parts import eventually
 
 BLOCK_TOKENS = 8
 WAIT_S = 60.0
+
+Asks = Sequence[tuple[list[int], SamplingParams]]
 
 IDLE_GAUGES = (
     "owned_requests",
@@ -191,7 +193,7 @@ def gauge(worker: Worker, name: str) -> float:
 
 
 class Fleet:
-    """The workers of one test. ``close`` stops them and fails if anything was left."""
+    """The workers of one test. ``close`` waits for all requests, stops the workers, and fails if anything was left."""
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
@@ -226,6 +228,19 @@ class Fleet:
     async def pair(self, **settings) -> tuple[Worker, Worker]:
         return await self.start("prefill", "p0", **settings), await self.start("decode", "d0", **settings)
 
+    async def mixed(self, **settings) -> tuple[Worker, LbClient]:
+        """Starts an instance that does all itself; returns it with a client."""
+        worker = await self.start("mixed", "m0", **settings)
+        return worker, await self.client(worker)
+
+    async def serving(self, *, apart: bool = True, **settings) -> tuple[Worker, Worker, LbClient]:
+        """Starts who computes prompts and who decodes, one instance unless ``apart``; with a client of the latter."""
+        if not apart:
+            worker, client = await self.mixed(**settings)
+            return worker, worker, client
+        p, d = await self.pair(**settings)
+        return p, d, await self.client(d)
+
     async def client(self, worker: Worker) -> LbClient:
         client = LbClient(worker)
         self.clients.append(client)
@@ -248,6 +263,12 @@ class Fleet:
             worker.parts.cache.admission.check_integrity()
 
     async def close(self) -> None:
+        try:
+            await self.idle()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
         for client in self.clients:
             await client.close()
         for worker in self.workers:
@@ -287,6 +308,11 @@ class Answer:
         return self
 
 
+async def ended(answers: Iterable[Answer]) -> None:
+    for answer in answers:
+        await answer.wait()
+
+
 class LbClient:
     """One Session stream, as a load balancer has it."""
 
@@ -308,6 +334,11 @@ class LbClient:
             answers.append(answer)
         await self.call.write(worker_pb2.SessionRequest(submissions=submissions))
         return answers
+
+    async def answer(self, prompt: Sequence[int], sampling: SamplingParams | None = None, **fields: Any) -> Answer:
+        """Returns the whole answer to :func:`submission`."""
+        (answer,) = await self.submit(submission(prompt, sampling, **fields))
+        return await answer.wait()
 
     async def cancel(self, answer: Answer) -> None:
         ids = [stream_id for stream_id, each in self.answers.items() if each is answer]
@@ -380,6 +411,16 @@ def submission(
             )
         )
     return message
+
+
+async def run_all(
+    client: LbClient, prefill: Worker | None, decode: Worker | None, asks: Asks, **fields: Any
+) -> list[Answer]:
+    answers = await client.submit(
+        *(submission(prompt, sampling, prefill=prefill, decode=decode, **fields) for prompt, sampling in asks)
+    )
+    await ended(answers)
+    return answers
 
 
 def peer_span(worker: Worker, first: int, count: int) -> common_pb2.FetchSpan:
