@@ -235,11 +235,7 @@ class StepObserver:
         now_s = self._clock()
         if self._last_decode_s:
             running = self._members.running
-            kv_tokens = self._members.kv_tokens
-            if decodes >= running:  # some may have ended with the step
-                kv_tokens = 0
-                for slot in step.slots:
-                    kv_tokens += slot.position
+            kv_tokens = self._members.kv_tokens if decodes < running else step.kv_tokens  # some may have ended with it
             times = self._ledger.token_times
             times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=running)
         # If all requests have ended, the time until the next one comes is not a time between tokens.

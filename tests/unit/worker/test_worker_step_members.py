@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pinyon.batching import BatchRequest, Fcfs, PromptWork, StepLimits, StepScheduler
+from pinyon.batching import BatchRequest, DecodeSlot, Fcfs, PromptWork, StepLimits, StepScheduler
 from pinyon.batching.fcfs import PATIENCE_S
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import PrefillOrder
@@ -49,7 +49,9 @@ def prefill(number: int, length: int, log: Log, position: int = 0) -> PrefillMem
 
 
 def decode(number: int, log: Log, table: list[int] | None = None) -> DecodeMember:
-    return DecodeMember(number, 7, 5, table or [number], SamplingParams(), 1, log.token, log.error, log.gave_way)
+    table = table or [number]
+    slot = DecodeSlot(7, 5, table, SamplingParams(), 1)
+    return DecodeMember(number, slot, table, log.token, log.error, log.gave_way)
 
 
 def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembers:
