@@ -101,6 +101,11 @@ def result(step, token=50):
     return StepOutcome(prefills, [token] * len(step.slots), 1.0)
 
 
+def stepped(members: StepMembers) -> None:
+    step = members.decide(0.0)
+    members.fold(step, result(step))
+
+
 @pytest.mark.parametrize(("prefills", "decodes"), [([], [50, 50]), ([None], [50]), ([None, None], [50, 50]), ([], [])])
 def test_results_of_nobody_knows_whom_fail_all(members, prefills, decodes):
     log = Log()
@@ -171,11 +176,11 @@ def test_a_prompts_time_is_its_steps_despite_decodes_beside_it(members):
     alone, shared = Log(), Log()
     members.add_decode(decode(1, Log()))
     members.add_prefill(prefill(1, 16, alone))
-    members.fold(step := members.decide(0.0), result(step))
+    stepped(members)
     assert alone.seconds == [1.0]
     members.add_prefill(prefill(2, 12, shared))
     members.add_prefill(prefill(3, 4, shared))
-    members.fold(step := members.decide(0.0), result(step))
+    stepped(members)
     assert shared.seconds == [0.75, 0.25]
 
 
@@ -212,8 +217,7 @@ def test_a_failing_callback_costs_the_other_members_nothing(members, scheduler):
     broken.advanced = lambda token: 1 / 0
     members.add_decode(broken)
     members.add_decode(decode(2, good))
-    step = members.decide(0.0)
-    members.fold(step, result(step))
+    stepped(members)
     assert [type(error) for error in bad.errors] == [ZeroDivisionError]
     assert good.tokens == [50]
     assert scheduler.running == 1
@@ -239,8 +243,7 @@ def test_without_room_the_latest_gives_way_and_the_first_goes_on(scheduler):
     for number, log in ((1, old), (2, young)):
         members.add_decode(decode(number, log))
     for _ in range(4):
-        step = members.decide(0.0)
-        members.fold(step, result(step))
+        stepped(members)
     assert (old.ways, young.ways) == (0, 1)
     assert (len(old.tokens), len(young.tokens)) == (4, 3)
     assert (room.ended, room.settled, members.preemptions) == ([2], 5, 1), "settled once a step, and once more"
@@ -255,8 +258,7 @@ def test_a_failure_in_giving_way_costs_the_others_nothing(scheduler):
     broken.preempted = lambda: 1 / 0
     members.add_decode(broken)
     for _ in range(4):
-        step = members.decide(0.0)
-        members.fold(step, result(step))
+        stepped(members)
     assert [type(error) for error in young.errors] == [ZeroDivisionError]
     assert len(old.tokens) == 4
 
