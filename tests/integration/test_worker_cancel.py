@@ -11,8 +11,8 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
 from pinyon.core.request import SamplingParams
-from pinyon.messages.instance import layout_to_proto
-from pinyon.messages.segment import region_to_proto, segment_to_proto
+from pinyon.messages.orders import hello_to_proto
+from pinyon.messages.segment import region_to_proto
 from pinyon.store.reader import ReadResult
 from pinyon.transfer import Access
 from tests.integration.worker_parts import (
@@ -271,12 +271,7 @@ async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
         target_region=region_to_proto(grant.descriptor()),
         target_offsets_bytes=[number * size for number in range(blocks)],
     )
-    hello = worker_pb2.PrefillHello(
-        instance_id="d0",
-        segment=segment_to_proto(d.transfer.descriptor()),
-        layout=layout_to_proto(d.served.layout),
-        model_fingerprint=d.served.fingerprint,
-    )
+    hello = hello_to_proto(d.served, d.transfer.descriptor())
     async with grpc.aio.insecure_channel(p.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()
         await call.write(worker_pb2.PrefillSessionRequest(hello=hello, starts=[start]))

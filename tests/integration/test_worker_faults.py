@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
-import sys
 
 import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from launch.process import ROOT
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import Internal, ResourceExhausted
 from pinyon.core.request import SamplingParams
+from pinyon.messages.orders import hello_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.process import child_environment
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Answer, ended, gauge, reference, submission
+from tests.integration.worker_parts import (
+    BLOCK_TOKENS,
+    WAIT_S,
+    Answer,
+    ended,
+    gauge,
+    reference,
+    submission,
+    worker_process,
+)
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -207,28 +211,8 @@ async def test_an_address_where_nobody_is(fleet):
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
-    reader, writer = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "services.worker",
-            "--role",
-            "prefill",
-            "--instance-id",
-            "other",
-            "--engine",
-            "instant",
-        ),
-        *("--metrics-listen", "", "--ready-fd", str(writer), "--block-tokens", str(BLOCK_TOKENS)),
-        pass_fds=(writer,),
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(ROOT, os.getpid()),
-    )
-    os.close(writer)
-    try:
-        with os.fdopen(reader) as pipe:
-            address = json.loads(await asyncio.to_thread(pipe.readline))["grpc"]
+    arguments = ("--role", "prefill", "--instance-id", "other", "--block-tokens", str(BLOCK_TOKENS))
+    async with worker_process(*arguments) as (process, address):
         # This worker serves the same built-in model as the process.
         from prometheus_client import CollectorRegistry
 
@@ -259,10 +243,6 @@ async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
             assert gauge(d, "used_blocks") == gauge(d, "remote_prefills") == 0
         finally:
             await d.stop(0)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 # -- the load balancer
@@ -453,15 +433,7 @@ async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
 async def test_a_hello_that_does_not_fit(fleet, change):
     p = await fleet.start("prefill", "p0")
     d = await fleet.start("decode", "d0")
-    from pinyon.messages.instance import layout_to_proto
-    from pinyon.messages.segment import segment_to_proto
-
-    hello = worker_pb2.PrefillHello(
-        instance_id="d0",
-        segment=segment_to_proto(d.transfer.descriptor()),
-        layout=layout_to_proto(d.served.layout),
-        model_fingerprint=d.served.fingerprint,
-    )
+    hello = hello_to_proto(d.served, d.transfer.descriptor())
     if change is not None:
         hello.ClearField(change)
     async with grpc.aio.insecure_channel(p.address) as channel:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
-import sys
 
 import grpc
 
-from launch.process import ROOT
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.request import SamplingParams
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
-from pinyon.runtime.process import child_environment
 from services.worker.app import Worker
 from services.worker.decode.load_news import HEARTBEAT_S
 from tests.forks import until_stopped
 from tests.integration.lb_harness import port_of
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, LbClient, ended, gauge, submission, until
+from tests.integration.worker_parts import (
+    BLOCK_TOKENS,
+    WAIT_S,
+    Fleet,
+    Gate,
+    LbClient,
+    ended,
+    gauge,
+    submission,
+    until,
+    worker_process,
+)
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 OTHER = PROMPT[::-1]
@@ -295,34 +300,22 @@ async def test_a_load_balancer_hears_of_those_it_watches(fleet):
         await sessions.close()
 
 
-async def test_a_frozen_process_is_silent_and_speaks_again(fleet):
+async def test_a_frozen_process_is_silent_and_speaks_again():
     """A load balancer takes an instance for dead after twice the longest pause."""
-    reader, writer = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.worker", "--engine", "instant", "--instance-id", "m0"),
-        *("--metrics-listen", "", "--ready-fd", str(writer), "--pool-blocks", "64"),
-        pass_fds=(writer,),
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(ROOT, os.getpid()),
-    )
-    os.close(writer)
-    try:
-        with os.fdopen(reader) as pipe:
-            address = json.loads(await asyncio.to_thread(pipe.readline))["grpc"]
-        async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(WAIT_S):
-            call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
-            await call.write(worker_pb2.SessionRequest(load_interval_ms=100))
-            assert (await call.read()).load.seq == 1
-            process.send_signal(signal.SIGSTOP)
-            await asyncio.to_thread(until_stopped, process.pid)
-            done = True
-            while done:  # messages on their way may still arrive; a frozen process adds none
-                reading = asyncio.ensure_future(call.read())
-                done, _ = await asyncio.wait((reading,), timeout=2 * HEARTBEAT_S)
-            process.send_signal(signal.SIGCONT)
-            assert (await reading).HasField("load")
-            call.cancel()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    async with (
+        worker_process("--instance-id", "m0", "--pool-blocks", "64") as (process, address),
+        grpc.aio.insecure_channel(address) as channel,
+        asyncio.timeout(WAIT_S),
+    ):
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
+        await call.write(worker_pb2.SessionRequest(load_interval_ms=100))
+        assert (await call.read()).load.seq == 1
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(until_stopped, process.pid)
+        done = True
+        while done:  # messages on their way may still arrive; a frozen process adds none
+            reading = asyncio.ensure_future(call.read())
+            done, _ = await asyncio.wait((reading,), timeout=2 * HEARTBEAT_S)
+        process.send_signal(signal.SIGCONT)
+        assert (await reading).HasField("load")
+        call.cancel()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,6 +18,7 @@ import grpc
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from launch.process import ROOT
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
@@ -23,6 +28,7 @@ from pinyon.messages.logprobs import append_logprob, append_logprob_rows, logpro
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceState
+from pinyon.runtime.process import child_environment
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor
 from services.conductor.app import build as build_conductor
@@ -421,6 +427,28 @@ async def run_all(
     )
     await ended(answers)
     return answers
+
+
+@contextlib.asynccontextmanager
+async def worker_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Runs a worker with the instant engine as a process; yields it and its address."""
+    reader, writer = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.worker", "--engine", "instant", "--metrics-listen", ""),
+        *("--ready-fd", str(writer), *arguments),
+        pass_fds=(writer,),
+        stderr=asyncio.subprocess.DEVNULL,
+        env=child_environment(ROOT, os.getpid()),
+    )
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as pipe:
+            address = json.loads(await asyncio.to_thread(pipe.readline))["grpc"]
+        yield process, address
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def peer_span(worker: Worker, first: int, count: int) -> common_pb2.FetchSpan:
