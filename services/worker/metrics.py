@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.batching import StepSeen
 from pinyon.core.clock import Clock
+from pinyon.core.orders import PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.runtime.eviction import show_eviction
 from pinyon.runtime.metrics import Figure, Figures
@@ -19,7 +20,7 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import Drop
-from services.worker.orders.ledger import Ledger, PrefillOutcome
+from services.worker.orders.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport
@@ -67,8 +68,7 @@ class WorkerMetrics:
         self._room.observe(seconds)
         self._passed_over.observe(passed_over_s)
 
-    def prefill(self, outcome: PrefillOutcome) -> None:
-        report = outcome.first.report
+    def prefill(self, report: PrefillReport) -> None:
         self._computed.add(amount=report.computed_tokens)
         self._reused.add(LOCAL, report.local_tokens)
         self._reused.add(PEER, report.peer_tokens)

@@ -265,7 +265,7 @@ class DecodeRequest:
             replace(prompt, traceparent=span.traceparent, ttft_left_s=prompt.ttft_left_s - self._waited_s()),
             owned=reservation,
         )
-        return (await self.abort.wait(self._job.done)).first
+        return await self.abort.wait(self._job.done)
 
     def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
         """Returns whether this instance computes a prompt for which the prefill instance has no room."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, MutableSequence
 from typing import TypeVar
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.orders import PrefillReport
-from pinyon.messages.orders import FirstToken
 from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.placement.decision_log import MeasuredFirstToken
 
@@ -19,23 +17,13 @@ KEPT = 4096
 """The number of entries of each kind kept while nothing is reported; the oldest are dropped first."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillOutcome:
-    """The first token of a prompt computed here, and the measurements to learn from."""
-
-    first: FirstToken
-    fetched_bytes: int
-    spans: list[conductor_pb2.FetchMeasurement]
-    """The fetch's last spans."""
-
-
 class Ledger:
-    """The events since the last report; ``observe`` is called with every measured prefill at once.
+    """The events since the last report; ``observe`` is called with the report of every computed prompt at once.
 
     ``on_end`` is called whenever a part of a request ended: until then the conductor counts its predicted load.
     """
 
-    def __init__(self, observe: Callable[[PrefillOutcome], None]) -> None:
+    def __init__(self, observe: Callable[[PrefillReport], None]) -> None:
         self._observe = observe
         self._news = conductor_pb2.ReportSessionRequest()
         self.on_end: Callable[[], None] = lambda: None
@@ -57,16 +45,18 @@ class Ledger:
         _keep(self._news.ended_decode_request_ids, request_id)
         self.on_end()
 
-    def prefill_measured(self, outcome: PrefillOutcome) -> None:
-        self._observe(outcome)
-        report = outcome.first.report
+    def prefill_measured(
+        self, report: PrefillReport, fetched_bytes: int, spans: Iterable[conductor_pb2.FetchMeasurement]
+    ) -> None:
+        """Notes what computing a prompt here has cost; ``spans`` are the last ones of its fetch."""
+        self._observe(report)
         measured = conductor_pb2.PrefillMeasurement(
             computed_tokens=report.computed_tokens,
             prefix_tokens=report.reused_tokens,
             compute_us=round(report.compute_ms * 1e3),
-            fetched_bytes=outcome.fetched_bytes,
+            fetched_bytes=fetched_bytes,
             fetch_us=round(report.fetch_ms * 1e3),
-            fetches=outcome.spans,
+            fetches=spans,
         )
         _keep(self._news.prefills, measured)
 
