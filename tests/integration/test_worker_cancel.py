@@ -17,6 +17,7 @@ from pinyon.store.reader import ReadResult
 from pinyon.transfer import Access
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
+    PROMPT,
     WAIT_S,
     Fleet,
     Gate,
@@ -27,7 +28,6 @@ from tests.integration.worker_parts import (
     until,
 )
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 
 
@@ -78,20 +78,19 @@ class Situation:
         (answer,) = await self.client.submit(submission(prompt, sampling, prefill=self.p, decode=self.d, **fields))
         return answer
 
+    async def _held(self, worker):
+        return await self.client.held(worker, PROMPT, LONG, prefill=self.p, decode=self.d)
+
     async def _room_at_decode(self):
         await self._pair(blocks=20)
-        self.d.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.d.engine.entered()
+        self.other = await self._held(self.d)
         self.answer = await self._ask(PROMPT[::-1] * 3, SamplingParams(max_tokens=20, ignore_eos=True))
         await until(lambda: gauge(self.d, "room_waiters") == 1)
         self.resume = self.d.engine.release
 
     async def _queue_at_prefill(self):
         await self._pair(active_prefills=1)
-        self.p.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.p.engine.entered()
+        self.other = await self._held(self.p)
         self.answer = await self._ask(list(reversed(PROMPT)))
         await until(lambda: gauge(self.p, "queued_prefills") == 1)
         self.resume = self.p.engine.release
@@ -100,9 +99,7 @@ class Situation:
         self.p = await self.fleet.start("prefill", "p0", blocks=8)
         self.d = await self.fleet.start("decode", "d0")
         self.client = await self.fleet.client(self.d)
-        self.p.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.p.engine.entered()
+        self.other = await self._held(self.p)
         self.answer = await self._ask(list(reversed(PROMPT)))
         await until(lambda: gauge(self.p, "room_waiters") == 1)
         self.resume = self.p.engine.release
@@ -117,9 +114,7 @@ class Situation:
 
     async def _computing(self):
         await self._pair()
-        self.p.engine.hold()
-        self.answer = await self._ask()
-        await self.p.engine.entered()
+        self.answer = await self._held(self.p)
         self.resume = self.p.engine.release
 
     async def _pushing(self):
@@ -181,9 +176,7 @@ class Situation:
     async def _own_prefill(self):
         self.p = self.d = await self.fleet.start("mixed", "m0")
         self.client = await self.fleet.client(self.d)
-        self.d.engine.hold()
-        self.answer = await self._ask()
-        await self.d.engine.entered()
+        self.answer = await self._held(self.d)
         self.resume = self.d.engine.release
 
 
@@ -241,9 +234,7 @@ async def test_a_request_is_given_up_when_its_time_is_over(fleet):
 
 async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
     p, d, client = await fleet.serving(prefill_chunk_tokens=2 * BLOCK_TOKENS)
-    p.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
-    await p.engine.entered()
+    answer = await client.held(p, PROMPT, LONG, prefill=p, decode=d)
     await client.cancel(answer)
     await answer.wait()
     await fleet.idle()

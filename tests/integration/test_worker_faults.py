@@ -22,6 +22,8 @@ from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
+    PROMPT,
+    SHORT,
     WAIT_S,
     Answer,
     ended,
@@ -31,9 +33,7 @@ from tests.integration.worker_parts import (
     worker_process,
 )
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 # -- the prefill instance
@@ -41,9 +41,7 @@ SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 async def test_a_prefill_instance_that_breaks_off_is_named(fleet):
     p, d, client = await fleet.serving()
-    p.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    await p.engine.entered()
+    answer = await client.held(p, PROMPT, SHORT, prefill=p, decode=d)
     await p.server.drain(0)
     await answer.wait()
     error = answer.last.error
@@ -401,9 +399,7 @@ async def test_bad_input_ends_its_own_stream_only(fleet):
 
 async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
     m, client = await fleet.mixed()
-    m.engine.hold()
-    (good,) = await client.submit(submission(PROMPT, SHORT))
-    await m.engine.entered()
+    good = await client.held(m, PROMPT, SHORT)
     bad = await client.answer(PROMPT, SHORT, stream_id=1)
     assert (bad.last.error.code, bad.last.error.field) == ("INVALID_ARGUMENT", "stream_id")
     client.answers[1] = good
@@ -413,9 +409,7 @@ async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
 
 async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
     m, client = await fleet.mixed()
-    m.engine.hold()
-    (good,) = await client.submit(submission(PROMPT, SHORT))
-    await m.engine.entered()
+    good = await client.held(m, PROMPT, SHORT)
     (session,) = m.sessions._open
     session.updates.update(1).text = "said"
     session._take(worker_pb2.SessionRequest(submissions=[submission(PROMPT, SHORT, stream_id=1)]))
@@ -501,9 +495,7 @@ async def test_generate_and_status_by_themselves(fleet):
 
 async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
     p, d, client = await fleet.serving()
-    d.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
-    await d.engine.entered()
+    answer = await client.held(d, PROMPT, LONG, prefill=p, decode=d)
     stopping = asyncio.ensure_future(d.stop(WAIT_S))
     await asyncio.sleep(0)
     late = await client.answer(PROMPT, SHORT, prefill=p, decode=d)
@@ -525,9 +517,7 @@ async def test_reports_name_the_requests_that_came_and_that_ended(fleet):
     p, d = await fleet.pair()
     report = d.reports
     client = await fleet.client(d)
-    d.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="taken"))
-    await d.engine.entered()
+    answer = await client.held(d, PROMPT, SHORT, prefill=p, decode=d, request_id="taken")
     refused = await client.answer(PROMPT, SHORT, request_id="refused")
     assert refused.finish == "error"
     assert told(report) == (["taken"], [], [])

@@ -19,11 +19,9 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.settings import LbSettings
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Gate, gauge, reference, submission
+from tests.integration.worker_parts import PROMPT, SHORT, WAIT_S, Gate, gauge, reference, submission
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 HANG = {"step_timeout_s": 2.0}
 
 
@@ -77,9 +75,7 @@ async def test_a_hanging_prefill_instance_tells_the_decode_instance(fleet):
     other = await fleet.start("prefill", "p1")
     d = await fleet.start("decode", "d0")
     client = await fleet.client(d)
-    p.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    await p.engine.entered()
+    answer = await client.held(p, PROMPT, SHORT, prefill=p, decode=d)
     await answer.wait()
     assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
     assert gauge(p, "used_blocks") > 0, "the step may still write to them"
@@ -95,9 +91,7 @@ async def test_a_hanging_prefill_instance_tells_the_decode_instance(fleet):
 
 async def test_a_step_that_hangs_does_not_keep_the_process(fleet):
     m, client = await fleet.mixed(**HANG)
-    m.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT))
-    await m.engine.entered()
+    answer = await client.held(m, PROMPT, SHORT)
     await answer.wait()
     fleet.workers.remove(m)
     await m.stop(60.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import Any
 
 import grpc
 
@@ -15,7 +16,9 @@ from services.worker.decode.load_news import HEARTBEAT_S
 from tests.forks import until_stopped
 from tests.integration.lb_harness import port_of
 from tests.integration.worker_parts import (
-    BLOCK_TOKENS,
+    OTHER,
+    PROMPT,
+    SHORT,
     WAIT_S,
     Fleet,
     Gate,
@@ -27,9 +30,6 @@ from tests.integration.worker_parts import (
     worker_process,
 )
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
-OTHER = PROMPT[::-1]
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 INTERVAL_MS = 10
 
@@ -71,6 +71,12 @@ async def listener(fleet: Fleet, worker: Worker) -> Listener:
     return await Listener(await fleet.client(worker)).ask()
 
 
+async def watched(fleet: Fleet, **settings: Any) -> tuple[Worker, Listener]:
+    """Starts an instance; returns it with a load balancer that asks for reports."""
+    worker = await fleet.start("mixed", "m0", load_interval_s=0.01, **settings)
+    return worker, await listener(fleet, worker)
+
+
 def ask(worker: Worker, prompt=PROMPT, sampling=LONG, prefill: Worker | None = None):
     return submission(prompt, sampling, prefill=prefill or worker, decode=worker)
 
@@ -88,8 +94,7 @@ async def test_who_does_not_ask_is_told_nothing(fleet):
 
 
 async def test_a_roomy_one_while_prompts_are_computed_and_decoded(fleet):
-    m = await fleet.start("mixed", "m0", max_batch=8, active_prefills=1, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, max_batch=8, active_prefills=1)
     first = await lb.heard(1)
     assert (first.seq, first.pending, first.running, first.room, first.max_batch, first.received) == (1, 0, 0, 8, 8, 0)
     m.engine.hold()
@@ -107,8 +112,7 @@ async def test_a_roomy_one_while_prompts_are_computed_and_decoded(fleet):
 
 async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
     """Two are decoded at once; four have KV memory at once."""
-    m = await fleet.start("mixed", "m0", max_batch=2, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, max_batch=2)
     m.engine.hold()
     answers = await lb.client.submit(*[ask(m, PROMPT, LONG) for _ in range(2)])
     told = await lb.told(running=2)
@@ -127,8 +131,7 @@ async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
 
 
 async def test_full_memory(fleet):
-    m = await fleet.start("mixed", "m0", blocks=20, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, blocks=20)
     m.engine.hold()
     (first,) = await lb.client.submit(ask(m))
     await m.engine.entered()
@@ -147,8 +150,7 @@ async def test_full_memory(fleet):
 
 async def test_one_that_gave_way_waits_once(fleet):
     """Two requests that need 13 blocks each in the end, in a pool of 14."""
-    m = await fleet.start("mixed", "m0", blocks=14, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, blocks=14)
     together: list[bool] = []
 
     def at(decodes) -> bool:
@@ -194,8 +196,7 @@ async def test_prompts_computed_elsewhere_take_no_place(fleet):
 
 
 async def test_one_that_drains_has_no_room_and_says_so(fleet):
-    m = await fleet.start("mixed", "m0", load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet)
     assert (await lb.told(draining=False)).room > 0
     m._set_draining(True)
     assert (await lb.told(draining=True)).room == 0
@@ -254,8 +255,7 @@ async def test_load_balancers_share_the_room(fleet):
 
 
 async def test_nothing_changes_and_still_it_is_told(fleet):
-    m = await fleet.start("mixed", "m0", load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    _, lb = await watched(fleet)
     assert (await lb.heard(3)).seq == 3
     assert all(load.room == lb.loads[0].room for load in lb.loads)
 

@@ -13,6 +13,7 @@ from services.worker.settings import WorkerSettings
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
     IDLE_GAUGES,
+    PROMPT,
     WAIT_S,
     LbClient,
     gauge,
@@ -20,8 +21,6 @@ from tests.integration.worker_parts import (
     submission,
     tiny_card,
 )
-
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 
 
 @pytest_asyncio.fixture

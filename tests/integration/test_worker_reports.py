@@ -12,11 +12,7 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
 from services.worker.instance import step_members
 from services.worker.kv.push import Push
-from tests.integration.worker_parts import BLOCK_TOKENS, Gate, ended, submission
-
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
-OTHER = PROMPT[::-1]
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+from tests.integration.worker_parts import BLOCK_TOKENS, OTHER, PROMPT, SHORT, Gate, ended, submission
 
 
 @pytest.mark.parametrize("chunk_tokens", [BLOCK_TOKENS, 512])

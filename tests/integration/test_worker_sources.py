@@ -6,12 +6,10 @@ import asyncio
 import time
 from types import SimpleNamespace
 
-from pinyon.core.request import SamplingParams
 from pinyon.transfer import RegionDescriptor
 from tests.integration.lb_harness import port_of
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, gauge, peer_span, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, SHORT, WAIT_S, gauge, peer_span, reference, submission
 
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 BLOCKS = 6
 
 

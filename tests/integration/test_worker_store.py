@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from pinyon.core.errors import Unavailable
-from pinyon.core.request import SamplingParams
 from tests.integration.kvstore_parts import eventually, running_node
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, SHORT, WAIT_S, Fleet, gauge, reference, submission
 
 POOL = 32
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 class AwayStore:

@@ -43,6 +43,9 @@ from tests.integration.kvstore_parts import eventually
 
 BLOCK_TOKENS = 8
 WAIT_S = 60.0
+PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
+OTHER = PROMPT[::-1]
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 Asks = Sequence[tuple[list[int], SamplingParams]]
 
@@ -345,6 +348,13 @@ class LbClient:
         """Returns the whole answer to :func:`submission`."""
         (answer,) = await self.submit(submission(prompt, sampling, **fields))
         return await answer.wait()
+
+    async def held(self, worker: Worker, prompt: Sequence[int], sampling: SamplingParams, **fields: Any) -> Answer:
+        """Returns the begun answer to :func:`submission`, for which the worker's engine is held at a step."""
+        worker.engine.hold()
+        (answer,) = await self.submit(submission(prompt, sampling, **fields))
+        await worker.engine.entered()
+        return answer
 
     async def cancel(self, answer: Answer) -> None:
         ids = [stream_id for stream_id, each in self.answers.items() if each is answer]
