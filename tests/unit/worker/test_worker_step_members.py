@@ -95,6 +95,11 @@ def members(scheduler) -> StepMembers:
     return new_members(scheduler)
 
 
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
 def result(step, token=50):
     """Returns the engine's answer to a step: the last chunks and all decodes sample ``token``."""
     prefills = [token if chunk.sampling is not None else None for chunk in step.chunks]
@@ -107,8 +112,7 @@ def stepped(members: StepMembers) -> None:
 
 
 @pytest.mark.parametrize(("prefills", "decodes"), [([], [50, 50]), ([None], [50]), ([None, None], [50, 50]), ([], [])])
-def test_results_of_nobody_knows_whom_fail_all(members, prefills, decodes):
-    log = Log()
+def test_results_of_nobody_knows_whom_fail_all(members, prefills, decodes, log):
     members.add_prefill(prefill(1, 10, log))
     for number in (2, 3):
         members.add_decode(decode(number, log))
@@ -122,8 +126,7 @@ def test_nothing_to_do_is_no_step(members):
     assert members.decide(0.0) is None
 
 
-def test_decodes_come_first_and_chunks_share_the_budgets_rest(members, scheduler):
-    log = Log()
+def test_decodes_come_first_and_chunks_share_the_budgets_rest(members, scheduler, log):
     for number in range(3):
         members.add_decode(decode(number, log))
     members.add_prefill(prefill(1, 40, log))
@@ -146,8 +149,7 @@ def test_a_full_batch_does_not_starve_prompts():
     assert [len(chunk.tokens) for chunk in step.chunks] == [8]
 
 
-def test_a_prompt_goes_chunk_by_chunk_and_samples_with_the_last(members):
-    log = Log()
+def test_a_prompt_goes_chunk_by_chunk_and_samples_with_the_last(members, log):
     members.add_prefill(prefill(1, 40, log, position=3))
     starts = []
     while (step := members.decide(0.0)) is not None:
@@ -184,8 +186,7 @@ def test_a_prompts_time_is_its_steps_despite_decodes_beside_it(members):
     assert shared.seconds == [0.75, 0.25]
 
 
-def test_results_of_what_was_removed_during_the_step_are_dropped(members):
-    log = Log()
+def test_results_of_what_was_removed_during_the_step_are_dropped(members, log):
     chunk, slot = prefill(1, 40, log), decode(1, log)
     members.add_prefill(chunk)
     members.add_decode(slot)
@@ -223,8 +224,7 @@ def test_a_failing_callback_costs_the_other_members_nothing(members, scheduler):
     assert scheduler.running == 1
 
 
-def test_a_table_grows_before_the_token_that_needs_it(members):
-    log = Log()
+def test_a_table_grows_before_the_token_that_needs_it(members, log):
     work = decode(1, log)
     members.add_decode(work)
     sizes = []
