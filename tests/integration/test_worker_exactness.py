@@ -217,9 +217,8 @@ async def test_no_reuse_computes_everything_and_keeps_nothing(fleet):
 
 
 async def test_kv_fetched_from_a_peer_is_as_good_as_computed(fleet):
-    p, d = await fleet.pair()
+    p, d, client = await fleet.serving()
     other = await fleet.start("prefill", "p1")
-    client = await fleet.client(d)
     ask = (list(range(32, 32 + 10 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.8))
     check([ask], await run_all(client, p, d, [ask]))
     spans = [peer_span(p, 0, 4), peer_span(d, 4, 6)]
@@ -289,9 +288,8 @@ class LateHandle:
 
 
 async def test_computing_begins_before_all_layers_have_arrived(fleet):
-    p, d = await fleet.pair()
+    p, d, client = await fleet.serving()
     other = await fleet.start("prefill", "p1")
-    client = await fleet.client(d)
     ask = (list(range(32, 32 + 6 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=5, ignore_eos=True))
     check([ask], await run_all(client, p, d, [ask]))
     held = HeldLayers(other)
@@ -350,9 +348,8 @@ async def test_a_prefix_whose_fetch_fails_late_is_computed_correctly(fleet, faul
 
 @pytest.mark.parametrize("missing", ["evicted", "gone"])
 async def test_what_cannot_be_fetched_is_computed(fleet, missing):
-    p, d = await fleet.pair()
+    p, d, client = await fleet.serving()
     other = await fleet.start("prefill", "p1")
-    client = await fleet.client(d)
     ask = (list(range(32, 32 + 6 * BLOCK_TOKENS)), SamplingParams(max_tokens=6, ignore_eos=True))
     span = peer_span(p, 0, 6)  # p never computed it
     if missing == "gone":

@@ -125,8 +125,7 @@ def late_writer(fake: FakePrefill, engine: TransferEngine, opcode=Opcode.WRITE, 
 async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
     fake = FakePrefill()
     address = await fake_server(fake)
-    d = await fleet.start("decode", "d0", settle_s=0.05)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(settle_s=0.05)
     (answer,) = await client.submit(at(address, d))
     await fake.started.wait()
     with TransferEngine() as engine:
@@ -140,8 +139,7 @@ async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
 
 async def test_a_prefills_key_opens_only_its_targets_only_for_writing(fleet, fake_server):
     fake = FakePrefill(on_cancel=lambda number: worker_pb2.PrefillResult(stream_id=number))
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
+    d, client = await fleet.decode()
     (answer,) = await client.submit(at(await fake_server(fake), d))
     await fake.started.wait()
     size, targets = d.served.layout.block_bytes, sorted(fake.start.target_offsets_bytes)
@@ -166,8 +164,7 @@ async def test_a_prefill_cannot_write_after_its_end(fleet, fake_server, well):
     """The blocks then serve other readers, or are reused: late bytes would cause wrong tokens."""
     with TransferEngine() as engine:
         fake = FakePrefill()
-        d = await fleet.start("decode", "d0")
-        client = await fleet.client(d)
+        d, client = await fleet.decode()
         (answer,) = await client.submit(at(await fake_server(fake), d))
         await fake.started.wait()
         assert (await late_writer(fake, engine))[0].ok
@@ -190,8 +187,7 @@ async def test_a_prefill_cannot_write_after_its_end(fleet, fake_server, well):
 
 async def test_a_token_outside_the_vocabulary_is_refused(fleet, fake_server):
     fake = FakePrefill(lambda start: worker_pb2.PrefillResult(stream_id=start.stream_id, first_token=10**6))
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
+    d, client = await fleet.decode()
     (answer,) = await client.submit(at(await fake_server(fake), d))
     await answer.wait()
     assert answer.last.error.code == "INTERNAL"
@@ -200,8 +196,7 @@ async def test_a_token_outside_the_vocabulary_is_refused(fleet, fake_server):
 
 
 async def test_an_address_where_nobody_is(fleet):
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
+    d, client = await fleet.decode()
     (answer,) = await client.submit(at("127.0.0.1:1", d))
     await answer.wait()
     assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
@@ -514,9 +509,8 @@ def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
 
 
 async def test_reports_name_the_requests_that_came_and_that_ended(fleet):
-    p, d = await fleet.pair()
+    p, d, client = await fleet.serving()
     report = d.reports
-    client = await fleet.client(d)
     answer = await client.held(d, PROMPT, SHORT, prefill=p, decode=d, request_id="taken")
     refused = await client.answer(PROMPT, SHORT, request_id="refused")
     assert refused.finish == "error"

@@ -73,8 +73,7 @@ async def test_an_engine_that_hangs_fails_requests_then_serves_again(fleet, capl
 async def test_a_hanging_prefill_instance_tells_the_decode_instance(fleet):
     p = await fleet.start("prefill", "p0", **HANG)
     other = await fleet.start("prefill", "p1")
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
+    d, client = await fleet.decode()
     answer = await client.held(p, PROMPT, SHORT, prefill=p, decode=d)
     await answer.wait()
     assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")

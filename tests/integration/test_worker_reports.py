@@ -39,9 +39,8 @@ async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkey
     async def broken(self) -> None:
         raise Unavailable("the target is gone")
 
-    p, d = await fleet.pair(prefill_chunk_tokens=512)
+    p, d, client = await fleet.serving(prefill_chunk_tokens=512)
     monkeypatch.setattr(Push, "finish", broken)
-    client = await fleet.client(d)
     lost = await client.answer(PROMPT, SHORT, prefill=p, decode=d, request_id="lost")
     assert lost.finish == "error"
     await fleet.idle()
@@ -65,8 +64,7 @@ async def test_the_time_between_tokens_comes_with_its_load(fleet):
 async def test_an_hour_without_requests_is_not_between_tokens(fleet):
     passed_s = 0.0
     p = await fleet.start("prefill", "p0")
-    d = await fleet.start("decode", "d0", clock=lambda: time.monotonic() + passed_s)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(clock=lambda: time.monotonic() + passed_s)
     for name in ("before", "after"):
         await client.answer(PROMPT, SHORT, prefill=p, decode=d, request_id=name)
         await fleet.idle()

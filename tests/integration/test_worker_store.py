@@ -9,7 +9,7 @@ import pytest
 
 from pinyon.core.errors import Unavailable
 from tests.integration.kvstore_parts import eventually, running_node
-from tests.integration.worker_parts import BLOCK_TOKENS, SHORT, WAIT_S, Fleet, gauge, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, SHORT, WAIT_S, Fleet, gauge, reference, submission, until
 
 POOL = 32
 
@@ -51,9 +51,7 @@ async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Flee
     assert gauge(worker, "used_blocks") <= POOL // 4
     await serve(prompt(4, POOL - 3))  # while a put of the first blocks hangs
     store.let_go.set()
-    async with asyncio.timeout(WAIT_S):
-        while gauge(worker, "used_blocks"):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: not gauge(worker, "used_blocks"))
     await serve(prompt(5, 9))
     await fleet.idle()  # also checks that nothing is kept for the store within the pause
 

@@ -30,6 +30,7 @@ from tests.integration.worker_parts import (
     reference,
     run_all,
     submission,
+    until,
 )
 
 GREEDY = SamplingParams(max_tokens=2, ignore_eos=True)
@@ -144,8 +145,7 @@ async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, monk
 async def test_a_prefill_instance_sends_from_its_second_tier(fleet, monkeypatch):
     slow_copies(monkeypatch)
     p = await fleet.start("prefill", "p0", blocks=16, dram_blocks=64)
-    d = await fleet.start("decode", "d0", blocks=64)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(blocks=64)
     prompts = [document(seed, 10) for seed in range(3)]
     for _ in range(2):
         for prompt in prompts:
@@ -160,8 +160,7 @@ async def test_a_decode_instance_uses_what_is_in_its_second_tier(fleet, monkeypa
     """The prefill instance hears of them as held. Peers write only to blocks whose content has been copied away."""
     slow_copies(monkeypatch)
     p = await fleet.start("prefill", "p0", blocks=64)
-    d = await fleet.start("decode", "d0", blocks=16, dram_blocks=64)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(blocks=16, dram_blocks=64)
     prompts = [document(seed, 10) for seed in range(4)]
     for prompt in prompts:
         await ask(client, [*prompt, 7], prefill=p, decode=d)
@@ -221,11 +220,9 @@ async def test_a_lease_is_answered_when_what_it_names_has_come(fleet, monkeypatc
         assert not nothing.blocks
         assert not asked.done()
         gone = stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(keys)))
-        while gauge(m, "leases") < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: gauge(m, "leases") == 2)
         gone.cancel()
-        while gauge(m, "leases") > 1:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: gauge(m, "leases") == 1)
         held.release()
         lease = await asked
         assert [each.index for each in lease.blocks] == list(range(len(keys)))
@@ -277,9 +274,7 @@ async def test_the_store_gets_what_was_promoted_when_it_has_come(fleet, monkeypa
     for _ in range(2):
         for prompt in prompts:
             await ask(client, [*prompt, 7])
-            async with asyncio.timeout(WAIT_S):
-                while gauge(m, "store_queue_blocks"):  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+            await until(lambda: not gauge(m, "store_queue_blocks"))
         store.losses += 1
     twice = [contents for contents in store.contents.values() if len(contents) > 1]
     assert len(twice) > 40

@@ -242,6 +242,11 @@ class Fleet:
         worker = await self.start("mixed", "m0", **settings)
         return worker, await self.client(worker)
 
+    async def decode(self, **settings) -> tuple[Worker, LbClient]:
+        """Starts an instance that only decodes; returns it with a client."""
+        worker = await self.start("decode", "d0", **settings)
+        return worker, await self.client(worker)
+
     async def serving(self, *, apart: bool = True, **settings) -> tuple[Worker, Worker, LbClient]:
         """Starts who computes prompts and who decodes, one instance unless ``apart``; with a client of the latter."""
         if not apart:
