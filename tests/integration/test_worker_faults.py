@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -99,17 +100,9 @@ async def fake_server():
         await server.drain(0)
 
 
-def at(address: str, decode, prompt=PROMPT, sampling=SHORT):
-    message = submission(prompt, sampling)
-    message.placement.CopyFrom(
-        common_pb2.Placement(
-            prefill_instance_id="fake",
-            prefill_address=address,
-            decode_instance_id=decode.served.instance_id,
-            decode_address=decode.address,
-        )
-    )
-    return message
+def at(address: str, decode, prompt=PROMPT, name="fake"):
+    prefill = SimpleNamespace(served=SimpleNamespace(instance_id=name), address=address)
+    return submission(prompt, SHORT, prefill=prefill, decode=decode)
 
 
 def late_writer(fake: FakePrefill, engine: TransferEngine, opcode=Opcode.WRITE, shift=0):
@@ -219,17 +212,11 @@ async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
         await d.start()
         try:
             client = await fleet.client(d)
-
-            def ask(prompt):
-                message = at(address, d, prompt)
-                message.placement.prefill_instance_id = "other"
-                return message
-
-            (answer,) = await client.submit(ask(PROMPT))
+            (answer,) = await client.submit(at(address, d, name="other"))
             await answer.wait()
             assert answer.finish == "length"
             process.send_signal(sign)
-            (answer,) = await client.submit(ask(list(reversed(PROMPT))))
+            (answer,) = await client.submit(at(address, d, PROMPT[::-1], "other"))
             await answer.wait()
             assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
             assert await d.decodes.drained(WAIT_S)
@@ -432,17 +419,17 @@ async def test_a_hello_that_does_not_fit(fleet, change):
             start = worker_pb2.PrefillStart(
                 stream_id=5, prompt_tokens_le32=b"\x21\0\0\0", sampling=common_pb2.SamplingParams(max_tokens=1)
             )
-            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
-            (result,) = (await call.read()).results
-            assert (result.stream_id, result.error.field) == (5, "target_offsets_bytes")
+
+            async def refused() -> tuple[int, str]:
+                await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
+                (result,) = (await call.read()).results
+                return result.stream_id, result.error.field
+
+            assert await refused() == (5, "target_offsets_bytes")
             start.target_offsets_bytes.append(2**40)
-            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
-            (result,) = (await call.read()).results
-            assert result.error.field == "target_region"
+            assert await refused() == (5, "target_region")
             start.target_region.CopyFrom(common_pb2.Region(key=bytes(16), location="cpu:0", length_bytes=2**40))
-            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
-            (result,) = (await call.read()).results
-            assert result.error.field == "target_offsets_bytes"
+            assert await refused() == (5, "target_offsets_bytes")
         else:
             assert await call.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
             assert change in await call.details()
