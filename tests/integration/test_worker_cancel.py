@@ -67,58 +67,54 @@ class Situation:
         self.fleet = fleet
         self.resume = lambda: None
 
-    async def start(self, phase: str) -> None:
-        await getattr(self, f"_{phase}")()
-
-    async def _pair(self, **settings):
-        self.p, self.d = await self.fleet.pair(**settings)
-        self.client = await self.fleet.client(self.d)
-
     async def _ask(self, prompt=PROMPT, sampling=LONG, **fields):
         (answer,) = await self.client.submit(submission(prompt, sampling, prefill=self.p, decode=self.d, **fields))
+        return answer
+
+    async def _begun(self, prompt=PROMPT):
+        answer = await self._ask(prompt)
+        await answer.first.wait()
         return answer
 
     async def _held(self, worker):
         return await self.client.held(worker, PROMPT, LONG, prefill=self.p, decode=self.d)
 
-    async def _room_at_decode(self):
-        await self._pair(blocks=20)
+    async def room_at_decode(self):
+        self.p, self.d, self.client = await self.fleet.serving(blocks=20)
         self.other = await self._held(self.d)
         self.answer = await self._ask(PROMPT[::-1] * 3, SamplingParams(max_tokens=20, ignore_eos=True))
         await until(lambda: gauge(self.d, "room_waiters") == 1)
         self.resume = self.d.engine.release
 
-    async def _queue_at_prefill(self):
-        await self._pair(active_prefills=1)
+    async def queue_at_prefill(self):
+        self.p, self.d, self.client = await self.fleet.serving(active_prefills=1)
         self.other = await self._held(self.p)
-        self.answer = await self._ask(list(reversed(PROMPT)))
+        self.answer = await self._ask(PROMPT[::-1])
         await until(lambda: gauge(self.p, "queued_prefills") == 1)
         self.resume = self.p.engine.release
 
-    async def _room_at_prefill(self):
+    async def room_at_prefill(self):
         self.p = await self.fleet.start("prefill", "p0", blocks=8)
-        self.d = await self.fleet.start("decode", "d0")
-        self.client = await self.fleet.client(self.d)
+        self.d, self.client = await self.fleet.decode()
         self.other = await self._held(self.p)
-        self.answer = await self._ask(list(reversed(PROMPT)))
+        self.answer = await self._ask(PROMPT[::-1])
         await until(lambda: gauge(self.p, "room_waiters") == 1)
         self.resume = self.p.engine.release
 
-    async def _fetching(self):
+    async def fetching(self):
         source = HungSource()
         self.p = await self.fleet.start("prefill", "p0", source=source, fetch_timeout_s=60)
-        self.d = await self.fleet.start("decode", "d0")
-        self.client = await self.fleet.client(self.d)
+        self.d, self.client = await self.fleet.decode()
         self.answer = await self._ask(fetches=[peer_span(self.d, 0, 4)])
         await asyncio.wait_for(source.asked.wait(), WAIT_S)
 
-    async def _computing(self):
-        await self._pair()
+    async def computing(self):
+        self.p, self.d, self.client = await self.fleet.serving()
         self.answer = await self._held(self.p)
         self.resume = self.p.engine.release
 
-    async def _pushing(self):
-        await self._pair()
+    async def pushing(self):
+        self.p, self.d, self.client = await self.fleet.serving()
         waiting, let_go = asyncio.Event(), asyncio.Event()
         group = self.p.transfer.group
         self.p.transfer.group = lambda: SlowGroup(group(), waiting, let_go)
@@ -126,37 +122,34 @@ class Situation:
         await asyncio.wait_for(waiting.wait(), WAIT_S)
         self.resume = let_go.set
 
-    async def _batch_slot(self):
-        await self._pair(max_batch=1)
+    async def batch_slot(self):
+        self.p, self.d, self.client = await self.fleet.serving(max_batch=1)
         gate = Gate(bool, self.d.engine)
-        self.other = await self._ask(PROMPT)
-        await self.other.first.wait()
+        self.other = await self._begun(PROMPT)
         await gate.reached()
-        self.answer = await self._ask(list(reversed(PROMPT)))
-        await self.answer.first.wait()
+        self.answer = await self._begun(PROMPT[::-1])
         self.resume = gate.open
 
-    async def _decoding(self):
-        await self._pair()
+    async def decoding(self):
+        self.p, self.d, self.client = await self.fleet.serving()
         gate = Gate(bool, self.d.engine)
-        self.answer = await self._ask()
-        await self.answer.first.wait()
+        self.answer = await self._begun()
         await gate.reached()
         self.resume = gate.open
 
-    async def _gave_way(self):
+    async def gave_way(self):
         """Waits until the second of two requests is preempted; each needs 13 blocks in the end, in a pool of 14."""
         await self._until_preempted(lambda decodes: decodes == 1)
         assert gauge(self.d, "preemptions_total") == gauge(self.d, "room_waiters") == 1
 
-    async def _computed_again(self):
+    async def computed_again(self):
         """Waits until the first request has ended, and the tokens of the second are computed again with its prompt."""
         await self._until_preempted(lambda decodes: decodes == 0)
         await self.other.wait()
         assert gauge(self.d, "running_prefills") == 1
 
     async def _until_preempted(self, then):
-        await self._pair(blocks=14)
+        self.p, self.d, self.client = await self.fleet.serving(blocks=14)
         together = []
 
         def at(decodes):
@@ -165,15 +158,13 @@ class Situation:
 
         gate = Gate(at, self.d.engine)
         self.d.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.other.first.wait()
-        self.answer = await self._ask(PROMPT[::-1])
-        await self.answer.first.wait()
+        self.other = await self._begun(PROMPT)
+        self.answer = await self._begun(PROMPT[::-1])
         self.d.engine.release()
         await gate.reached()
         self.resume = gate.open
 
-    async def _own_prefill(self):
+    async def own_prefill(self):
         self.p = self.d = await self.fleet.start("mixed", "m0")
         self.client = await self.fleet.client(self.d)
         self.answer = await self._held(self.d)
@@ -181,20 +172,17 @@ class Situation:
 
 
 PHASES = [
-    name.removeprefix("_")
-    for name in (
-        "_room_at_decode",
-        "_queue_at_prefill",
-        "_room_at_prefill",
-        "_fetching",
-        "_computing",
-        "_pushing",
-        "_batch_slot",
-        "_decoding",
-        "_gave_way",
-        "_computed_again",
-        "_own_prefill",
-    )
+    "room_at_decode",
+    "queue_at_prefill",
+    "room_at_prefill",
+    "fetching",
+    "computing",
+    "pushing",
+    "batch_slot",
+    "decoding",
+    "gave_way",
+    "computed_again",
+    "own_prefill",
 ]
 
 
@@ -202,7 +190,7 @@ PHASES = [
 @pytest.mark.parametrize("how", ["cancel", "disconnect", "deadline"])
 async def test_nothing_is_left(fleet, phase, how):
     situation = Situation(fleet)
-    await situation.start(phase)
+    await getattr(situation, phase)()
     answer = situation.answer
     if how == "cancel":
         await situation.client.cancel(answer)
