@@ -17,6 +17,7 @@ from pinyon.core.errors import Internal, ResourceExhausted
 from pinyon.core.request import SamplingParams
 from pinyon.messages.orders import hello_to_proto
 from pinyon.messages.segment import segment_from_proto
+from pinyon.model import load_card
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
@@ -200,29 +201,15 @@ async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
     arguments = ("--role", "prefill", "--instance-id", "other", "--block-tokens", str(BLOCK_TOKENS))
     async with worker_process(*arguments) as (process, address):
         # This worker serves the same built-in model as the process.
-        from prometheus_client import CollectorRegistry
-
-        from services.worker.app import Worker
-        from services.worker.settings import WorkerSettings
-
-        settings = WorkerSettings(
-            role="decode", engine="instant", block_tokens=BLOCK_TOKENS, pool_blocks=64, metrics_listen=""
-        )
-        d = Worker(settings, "d0", CollectorRegistry())
-        await d.start()
-        try:
-            client = await fleet.client(d)
-            (answer,) = await client.submit(at(address, d, name="other"))
-            await answer.wait()
-            assert answer.finish == "length"
-            process.send_signal(sign)
-            (answer,) = await client.submit(at(address, d, PROMPT[::-1], "other"))
-            await answer.wait()
-            assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
-            assert await d.decodes.drained(WAIT_S)
-            assert gauge(d, "used_blocks") == gauge(d, "remote_prefills") == 0
-        finally:
-            await d.stop(0)
+        d, client = await fleet.decode(engine="instant", card=load_card())
+        (answer,) = await client.submit(at(address, d, name="other"))
+        await answer.wait()
+        assert answer.finish == "length"
+        process.send_signal(sign)
+        (answer,) = await client.submit(at(address, d, PROMPT[::-1], "other"))
+        await answer.wait()
+        assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
+        await fleet.idle()  # although the other process is still there, frozen
 
 
 # -- the load balancer

@@ -224,12 +224,22 @@ class Fleet:
         return state
 
     async def start(
-        self, role: str, name: str, *, blocks: int = 128, source=None, store=None, clock=time.monotonic, **settings
+        self,
+        role: str,
+        name: str,
+        *,
+        blocks: int = 128,
+        source=None,
+        store=None,
+        clock=time.monotonic,
+        card: ModelCard | None = None,
+        **settings,
     ) -> Worker:
+        """Starts a worker; the numpy engine, which is the default, can be held."""
         settings = {"drain_s": 0, "metrics_listen": "", "prefill_chunk_tokens": 16, **settings}
         values = WorkerSettings(role=role, pool_blocks=blocks, block_tokens=BLOCK_TOKENS, **settings)
-        engine = GateEngine(blocks, values.attention_kernel)
-        worker = Worker(values, name, CollectorRegistry(), card=tiny_card(), engine=engine, clock=clock)
+        engine = GateEngine(blocks, values.attention_kernel) if values.engine == "numpy" else None
+        worker = Worker(values, name, CollectorRegistry(), card=card or tiny_card(), engine=engine, clock=clock)
         await worker.start(source=source, store=store)
         self.workers.append(worker)
         return worker
@@ -262,8 +272,7 @@ class Fleet:
 
     async def idle(self) -> None:
         """Waits until nothing is under way; fails if anything is left then."""
-        for worker in self.workers:
-            worker.engine.release()
+        self._release()
         for worker in self.workers:
             assert await worker.decodes.drained(WAIT_S)
             assert await worker.prefills.drained(WAIT_S)
@@ -276,6 +285,11 @@ class Fleet:
             assert not left, f"{worker.served.instance_id}: {left}"
             worker.parts.cache.admission.check_integrity()
 
+    def _release(self) -> None:
+        for worker in self.workers:
+            if isinstance(worker.engine, GateEngine):
+                worker.engine.release()
+
     async def close(self) -> None:
         try:
             await self.idle()
@@ -285,8 +299,7 @@ class Fleet:
     async def _stop(self) -> None:
         for client in self.clients:
             await client.close()
-        for worker in self.workers:
-            worker.engine.release()
+        self._release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
             worker.parts.cache.admission.check_integrity()
