@@ -11,8 +11,8 @@ from pinyon.core.journal import Codec, Replay
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import JOURNAL_TYPES, replay_journal
 from tests.integration.lb_harness import running_lb, spin
-from tests.integration.test_worker_exactness import check, make_asks
-from tests.integration.worker_parts import Fleet, ended, run_all, submission
+from tests.integration.test_worker_exactness import make_asks
+from tests.integration.worker_parts import Fleet, check, ended, run_all, submission
 
 
 def replayed(path: Path) -> Replay:

@@ -17,8 +17,8 @@ from pinyon.eviction.day_fits import DayFits
 from pinyon.eviction.fit import Fit
 from pinyon.messages.request_class import class_to_proto
 from tests.integration.kvstore_parts import OBJECT, Node, client_of, empty, running_node
-from tests.integration.test_worker_exactness import check, make_asks
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, run_all
+from tests.integration.test_worker_exactness import make_asks
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, check, run_all
 from tests.store_integrity import check_table
 
 

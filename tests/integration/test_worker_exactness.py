@@ -15,10 +15,10 @@ from pinyon.store.reader import ReadResult
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
     WAIT_S,
+    check,
     ended,
     gauge,
     peer_span,
-    reference,
     run_all,
     submission,
     until,
@@ -45,14 +45,6 @@ def make_asks(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
         )
         asks.append((prompt, sampling))
     return asks
-
-
-def check(asks, answers):
-    for (prompt, sampling), answer in zip(asks, answers, strict=True):
-        assert answer.finish in ("stop", "length"), answer.last
-        assert answer.tokens == reference(prompt, sampling)
-        assert answer.last.usage.prompt_tokens == len(prompt)
-        assert answer.last.usage.completion_tokens == len(answer.tokens)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pinyon.core.request import SamplingParams
-from tests.integration.worker_parts import BLOCK_TOKENS, alone, gauge, run_all, submission, tiny_card
+from tests.integration.worker_parts import BLOCK_TOKENS, alone, check, gauge, run_all, submission, tiny_card
 from tests.unit.worker.caches import Holder
 
 
@@ -35,19 +35,6 @@ def make_asks(count: int, max_tokens: int, seed: int) -> list[tuple[list[int], S
         )
         asks.append((prompt, sampling))
     return asks
-
-
-def check(asks, answers):
-    for (prompt, sampling), answer in zip(asks, answers, strict=True):
-        expected = alone(prompt, sampling)
-        assert answer.finish in ("stop", "length"), answer.last
-        assert answer.tokens == expected.tokens
-        assert answer.logprobs == expected.logprobs
-        assert answer.prompt_logprobs == (expected.prompt_logprobs if sampling.prompt_logprobs else None)
-        assert answer.last.usage.completion_tokens == len(answer.tokens)
-        if sampling.prompt_logprobs:
-            assert answer.last.usage.cached_tokens == 0
-            assert len(answer.prompt_logprobs) == len(prompt) - 1
 
 
 def test_the_asks_tell_the_parameters_apart():

@@ -19,11 +19,12 @@ from pinyon.decisions import replay_journal
 from pinyon.store.writer import PutOutcome
 from services.worker.app import Worker
 from services.worker.kv.swaps import Swaps
-from tests.integration.test_worker_exactness import check, make_asks
+from tests.integration.test_worker_exactness import make_asks
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
     WAIT_S,
     LbClient,
+    check,
     ended,
     gauge,
     peer_span,

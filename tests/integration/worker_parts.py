@@ -447,6 +447,21 @@ def submission(
     return message
 
 
+def check(asks: Asks, answers: Sequence[Answer]) -> None:
+    """Asserts that each answer is that of one engine alone."""
+    for (prompt, sampling), answer in zip(asks, answers, strict=True):
+        expected = alone(prompt, sampling)
+        assert answer.finish in ("stop", "length"), answer.last
+        assert answer.tokens == expected.tokens
+        assert answer.logprobs == expected.logprobs
+        assert answer.prompt_logprobs == (expected.prompt_logprobs if sampling.prompt_logprobs else None)
+        assert answer.last.usage.prompt_tokens == len(prompt)
+        assert answer.last.usage.completion_tokens == len(answer.tokens)
+        if sampling.prompt_logprobs:
+            assert answer.last.usage.cached_tokens == 0
+            assert len(answer.prompt_logprobs) == len(prompt) - 1
+
+
 async def run_all(
     client: LbClient, prefill: Worker | None, decode: Worker | None, asks: Asks, **fields: Any
 ) -> list[Answer]:
