@@ -6,18 +6,10 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
 from pinyon.core.request import Role
-from pinyon.placement.fetch_time import fetch_s, fetches_s
+from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import Holders, PrefixMatch
-
-MANY_READERS = 32
-"""Fewer readers than this are priced one by one, more of them together."""
-ESTIMATES_MAX = 4
-"""The maximum number of stretches of one prompt that are priced for all readers at once: most hold nothing of it."""
-
-_Estimate = tuple[dict[int, float], frozenset[InstanceState], set[str]]
-"""Seconds by the reader's row; then the holders and their hosts, where readers are priced one by one."""
 
 
 class FetchPlanner:
@@ -30,7 +22,6 @@ class FetchPlanner:
         self._block_bytes = pool.prefills[0].block_bytes
         self._common: dict[tuple[int, int, int], list[_Span]] = {}
         """Spans of readers that hold none of the blocks, by ``(first block, end block, mask of who may be asked)``."""
-        self._estimates: dict[tuple[int, int], _Estimate] = {}
 
     def plan(self, reader: InstanceState, first_block: int, end_block: int) -> tuple[Fetch, ...]:
         """Returns what ``reader`` fetches of ``[first_block, end_block)``, in order. Each span comes from another one
@@ -53,34 +44,6 @@ class FetchPlanner:
         """Returns the predicted seconds of the fetches of :meth:`plan`."""
         spans = self._spans(reader, first_block, end_block)
         return fetch_s(reader, [(each.source_for(reader), each.blocks * self._block_bytes) for each in spans])
-
-    def estimate_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
-        """Returns :meth:`fetch_s`, or an estimate where there are many readers. Those that are no holders, and on no
-        host of one, are priced all at once, as if each asked the first of equal sources."""
-        key = first_block, end_block
-        known = self._estimates.get(key)
-        if known is None:
-            if len(self._estimates) >= ESTIMATES_MAX or len(self._pool.prefills) < MANY_READERS:
-                return self.fetch_s(reader, first_block, end_block)
-            known = self._estimates[key] = self._estimate(first_block, end_block)
-        prices_s, holders, hosts = known
-        if reader.load.failed_sources or reader in holders or reader.host in hosts:
-            return self.fetch_s(reader, first_block, end_block)
-        return prices_s[reader.row]
-
-    def _estimate(self, first_block: int, end_block: int) -> _Estimate:
-        spans = self._common_spans(first_block, end_block, self._pool.sources)
-        rows = self._pool.rows
-        prices_s = fetches_s(self._pool.prefills[0].loads, rows, self.common(first_block, end_block))
-        holders = frozenset[InstanceState]().union(*(span.holders for span in spans))
-        return dict(zip(rows.tolist(), prices_s.tolist(), strict=True)), holders, {each.host for each in holders} - {""}
-
-    def common(self, first_block: int, end_block: int) -> list[tuple[InstanceState, int]]:
-        """Returns sources and bytes for readers that hold none of the blocks and are on no host of a holder, for
-        :func:`pinyon.placement.fetch_time.fetches_s`. Of equal sources it names the first, while each reader takes the
-        next one after itself."""
-        spans = self._common_spans(first_block, end_block, self._pool.sources)
-        return [(span.least[0], span.blocks * self._block_bytes) for span in spans]
 
     def _common_spans(self, first_block: int, end_block: int, sources: Holders[InstanceState]) -> list[_Span]:
         key = first_block, end_block, sources.mask

@@ -87,7 +87,7 @@ class Fleet:
             raise ResourceExhausted(f"the limit of {self._instances_max} instances is reached", retry_after_s=1.0)
         bit = self.index.add()
         row = bit.bit_length() - 1
-        self.loads.add(row, info.capacity_blocks)
+        self.loads.add(row, info.capacity_blocks, info.short_first)
         priors = self._priors.get(info.model) or self._priors.get("", CostPriors())
         state = InstanceState(
             info,
@@ -100,7 +100,6 @@ class Fleet:
             prefill_learned_s=now_s,
             transfer_learned_s=now_s,
         )
-        state.seen()
         self._inherit(state)
         state.learned()
         state.transfers_learned()

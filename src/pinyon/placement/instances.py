@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import xxhash
-
 from pinyon.core.block_keys import SharedPrefix
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
@@ -230,11 +228,6 @@ class InstanceState:
         """Updates the table: the transfer cost model has changed."""
         self.loads.transfers_learned(self.row, [self.transfer_model.coefficients(kind) for kind in _KINDS])
 
-    def seen(self) -> None:
-        """Updates the table: the instance is new in it."""
-        self.loads.short_first[self.row] = self.info.short_first
-        self.loads.host[self.row] = xxhash.xxh3_64_intdigest(self.host.encode()) >> 1 or 1 if self.host else 0
-
     def sends(self, reads: int, blocks: int, size_bytes: int) -> None:
         """Counts ``reads`` more (or fewer) fetches from here under way; ``size_bytes`` of them go over the network."""
         self.inflight_reads += blocks
@@ -246,9 +239,6 @@ class InstanceState:
         """Counts ``reads`` more (or fewer) fetches by this instance over the network under way."""
         self.reading_bytes += size_bytes
         self.readings += reads
-        if not self.gone:
-            self.loads.reading_bytes[self.row] = float(self.reading_bytes)
-            self.loads.readings[self.row] = float(self.readings)
 
     def decodes_changed(self, requests: int, blocks: int) -> None:
         """Counts ``requests`` more (or fewer) placed here, which hold ``blocks`` KV blocks. Updates the table."""

@@ -123,8 +123,10 @@ class KvCacheCentric:
                 if reach > threshold * local:
                     reused = reach * block_tokens
                     rest = tokens - reused
-                    fetch_s = planner.estimate_s(state, local, reach)
                     short_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
+                    if best is not None and not shares and wait_s + short_s > best.ttft_s:
+                        continue  # however soon the blocks are there
+                    fetch_s = planner.fetch_s(state, local, reach)
                     if fetch_s + short_s < prefill_s:
                         prefix, transfer_s, prefill_s = reach, fetch_s, short_s
                     elif fetch_s * transfer_doubt(

@@ -82,9 +82,6 @@ class LoadArrays:
         self.reported_s: NDArray[np.float64] = _floats(table.reported_s)
         self.room_s: NDArray[np.float64] = _floats(table.room_s)
         self.decoding: NDArray[np.int64] = _ints(table.decoding)
-        self.host: NDArray[np.int64] = _ints(table.host)
-        self.reading_bytes: NDArray[np.float64] = _floats(table.reading_bytes)
-        self.readings: NDArray[np.float64] = _floats(table.readings)
         self.learned(table)
 
     def learned(self, table: LoadTable) -> None:
@@ -134,35 +131,29 @@ class LoadTable:
         """Seconds for each further request that is decoded."""
         self.decode_learned_s: vec[float] = _seconds(rows)
         """The time of the last measurement of the time between tokens, or when it should have been measured."""
-        self.host: vec[i64] = _numbers(rows)
-        """A number for the host of each instance; 0: unknown."""
         self.transfer: vec[float] = _seconds(rows * PATH_KINDS * 2)
         """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
-        self.reading_bytes: vec[float] = _seconds(rows)
-        """Bytes of fetches over the network by what was placed there and is not being computed yet."""
-        self.readings: vec[float] = _seconds(rows)
-        """The number of those fetches."""
         self.arrays = LoadArrays(self)
         self.prefixes = SharedPrefixes()
         """Prefixes that requests decoded there share, by row."""
         self._lent = False
         """True while somebody keeps the coefficients as they are: they are copied before they change."""
 
-    def add(self, row: int, blocks_max: int = 0) -> None:
+    def add(self, row: int, blocks_max: int = 0, short_first: bool = False) -> None:
         """Clears the row of a new instance. ``blocks_max`` 0: no limit is known."""
         rows = len(self.queued_us)
         self._own_coefficients()
         if row >= rows:
             self._grow(max(row + 1, 2 * rows))
         number: i64 = row
-        for numbers in (self.queued_us, self.decoding, self.batch, self.host):
+        for numbers in (self.queued_us, self.decoding, self.batch):
             numbers[number] = 0
         for seconds in (
             *(self.ends_s, self.reported_s, self.room_s, self.blocks, self.slots, self.tbt_s, self.tbt_token_s),
-            *(self.tbt_request_s, self.decode_learned_s, self.reading_bytes, self.readings),
+            *(self.tbt_request_s, self.decode_learned_s),
         ):
             seconds[number] = 0.0
-        self.short_first[number] = False
+        self.short_first[number] = short_first
         capacity: i64 = len(self.queued_us)
         for size in range(CLASSES):
             self.ahead_us[size * capacity + number] = self.behind[size * capacity + number] = 0
@@ -175,14 +166,13 @@ class LoadTable:
     def _grow(self, rows: int) -> None:
         self.ahead_us, self.behind = _wider(self.ahead_us, rows), _wider(self.behind, rows)
         self.queued_us, self.decoding = _more(self.queued_us, rows), _more(self.decoding, rows)
-        self.batch, self.host = _more(self.batch, rows), _more(self.host, rows)
+        self.batch = _more(self.batch, rows)
         self.ends_s, self.reported_s = _longer(self.ends_s, rows), _longer(self.reported_s, rows)
         self.room_s, self.blocks = _longer(self.room_s, rows), _longer(self.blocks, rows)
         self.blocks_max, self.slots = _longer(self.blocks_max, rows), _longer(self.slots, rows)
         self.tbt_s, self.tbt_token_s = _longer(self.tbt_s, rows), _longer(self.tbt_token_s, rows)
         self.tbt_request_s = _longer(self.tbt_request_s, rows)
         self.decode_learned_s = _longer(self.decode_learned_s, rows)
-        self.reading_bytes, self.readings = _longer(self.reading_bytes, rows), _longer(self.readings, rows)
         self.coefficients = _longer(self.coefficients, rows * COEFFICIENTS)
         self.transfer = _longer(self.transfer, rows * PATH_KINDS * 2)
         while len(self.short_first) < rows:
