@@ -22,10 +22,12 @@ from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.considered import Considered, Cost, CostColumns
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
-from pinyon.placement.policy import NANO_S, PlacementRequest, Pool
+from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
+NANO_S: Final = 1e-9
+"""Costs that differ by less are equal: they are sums, and rounding must not choose."""
 EXAMINED_MAX: Final = 8
 """The maximum number of instances that are examined exactly."""
 NEAR_MAX: Final = 16
@@ -47,6 +49,10 @@ class CostTerms:
     others: float
     fetch: bool = True
     order: bool = True
+
+
+OWN_TIME: Final = CostTerms(0.0, fetch=False, order=False)
+"""The terms of a request's own time where nothing is fetched and prompts are computed as they come."""
 
 
 class _Paths:
@@ -175,8 +181,8 @@ class Costs:
         return Considered(self.columns, self.examined, cheapest, in_time)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        """Returns the place with the least cost, ties broken as in :meth:`Pool.lowest`. With ``among``, instances that
-        fetch count only if they are in it."""
+        """Returns the place with the least cost. Ties go to the one that decodes least, then to the first by id. With
+        ``among``, instances that fetch count only if they are in it."""
         costs_s, reach, local = self._ranked_s, self.columns.reach, self.columns.local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):

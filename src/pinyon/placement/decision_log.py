@@ -127,10 +127,10 @@ class DecisionLog:
         self._next = first
         self._entries: deque[LoggedDecision] = deque()
         self._considered: tuple[PlacementRequest, PlacementDecision, Pool, PrefixMatch, PastLoads | None] | None = None
-        self._coefficients: object = None
+        self._learned = -1
         self._pool: Pool | None = None
-        """The coefficients and the pool whose bytes were counted last: decisions share them until something is learned,
-        or an instance comes or goes."""
+        """The version of the coefficients, and the pool, whose bytes were counted last: decisions share them until
+        something is learned, or an instance comes or goes."""
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -190,9 +190,9 @@ class DecisionLog:
         entries = self._entries
         if (seen := entry.seen) is not None:
             entry.size_bytes += seen.size_bytes
-            if (loads := seen.loads) is not None and loads.coefficients is not self._coefficients:
-                entry.size_bytes += loads.coefficients.nbytes + loads.transfer.nbytes
-                self._coefficients = loads.coefficients
+            if (loads := seen.loads) is not None and loads.version != self._learned:
+                entry.size_bytes += loads.learned_bytes
+                self._learned = loads.version
             if seen.pool is not self._pool:
                 self._pool = pool = seen.pool
                 entry.size_bytes += (len(pool.prefills) + len(pool.decodes)) * MEMBER_BYTES

@@ -43,7 +43,7 @@ from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, P
 from pinyon.placement.prefix_match import PrefixMatch
 
 NANO_S = 1e-9
-"""Times that differ by less are equal (:meth:`Pool.lowest`)."""
+"""Times that differ by less are equal."""
 EXAMINED_MAX = 512
 """The maximum number of requests of a queue that are examined."""
 
@@ -231,7 +231,7 @@ class DualMap:
 
 def less_loaded(both: Sequence[PlacementDecision]) -> int:
     """Returns which of the two decisions has less work before it; 0 if they are equal."""
-    queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # as Pool.lowest
+    queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # rounding must not choose
     return int(queues_s[1] < queues_s[0])
 
 

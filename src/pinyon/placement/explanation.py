@@ -1,15 +1,14 @@
 """Explanations of why a request was placed where it was: the other instances as they were then, and a sentence.
 
-Times of the others are the cost models' as they stood at the decision, by the formula that policies use
-(:meth:`pinyon.placement.policy.Pool.prefills_s`). Where the policy fetches, they are the shorter of two: fetching all
-that others hold, and computing. A fetch that was priced for many at once, and examined for none, is said to take
-"about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others would lose,
-and whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a ring).
+Times of the others are the cost models' as they stood at the decision. Where the policy fetches, they are the shorter of
+two: fetching all that others hold, and computing. A fetch that was priced for many at once, and examined for none, is
+said to take "about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others
+would lose, and whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a
+ring).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pinyon.core.orders import FETCH_SPANS_MAX
@@ -19,7 +18,6 @@ from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementDecision
 from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.transfer_cost import PathKind
 
 CANDIDATES_MAX = 8
 SOONEST = 5
@@ -112,23 +110,20 @@ def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> CostCo
         raise ValueError("nothing is known of the other instances")
     block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
     tokens = logged.request.prompt_tokens
-    rows = pool.rows
-    queues_s, rooms_s = loads.queues_s(rows, logged.at_s).tolist(), loads.room_s[rows].tolist()
-    costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
     fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)
-    columns = CostColumns(len(rows))
+    columns = CostColumns(len(pool.prefills))
     for at, state in enumerate(pool.prefills):
         local = reach = max(match.held_by(state), match.soon.held_by(state))
-        transfer_s, compute_s = 0.0, _prefill_s(costs[at], tokens, local * block_tokens)
+        queue_s, room_s = loads.queue_s(state.row, logged.at_s), loads.room_s[state.row]
+        transfer_s, compute_s = 0.0, loads.prefill_s(state.row, tokens, local * block_tokens)
         if fetches and (end := match.extent_for(state, local, pool.sources, FETCH_SPANS_MAX)) > local:
-            start_s, byte_s = transfers[at]
-            fetch_s = start_s + byte_s * (end - local) * block_bytes
-            short_s = _prefill_s(costs[at], tokens, end * block_tokens)
+            fetch_s = loads.transfer_s(state.row, (end - local) * block_bytes)
+            short_s = loads.prefill_s(state.row, tokens, end * block_tokens)
             if fetch_s + short_s < compute_s:
                 reach, transfer_s, compute_s = end, fetch_s, short_s
-        columns.local[at], columns.reach[at], columns.room_s[at] = local, reach, rooms_s[at]
-        columns.wait_s[at], columns.transfer_s[at], columns.prefill_s[at] = queues_s[at], transfer_s, compute_s
-        columns.cost_s[at] = rooms_s[at] + queues_s[at] + transfer_s + compute_s
+        columns.local[at], columns.reach[at], columns.room_s[at] = local, reach, room_s
+        columns.wait_s[at], columns.transfer_s[at], columns.prefill_s[at] = queue_s, transfer_s, compute_s
+        columns.cost_s[at] = room_s + queue_s + transfer_s + compute_s
     return columns
 
 
@@ -138,13 +133,6 @@ def _chosen(decision: PlacementDecision, found: Candidate) -> Candidate:
         found.instance_id, found.held_blocks, decision.local_blocks, decision.reused_blocks - decision.local_blocks,
         decision.room_s, decision.queue_s, decision.transfer_s, decision.prefill_s, decision.drain_s, found.others_s,
     )  # fmt: skip
-
-
-def _prefill_s(costs: Sequence[float], tokens: int, reused: int) -> float:
-    """Returns the predicted seconds: see :class:`pinyon.placement.cost_model.PrefillCostModel`."""
-    k0, k1, k2 = costs
-    rest = tokens - reused
-    return k0 + k1 * rest + k2 * rest * (tokens + reused)
 
 
 def _shown(seen: Seen, others: list[Candidate]) -> list[Candidate]:

@@ -102,10 +102,10 @@ class KvCacheCentric:
         threshold = self._threshold if self._tuner is None else self._tuner.draw(rng)
         soon = match.soon
         planner = FetchPlanner(pool, match)
-        queues_s = pool.queues_s(now_s).tolist()
         best: _Option | None = None
         sharing: _Option | None = None
-        for state, queue_s in zip(pool.prefills, queues_s, strict=True):
+        for state in pool.prefills:
+            queue_s = state.prefill_queue_s(now_s)
             k0, k1, k2 = state.prefill_model.coefficients
             local = match.held_by(state)
             shares = False

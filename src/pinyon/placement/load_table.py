@@ -1,7 +1,6 @@
 """The work of all instances side by side, so that a policy looks at a thousand of them as quickly as at ten.
 
-Each column is stored once, as a ``vec``, whose elements compiled loops read and write as C does. Some columns can also
-be seen as arrays (:attr:`LoadTable.arrays`), for policies that work by operations on whole columns.
+Each column is a ``vec``, whose elements compiled loops read and write as C does.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-import numpy as np
 from librt.vecs import append, vec
 from mypy_extensions import i64
-from numpy.typing import NDArray
 
 from pinyon.core.compiled import compiled
 from pinyon.placement.shared_prefixes import SharedPrefixes
-from pinyon.placement.transfer_cost import PATH_KINDS
+from pinyon.placement.transfer_cost import NETWORK, PATH_KINDS
 
 ROWS_MIN = 64
 CLASSES: Final = 28
@@ -55,41 +52,38 @@ def whole_us(seconds: float) -> i64:
 class PastLoads:
     """The content of a load table at one time, by row: see :class:`LoadTable`. Never changed."""
 
-    __slots__ = ("_ends_s", "_queued_us", "_reported_s", "coefficients", "room_s", "transfer")
+    __slots__ = ("_ends_s", "_queued_us", "_reported_s", "coefficients", "room_s", "transfer", "version")
 
-    def __init__(self, arrays: LoadArrays) -> None:
+    def __init__(self, table: LoadTable) -> None:
         """Copies what changes with every request (32 bytes a row)."""
-        self._queued_us, self._ends_s = arrays.queued_us.copy(), arrays.ends_s.copy()
-        self._reported_s, self.room_s = arrays.reported_s.copy(), arrays.room_s.copy()
-        self.coefficients, self.transfer = arrays.coefficients, arrays.transfer
+        self._queued_us, self._ends_s = table.queued_us[:], table.ends_s[:]
+        self._reported_s, self.room_s = table.reported_s[:], table.room_s[:]
+        self.coefficients, self.transfer, self.version = table.coefficients, table.transfer, table.version
 
     @property
     def own_bytes(self) -> int:
-        """The bytes of this copy, without the coefficients, which successive copies share."""
-        return sum(each.nbytes for each in (self._queued_us, self._ends_s, self._reported_s, self.room_s))
+        """The bytes of this copy, without the coefficients, which successive copies of one ``version`` share."""
+        return 32 * len(self.room_s)
 
-    def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
-        """Returns :meth:`LoadTable.queues_s` as of then."""
-        return _queues_s(self._queued_us[rows], self._ends_s[rows], self._reported_s[rows], now_s)
+    @property
+    def learned_bytes(self) -> int:
+        """The bytes of the coefficients."""
+        return 8 * (len(self.coefficients) + len(self.transfer))
 
+    def queue_s(self, row: i64, now_s: float) -> float:
+        """Returns :meth:`LoadTable.queue_s` as of then."""
+        return _queue_s(self._queued_us[row], self._ends_s[row], self._reported_s[row], now_s)
 
-class LoadArrays:
-    """The columns of a load table as arrays. A table that grows makes new ones."""
+    def prefill_s(self, row: i64, tokens: int, reused: int) -> float:
+        """Returns the predicted seconds: see :class:`pinyon.placement.cost_model.PrefillCostModel`."""
+        at, rest = row * COEFFICIENTS, tokens - reused
+        k0, k1, k2 = self.coefficients[at], self.coefficients[at + 1], self.coefficients[at + 2]
+        return k0 + k1 * rest + k2 * rest * (tokens + reused)
 
-    def __init__(self, table: LoadTable) -> None:
-        self.queued_us: NDArray[np.int64] = _ints(table.queued_us)
-        self.ends_s: NDArray[np.float64] = _floats(table.ends_s)
-        self.reported_s: NDArray[np.float64] = _floats(table.reported_s)
-        self.room_s: NDArray[np.float64] = _floats(table.room_s)
-        self.decoding: NDArray[np.int64] = _ints(table.decoding)
-        self.learned(table)
-
-    def learned(self, table: LoadTable) -> None:
-        """Takes the coefficients anew, after the table has replaced them."""
-        self.coefficients: NDArray[np.float64] = _floats(table.coefficients).reshape(-1, COEFFICIENTS)
-        """The prefill cost model's coefficients, (rows, 3)."""
-        self.transfer: NDArray[np.float64] = _floats(table.transfer).reshape(-1, PATH_KINDS, 2)
-        """The transfer cost model's coefficients, (rows, kinds of path to here, 2): seconds, seconds per byte."""
+    def transfer_s(self, row: i64, size_bytes: int) -> float:
+        """Returns the predicted seconds of a fetch over the network."""
+        at = (row * PATH_KINDS + int(NETWORK)) * 2
+        return self.transfer[at] + self.transfer[at + 1] * size_bytes
 
 
 class LoadTable:
@@ -133,11 +127,12 @@ class LoadTable:
         """The time of the last measurement of the time between tokens, or when it should have been measured."""
         self.transfer: vec[float] = _seconds(rows * PATH_KINDS * 2)
         """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
-        self.arrays = LoadArrays(self)
         self.prefixes = SharedPrefixes()
         """Prefixes that requests decoded there share, by row."""
         self._lent = False
         """True while somebody keeps the coefficients as they are: they are copied before they change."""
+        self.version = 0
+        """A number of the coefficients that somebody keeps."""
 
     def add(self, row: int, blocks_max: int = 0, short_first: bool = False) -> None:
         """Clears the row of a new instance. ``blocks_max`` 0: no limit is known."""
@@ -177,7 +172,6 @@ class LoadTable:
         self.transfer = _longer(self.transfer, rows * PATH_KINDS * 2)
         while len(self.short_first) < rows:
             self.short_first = append(self.short_first, False)
-        self.arrays = LoadArrays(self)
 
     def learned(self, row: int, prefill: Sequence[float]) -> None:
         """Stores the prefill coefficients of one row."""
@@ -199,20 +193,14 @@ class LoadTable:
     def past(self) -> PastLoads:
         """Returns a copy of the present content."""
         self._lent = True
-        return PastLoads(self.arrays)
+        return PastLoads(self)
 
     def _own_coefficients(self) -> None:
         """Copies the coefficients, which are about to change, if somebody keeps them."""
         if self._lent:
             self.coefficients, self.transfer = self.coefficients[:], self.transfer[:]
-            self.arrays.learned(self)
+            self.version += 1
             self._lent = False
-
-    def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
-        reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
-        arrays = self.arrays
-        return _queues_s(arrays.queued_us.take(rows), arrays.ends_s.take(rows), arrays.reported_s.take(rows), now_s)
 
     def enqueue(self, row: int, prefill_us: int) -> None:
         self._count(row, prefill_us, 1)
@@ -242,25 +230,10 @@ class LoadTable:
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
 
-    def prefills_s(self, rows: NDArray[np.intp], tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the seconds to compute a prompt of ``tokens`` tokens if ``reused`` of them are reused, by row."""
-        k0, k1, k2 = self.arrays.coefficients.take(rows, axis=0).T
-        rest = tokens - reused
-        seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
-        return seconds
-
     def queue_s(self, row: i64, now_s: float) -> float:
-        """Returns :meth:`queues_s` of one row."""
-        rest_s = max(0.0, self.ends_s[row] - now_s)
-        return max(float(self.queued_us[row]) * 1e-6 + rest_s, self.reported_s[row])
-
-
-def _ints(numbers: vec[i64]) -> NDArray[np.int64]:
-    return np.frombuffer(memoryview(numbers), np.int64)
-
-
-def _floats(seconds: vec[float]) -> NDArray[np.float64]:
-    return np.frombuffer(memoryview(seconds), np.float64)
+        """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
+        reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
+        return _queue_s(self.queued_us[row], self.ends_s[row], self.reported_s[row], now_s)
 
 
 def _numbers(count: i64) -> vec[i64]:
@@ -297,9 +270,5 @@ def _longer(seconds: vec[float], count: i64) -> vec[float]:
     return seconds
 
 
-def _queues_s(
-    queued_us: NDArray[np.int64], ends_s: NDArray[np.float64], reported_s: NDArray[np.float64], now_s: float
-) -> NDArray[np.float64]:
-    rest_s = np.maximum(ends_s - now_s, 0.0)
-    queues_s: NDArray[np.float64] = np.maximum(queued_us * 1e-6 + rest_s, reported_s)
-    return queues_s
+def _queue_s(queued_us: i64, ends_s: float, reported_s: float, now_s: float) -> float:
+    return max(float(queued_us) * 1e-6 + max(0.0, ends_s - now_s), reported_s)

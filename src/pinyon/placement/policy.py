@@ -8,18 +8,15 @@ from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
-from numpy.typing import NDArray
 
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.considered import Considered
 from pinyon.placement.instances import InstanceState, Neighbours
-from pinyon.placement.prefix_match import Holders, PrefixMatch
+from pinyon.placement.prefix_match import Holders
 
-NANO_S: Final = 1e-9
 ON_HOST_MAX: Final = 64
 """The maximum number of instances of one host that are told apart from those elsewhere."""
 OWN_TIME_PATIENCE: Final = 0.25
@@ -67,10 +64,6 @@ class PlacementRequest:
 
     def reused_tokens(self, blocks: int, block_tokens: int) -> int:
         """Returns how many tokens of the prompt are reused with so many leading blocks."""
-        return blocks * block_tokens
-
-    def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
-        """Returns :meth:`reused_tokens` of many numbers."""
         return blocks * block_tokens
 
 
@@ -216,7 +209,7 @@ class Pool:
     """Instances on the hosts of the sources."""
 
     row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
-    """Rows of the prefill instances as in :attr:`rows`, for loops."""
+    """Rows of the prefill instances in the load table."""
     decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     last_row: int = field(init=False, repr=False, compare=False)
     """The largest row of the prefill instances."""
@@ -231,11 +224,6 @@ class Pool:
         rows = [state.row for state in self.prefills]
         self.row_numbers, self.last_row = vec[i64](rows), max(rows, default=-1)
         self.decode_row_numbers = vec[i64]([state.row for state in self.decodes])
-
-    @property
-    def rows(self) -> NDArray[np.intp]:
-        """Rows of the prefill instances in the load table."""
-        return np.frombuffer(memoryview(self.row_numbers), np.intp)
 
     @property
     def place_of(self) -> Mapping[str, int]:
@@ -266,41 +254,6 @@ class Pool:
         """Returns ``key_tokens`` in whole blocks, at least one. The paper's blocks have 512 tokens (DualMap A.2.1), an
         instance's may have fewer."""
         return max(1, key_tokens // self.layout.block_tokens)
-
-    def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
-        """Returns the prefill instance with the least of these times. Ties go to the one that decodes least, then to
-        the first by id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
-        least = int(costs_s.argmin())
-        near = costs_s <= costs_s[least] + NANO_S
-        if np.count_nonzero(near) == 1:
-            return self.prefills[least]
-        equal = near.nonzero()[0]
-        return self.prefills[int(equal[np.argmin(self.prefills[0].loads.arrays.decoding.take(self.rows.take(equal)))])]
-
-    def queues_s(self, now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds of work before a new request, by prefill instance."""
-        return self.prefills[0].loads.queues_s(self.rows, now_s)
-
-    def waits_s(self, now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds until a prompt is computed, by prefill instance: the wait for KV memory, then the
-        queue."""
-        return self.queues_s(now_s) + self.rooms_s
-
-    @property
-    def rooms_s(self) -> NDArray[np.float64]:
-        """Seconds until a new request has KV memory, by prefill instance."""
-        return self.prefills[0].loads.arrays.room_s.take(self.rows)
-
-    def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
-        """Returns the leading tokens of the prompt that each prefill instance holds."""
-        if not match.blocks:
-            return np.zeros(len(self.prefills), np.int64)
-        held = np.frombuffer(memoryview(match.held_by_row(self.last_row + 1)), np.int64)[self.rows]
-        return request.reused_tokens_of(held, self.layout.block_tokens)
-
-    def prefills_s(self, tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the seconds to compute a prompt of which ``reused`` tokens are reused, by prefill instance."""
-        return self.prefills[0].loads.prefills_s(self.rows, tokens, reused)
 
     def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
         """Returns the sources that did not just fail the reader."""

@@ -11,6 +11,7 @@ from pinyon.core.errors import InvalidArgument, NotFound, Rejected, Unavailable
 from pinyon.core.key_sample import key_sample
 from pinyon.placement.admission import is_late, is_slow, probe_pool, rejection
 from pinyon.placement.at_one import at_one
+from pinyon.placement.costs import OWN_TIME, Costs
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
@@ -157,8 +158,7 @@ class Scheduler:
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:
     """Returns the seconds until a first token could be there, by what waits and by what instances hold themselves."""
-    reused = pool.reused_tokens(request, match.soon)
-    return float((pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, reused)).min())
+    return min(Costs(OWN_TIME, request, pool, match, now_s).columns.cost_s)
 
 
 def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:

@@ -23,9 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pinyon.batching.interface import ServiceOrder
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
@@ -86,9 +83,6 @@ class _Request(PlacementRequest):
 
     def reused_tokens(self, blocks: int, block_tokens: int) -> int:
         return min(blocks * block_tokens, self.prompt_tokens - 1)
-
-    def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
-        return np.minimum(blocks * block_tokens, self.prompt_tokens - 1)
 
 
 @dataclass(eq=False, slots=True)
