@@ -10,7 +10,7 @@ from pinyon.core.request import Role
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
+from pinyon.placement.policy import Fetch, PlacementDecision
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 
 BLOCKS = 8
@@ -36,7 +36,7 @@ def worlds(draw):
     for number, ((reader, source), blocks) in enumerate(placed):
         fetches = (Fetch(member(fleet, source), 0, blocks),)
         decision = PlacementDecision(
-            member(fleet, reader), DecodeChoice(member(fleet, "d0")), 0, fetches, Times(0.0, 0.1, 0.1), ""
+            member(fleet, reader), member(fleet, "d0"), 0, fetches, transfer_s=0.1, prefill_s=0.1
         )
         fleet.inflight.add(str(number), decision, 1, 0.0)
     for number in range(draw(st.integers(0, len(placed)))):
@@ -67,7 +67,7 @@ def test_what_is_on_its_way_delays_and_then_no_longer(world, size, blocks, data)
     source = member(fleet, data.draw(st.sampled_from([name for name in names if name != other.info.instance_id])))
     before_s = fetch_s(reader, [(source, size)])
     fetches = (Fetch(source, 0, blocks),)
-    decision = PlacementDecision(other, DecodeChoice(member(fleet, "d0")), 0, fetches, Times(0.0, 0.1, 0.1), "")
+    decision = PlacementDecision(other, member(fleet, "d0"), 0, fetches, transfer_s=0.1, prefill_s=0.1)
     fleet.inflight.add("more", decision, 1, 0.0)
     assert fetch_s(reader, [(source, size)]) >= before_s
     end = data.draw(st.sampled_from(("computes", "released", "leaves", "source leaves")))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -35,11 +33,19 @@ class Cost:
 
 
 class CostColumns:
-    """The :class:`Cost` of ``count`` instances as columns, by their places in the pool."""
+    """The :class:`Cost` of ``count`` instances as columns, by their places in the pool, and how one was chosen.
 
-    __slots__ = ("cost_s", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s")
+    ``exact``: places where the fetch was priced exactly; any other fetch is an estimate. ``cheapest``: the place of the
+    instance with the least cost; another may have been chosen, for its pair or for the limit. ``in_time``: True if
+    another one was chosen because the cheapest would have been late.
+    """
+
+    __slots__ = (
+        *("cheapest", "cost_s", "exact", "in_time", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s"),
+    )
 
     def __init__(self, count: i64) -> None:
+        self.exact, self.cheapest, self.in_time = set[int](), 0, False
         self.local, self.reach = vec[i64]([0] * count), vec[i64]([0] * count)
         self.room_s, self.wait_s = vec[float]([0.0] * count), vec[float]([0.0] * count)
         self.transfer_s, self.prefill_s = vec[float]([0.0] * count), vec[float]([0.0] * count)
@@ -51,15 +57,3 @@ class CostColumns:
             self.local[place], self.reach[place], self.room_s[place], self.wait_s[place],
             self.transfer_s[place], self.prefill_s[place], self.cost_s[place],
         )  # fmt: skip
-
-
-class Considered(NamedTuple):
-    """The findings of one look at all instances; never changed afterwards."""
-
-    columns: CostColumns
-    exact: set[int]
-    """Places where the fetch was priced exactly; any other fetch is an estimate."""
-    cheapest: int
-    """The place of the instance with the least cost; another may have been chosen, for its pair or for the limit."""
-    in_time: bool
-    """True if another instance was chosen because the cheapest one would have been late."""

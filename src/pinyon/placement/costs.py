@@ -19,7 +19,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from pinyon.core.orders import FETCH_SPANS_MAX
-from pinyon.placement.considered import Considered, Cost, CostColumns
+from pinyon.placement.considered import Cost, CostColumns
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
 from pinyon.placement.policy import PlacementRequest, Pool
@@ -80,8 +80,6 @@ class Costs:
     ) -> None:
         self.planner = FetchPlanner(pool, match)
         self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
-        self.examined: set[int] = set()
-        """Places that were examined exactly."""
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
@@ -176,10 +174,6 @@ class Costs:
             transfers_s[place], prefills_s[place] = transfer_s, prefill_s
             costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
-    def considered(self, cheapest: int, in_time: bool) -> Considered:
-        """Returns the findings about all instances. Nothing else may be asked of this object afterwards."""
-        return Considered(self.columns, self.examined, cheapest, in_time)
-
     def _lowest(self, among: Collection[int] | None = None) -> int:
         """Returns the place with the least cost. Ties go to the one that decodes least, then to the first by id. With
         ``among``, instances that fetch count only if they are in it."""
@@ -255,13 +249,14 @@ class Costs:
     def cheapest(self) -> int:
         """Returns the place of the instance with the least cost, after examining those that seem to have it."""
         place = self._lowest()
-        examined = self.examined
+        examined = self.columns.exact
         while place not in examined and len(examined) < EXAMINED_MAX and self.columns.at(place).fetches:
             if self.correct(place):
                 place = self._lowest()
-        if place in examined or not self.columns.at(place).fetches:
-            return place
-        return self._lowest(examined)
+        if place not in examined and self.columns.at(place).fetches:
+            place = self._lowest(examined)
+        self.columns.cheapest = place
+        return place
 
     def late(self, place: int) -> bool:
         """Returns whether the first token would miss the request's limit, by what is known of the instance."""
@@ -277,7 +272,7 @@ class Costs:
         ``elsewhere_s``: seconds until the decode instance has KV memory, if it is not at the place ``decodes``."""
         self._elsewhere_s, self._decodes = elsewhere_s, decodes
         self._leave_out_late()
-        examined = self.examined
+        examined = self.columns.exact
         most = len(examined) + EXAMINED_MAX
         place = self._lowest()
         while self._ranked_s[place] < inf:
@@ -302,7 +297,7 @@ class Costs:
     def correct(self, place: int) -> bool:
         """Examines an instance that seems to fetch, and stores its exact cost. Returns whether that is higher."""
         seemed = self.columns.at(place)
-        self.examined.add(place)
+        self.columns.exact.add(place)
         pool, request, local = self._pool, self._request, seemed.local
         state, block_tokens = pool.prefills[place], pool.layout.block_tokens
         reach = self._match.extent(local, pool.sources_for(state).mask & ~state.bit, FETCH_SPANS_MAX)

@@ -1,10 +1,10 @@
 """Explanations of why a request was placed where it was: the other instances as they were then, and a sentence.
 
-Times of the others are the cost models' as they stood at the decision. Where the policy fetches, they are the shorter of
-two: fetching all that others hold, and computing. A fetch that was priced for many at once, and examined for none, is
-said to take "about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others
-would lose, and whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a
-ring).
+Times of the others are the cost models' as they stood at the decision. Where the policy fetches, they are the shorter
+of two: fetching all that others hold, and computing. A fetch that was priced for many at once, and examined for none,
+is said to take "about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what
+others would lose, and whether the pair or the limit decided; another policy's name stands for its criteria (a
+threshold, a ring).
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def explain(logged: LoggedDecision) -> Explanation:
 def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Candidate]]:
     """Returns the chosen instance, and all others, the soonest first."""
     decision, prefills, match = seen.decision, seen.pool.prefills, seen.match()
-    found = decision.considered
-    columns = _estimated(logged, seen, match) if found is None else found.columns
+    columns = decision.considered or _estimated(logged, seen, match)
     place = prefills.index(decision.prefill)
     decode_room_s = 0.0 if decision.prefill is decision.decode else decision.room_s - columns.room_s[place]
     candidates: list[Candidate] = []
@@ -95,7 +94,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
                 *(state.info.instance_id, match.held_by(state), each.local, each.reach - each.local),
                 *(room_s, each.wait_s, each.transfer_s, each.prefill_s, decision.drain_s),
                 max(0.0, round(lost_s, 9)),
-                each.fetches and (found is None or at not in found.exact),
+                each.fetches and at not in columns.exact,
             )
         )
     chosen = _chosen(decision, candidates.pop(place))

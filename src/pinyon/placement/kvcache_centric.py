@@ -11,7 +11,7 @@ from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import Aside, Fetch, PlacementDecision, PlacementRequest, Pool, Times
+from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.threshold_tuner import ThresholdTuner
 
@@ -149,11 +149,14 @@ class KvCacheCentric:
         fetches: tuple[Fetch, ...] = ()
         if prefix > local:
             fetches = planner.plan(state, local, prefix)
-        decode = select_decode(request, pool, match, state, now_s)
-        times = Times(queue_s, transfer_s, prefill_s)
-        trial = None if self._tuner is None else (threshold, state.prefill_model.predict_s(tokens, 0))
-        aside = Aside(doubts_transfer=doubted is not None, trial=trial)
-        return PlacementDecision(state, decode, local, fetches, times, self.name, aside)
+        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
+        decision = PlacementDecision(
+            state, decode, local, fetches, self.name, queue_s, transfer_s, prefill_s, tbt_s, shared
+        )
+        decision.doubts_transfer = doubted is not None
+        if self._tuner is not None:
+            decision.trial = threshold, state.prefill_model.predict_s(tokens, 0)
+        return decision
 
     def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
         """Returns whether waiting saves computing, and costs the request little enough."""

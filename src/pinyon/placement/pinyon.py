@@ -35,7 +35,7 @@ from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, Pairs
-from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import NETWORK
 
@@ -67,19 +67,18 @@ class Pinyon:
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         costs = Costs(self._terms, request, pool, match, now_s)
-        cheapest = place = costs.cheapest()
+        place = costs.cheapest()
         if len(pool.prefills) > 1:
             place = self._of_pair(request, pool, costs, place, now_s)
-        decision = self._at(place, cheapest, False, request, pool, match, costs, now_s)
+        decision = self._at(place, request, pool, match, costs, now_s)
         if not is_late(request, decision.with_drain(request, pool)):
             return decision
-        sooner = self._in_time(decision, cheapest, request, pool, match, costs, now_s)
+        sooner = self._in_time(decision, request, pool, match, costs, now_s)
         return decision if sooner is None else sooner
 
     def _in_time(
         self,
         late: PlacementDecision,
-        cheapest: int,
         request: PlacementRequest,
         pool: Pool,
         match: PrefixMatch,
@@ -95,14 +94,15 @@ class Pinyon:
         place = costs.cheapest_in_time(elsewhere_s, decodes)
         if place is None:
             return None
-        sooner = self._at(place, cheapest, True, request, pool, match, costs, now_s)
-        return None if is_late(request, sooner.with_drain(request, pool)) else sooner
+        sooner = self._at(place, request, pool, match, costs, now_s)
+        if is_late(request, sooner.with_drain(request, pool)):
+            return None
+        costs.columns.in_time = True
+        return sooner
 
     def _at(
         self,
         place: int,
-        cheapest: int,
-        in_time: bool,
         request: PlacementRequest,
         pool: Pool,
         match: PrefixMatch,
@@ -116,10 +116,12 @@ class Pinyon:
         if doubted is not None:
             reach, transfer_s, prefill_s = doubted
         fetches = costs.planner.plan(state, cost.local, reach) if reach > cost.local else ()
-        decode = select_decode(request, pool, match, state, now_s)
-        times = Times(cost.wait_s, transfer_s, prefill_s)
-        aside = Aside(doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time))
-        return PlacementDecision(state, decode, cost.local, fetches, times, self.name, aside)
+        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
+        decision = PlacementDecision(
+            state, decode, cost.local, fetches, self.name, cost.wait_s, transfer_s, prefill_s, tbt_s, shared
+        )
+        decision.doubts_transfer, decision.considered = doubted is not None, costs.columns
+        return decision
 
     def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
         """Returns the place of an instance of the request's pair if it is in time and costs little more, else

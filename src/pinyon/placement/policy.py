@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.placement.considered import Considered
+from pinyon.placement.considered import CostColumns
 from pinyon.placement.instances import InstanceState, Neighbours
 from pinyon.placement.prefix_match import Holders
 
@@ -86,48 +86,16 @@ class Fetch:
         return hash((self.source, self.first_block, self.block_count))
 
 
-class DecodeChoice(NamedTuple):
-    """The choice of the instance that decodes."""
-
-    state: InstanceState
-    tbt_s: float = 0.0
-    """Predicted time between tokens."""
-    shared_blocks: int = 0
-    """Leading blocks of the prompt that are there for others, and that a step reads once for all of them."""
-
-
-class Times(NamedTuple):
-    """Seconds predicted for a prompt: until its turn comes, for what it fetches, and for computing it."""
-
-    queue_s: float = 0.0
-    transfer_s: float = 0.0
-    prefill_s: float = 0.0
-
-
-class Aside(NamedTuple):
-    """The part of a policy's answer beside its choice, for moves, learning and explanations."""
-
-    alternate: InstanceState | None = None
-    """An alternative to the prefill instance: the second one of a pair (DualMap §3.2)."""
-    doubts_transfer: bool = False
-    """True if it fetches although computing seems faster by what is known of the reader, to learn whether it is."""
-    trial: tuple[float, float] | None = None
-    """The value that a learning policy tried with this request, and the seconds by which the outcome is judged."""
-    considered: Considered | None = None
-    """The policy's findings, for explanations; None: the policy looked at no arrays."""
-
-
-NOTHING_ASIDE: Final = Aside()
-
-
 class PlacementDecision:
-    """The instances where a request runs, and the times that were predicted for it; never changed.
+    """The instances where a request runs, and the times that were predicted for it; not changed once it is made.
 
     ``local_blocks``: leading blocks the prefill instance is believed to hold when it begins: now, or computed for
-    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``drain_s``: seconds from
-    when the first node of a pipeline has computed its part of the prompt until all have; others wait for ``prefill_s``
-    only. Policies leave it out, as the instances they choose from are alike in it. ``room_s``: the wait for KV blocks,
-    first those of the decode instance, then those of a prefill instance elsewhere.
+    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``shared_blocks``:
+    leading blocks of the prompt that are there for others where it is decoded, and that a step reads once for all.
+
+    Seconds: ``queue_s`` until its turn comes, ``transfer_s`` to fetch, ``prefill_s`` to compute, ``tbt_s`` between
+    tokens. ``room_s``: the wait for KV blocks, first those of the decode instance, then those of a prefill instance
+    elsewhere.
     """
 
     __slots__ = (
@@ -139,38 +107,39 @@ class PlacementDecision:
     def __init__(
         self,
         prefill: InstanceState,
-        decode: DecodeChoice,
-        local_blocks: int,
-        fetches: tuple[Fetch, ...],
-        times: Times,
-        policy: str,
-        aside: Aside = NOTHING_ASIDE,
-        drain_s: float = 0.0,
+        decode: InstanceState,
+        local_blocks: int = 0,
+        fetches: tuple[Fetch, ...] = (),
+        policy: str = "",
+        queue_s: float = 0.0,
+        transfer_s: float = 0.0,
+        prefill_s: float = 0.0,
+        tbt_s: float = 0.0,
+        shared_blocks: int = 0,
     ) -> None:
-        self.prefill, self.local_blocks, self.fetches, self.policy = prefill, local_blocks, fetches, policy
-        self.decode, self.tbt_s, self.shared_blocks = decode
-        self.queue_s, self.transfer_s, self.prefill_s = times
-        self.alternate, self.doubts_transfer, self.trial, self.considered = aside
-        self.drain_s = drain_s
-        waits_ms = self.decode.load.room_wait_ms
-        self.room_s = (waits_ms if prefill is self.decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
+        self.prefill, self.decode, self.local_blocks, self.fetches = prefill, decode, local_blocks, fetches
+        self.policy, self.queue_s, self.transfer_s, self.prefill_s = policy, queue_s, transfer_s, prefill_s
+        self.tbt_s, self.shared_blocks = tbt_s, shared_blocks
+        self.alternate: InstanceState | None = None
+        """An alternative to the prefill instance: the second one of a pair (DualMap §3.2)."""
+        self.doubts_transfer = False
+        """True if it fetches although computing seems faster by what is known of the reader, to learn whether it is."""
+        self.trial: tuple[float, float] | None = None
+        """The value that a learning policy tried with this request, and the seconds by which the outcome is judged."""
+        self.considered: CostColumns | None = None
+        """The policy's findings, for explanations; None: it keeps none."""
+        self.drain_s = 0.0
+        """Seconds from when the first node of a pipeline has computed its part of the prompt until all have; others
+        wait for ``prefill_s`` only. Policies leave it out, as the instances they choose from are alike in it."""
+        waits_ms = decode.load.room_wait_ms
+        self.room_s = (waits_ms if prefill is decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
     def with_drain(self, request: PlacementRequest, pool: Pool) -> PlacementDecision:
-        """Returns the decision with the drain time that a pipeline of nodes needs."""
-        if self.prefill.info.stages == 1:
-            return self
-        reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
-        return self._but(self.fetches, self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
-
-    def without_fetches(self) -> PlacementDecision:
-        """Returns the decision without its fetches."""
-        return self._but((), self.drain_s)
-
-    def _but(self, fetches: tuple[Fetch, ...], drain_s: float) -> PlacementDecision:
-        decode = DecodeChoice(self.decode, self.tbt_s, self.shared_blocks)
-        times = Times(self.queue_s, self.transfer_s, self.prefill_s)
-        aside = Aside(self.alternate, self.doubts_transfer, self.trial, self.considered)
-        return PlacementDecision(self.prefill, decode, self.local_blocks, fetches, times, self.policy, aside, drain_s)
+        """Returns the decision, with the drain time that a pipeline of nodes needs."""
+        if self.prefill.info.stages > 1:
+            reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
+            self.drain_s = self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s)
+        return self
 
     @property
     def ttft_s(self) -> float:

@@ -20,7 +20,7 @@ from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, PoolRings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
-from pinyon.placement.policy import Fetch, Move, PlacementDecision, PlacementRequest, Pool, Queues, Times
+from pinyon.placement.policy import Fetch, Move, PlacementDecision, PlacementRequest, Pool, Queues
 from pinyon.placement.prefix_match import PrefixMatch
 
 
@@ -77,9 +77,10 @@ class Algorithm1:
         state, prefix, queue_s, transfer_s, prefill_s = chosen
         local = held[state]
         fetches = (Fetch(best_instance, local, prefix - local),) if prefix > local else ()
-        decode = select_decode(request, pool, match, state, now_s)
-        times = Times(queue_s, transfer_s, prefill_s)
-        return PlacementDecision(state, decode, local, fetches, times, self.name)
+        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
+        return PlacementDecision(
+            state, decode, local, fetches, self.name, queue_s, transfer_s, prefill_s, tbt_s, shared
+        )
 
 
 def unfetched(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> tuple[CostColumns, list[int]]:

@@ -176,9 +176,8 @@ class PrefillReference:
     def _queue(self, job: _ReferenceJob, decision: PlacementDecision, now_s: float) -> None:
         instance = self._by_name[decision.prefill.info.instance_id]
         job.decision = decision
-        # blocks to fetch are moved when the job's own turn comes
-        counted = decision.without_fetches()
-        self._fleet.inflight.add(job.request.request_id, counted, 0, now_s, job.request.block_keys)
+        decision.fetches = ()  # these blocks are moved when the job's own turn comes
+        self._fleet.inflight.add(job.request.request_id, decision, 0, now_s, job.request.block_keys)
         instance.waiting.add(job, now_s, decision.prefill_s, job.arrival.time_s + self._slo_s)
         if instance.served is None:
             self._start(instance, now_s)
