@@ -17,7 +17,6 @@ from pinyon.placement.considered import CostColumns
 from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementDecision
-from pinyon.placement.prefix_match import PrefixMatch
 
 CANDIDATES_MAX = 8
 SOONEST = 5
@@ -80,8 +79,8 @@ def explain(logged: LoggedDecision) -> Explanation:
 
 def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Candidate]]:
     """Returns the chosen instance, and all others, the soonest first."""
-    decision, prefills, match = seen.decision, seen.pool.prefills, seen.match()
-    columns = decision.considered or _estimated(logged, seen, match)
+    decision, prefills, match = seen.decision, seen.pool.prefills, seen.match
+    columns = decision.considered or _estimated(logged, seen)
     place = prefills.index(decision.prefill)
     decode_room_s = 0.0 if decision.prefill is decision.decode else decision.room_s - columns.room_s[place]
     candidates: list[Candidate] = []
@@ -102,9 +101,9 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
     return chosen, candidates
 
 
-def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> CostColumns:
+def _estimated(logged: LoggedDecision, seen: Seen) -> CostColumns:
     """Returns estimates about the instances, for a policy that keeps no findings about them."""
-    decision, pool, loads = seen.decision, seen.pool, seen.loads
+    decision, pool, match, loads = seen.decision, seen.pool, seen.match, seen.loads
     if loads is None:
         raise ValueError("nothing is known of the other instances")
     block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes

@@ -63,14 +63,13 @@ class PrefixMatch:
     a holder and the one after has none.
     """
 
-    __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks", "soon")
+    __slots__ = ("_all", "_extents", "_leading", "_runs", "_soon", "blocks")
 
     def __init__(self, runs: Sequence[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
-        """Takes the runs of a look-up. ``soon``: the match that includes what holders expect to hold when a new
-        request's turn comes; None if they expect nothing."""
+        """Takes the runs of a look-up. ``soon``: see :attr:`soon`; None if holders expect nothing."""
         self._runs = runs
         self.blocks = blocks
-        self.soon: PrefixMatch = self if soon is None else soon
+        self._soon = soon
         self._leading: dict[int, int] | None = None
         self._all: int | None = None
         self._extents: dict[tuple[int, int, int | None], int] = {}
@@ -79,8 +78,18 @@ class PrefixMatch:
 
     @property
     def runs(self) -> Sequence[tuple[int, int]]:
-        """The runs, never changed: with :attr:`blocks`, all that is to be kept of a match to ask it later."""
+        """The runs, never changed."""
         return self._runs
+
+    @property
+    def soon(self) -> PrefixMatch:
+        """The match that includes what holders expect to hold when a new request's turn comes."""
+        return self if self._soon is None else self._soon
+
+    def without_answers(self) -> PrefixMatch:
+        """Returns the same match, to be kept, without the answers that this one remembers: they take memory."""
+        soon = None if self._soon is None else self._soon.without_answers()
+        return PrefixMatch(self._runs, self.blocks, soon)
 
     def held_by(self, holder: Holder) -> int:
         """Returns how many blocks the holder has without a gap from the start."""
