@@ -96,8 +96,8 @@ def oracle(pool, match, reader, first, end):
         elsewhere = not reader.host or state.host != reader.host
         return state.info.role is not Role.STORE, elsewhere, state.inflight_reads, (state.row - reader.row - 1) % 2**32
 
-    spans = match.spans_for(reader, first, end, pool.sources_for(reader))
-    return tuple(Fetch(min(holders, key=preference), at, until - at) for at, until, holders in spans)
+    spans = match.spans(first, end, pool.asked_by(reader) & ~reader.bit, len(match.runs))
+    return tuple(Fetch(min(pool.sources.among(mask), key=preference), at, until - at) for at, until, mask in spans)
 
 
 @given(worlds(), st.data())
@@ -113,7 +113,7 @@ def test_plans_are_those_of_a_look_at_all_holders(world, data):
     for name in (*readers, *readers):
         reader = member(fleet, name)
         local = match.held_by(reader)
-        end = match.extent_for(reader, local, pool.sources_for(reader))
+        end = match.extent(local, pool.asked_by(reader) & ~reader.bit)
         plan = planner.plan(reader, local, end)
         assert plan == oracle(pool, match, reader, local, end)
         spans = [(each.source, each.block_count * LAYOUT.block_bytes) for each in plan]

@@ -95,7 +95,7 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
     pool, match, tokens = it.pool, it.match, it.request.prompt_tokens
     local = match.held_by(state)
     prefill_s, transfer_s, reach = state.prefill_model.predict_s(tokens, local * BLOCK), 0.0, local
-    most = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+    most = match.extent(local, pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
     if most > local:
         fetch_s = FetchPlanner(pool, match).fetch_s(state, local, most)
         short_s = state.prefill_model.predict_s(tokens, most * BLOCK)

@@ -214,35 +214,34 @@ class Costs:
         """Returns the paths of fetches of ``most`` leading blocks, whose sources are chosen as in
         :class:`FetchPlanner`. They are those of two readers: one that holds no block, and one that holds all blocks
         before the last change of holders."""
-        pool = self._pool
-        neighbours = pool.neighbours
-        if not neighbours.mask and not neighbours.on_ssd:
+        pool, match = self._pool, self._match
+        sources, asked = pool.sources, pool.asked
+        if not sources.near and not sources.on_ssd:
             return _FAR
-        asked, match = pool.sources.mask, self._match
         spans = match.spans(0, most, asked, SPANS_MAX)
-        found = [holders & neighbours.stores or holders for _, _, holders in spans]
+        found = [holders & sources.stores or holders for _, _, holders in spans]
         # a reader that holds a part needs the end alone, and more sources may hold that than the whole
         ending = match.holders_of(most - 1) & asked
         if ending != spans[-1][2]:
-            found.append(ending & neighbours.stores if spans[0][2] & neighbours.stores else ending)
+            found.append(ending & sources.stores if spans[0][2] & sources.stores else ending)
         memory = spans[-1][1] < most
         ssd = False
         at_store: list[vec[i64]] = []
         at_host: list[vec[i64]] = []
-        for sources in found:
-            if neighbours.on_ssd:
-                ssd = ssd or sources & neighbours.on_ssd != 0
-                memory = memory or sources & ~neighbours.on_ssd != 0
+        for holders in found:
+            if sources.on_ssd:
+                ssd = ssd or holders & sources.on_ssd != 0
+                memory = memory or holders & ~sources.on_ssd != 0
             else:
                 memory = True
-            near = sources & neighbours.mask
+            near = holders & sources.near
             left = NEAR_MAX
             while near and left:
                 bit = near & -near
                 near ^= bit
                 left -= 1
                 if len(places := pool.places_near(bit)):
-                    (at_store if bit & neighbours.stores else at_host).append(places)
+                    (at_store if bit & sources.stores else at_host).append(places)
         alone = len(found) == 1 and not ssd and bool(at_store) != bool(at_host)
         return _Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
 
@@ -300,7 +299,7 @@ class Costs:
         self.columns.exact.add(place)
         pool, request, local = self._pool, self._request, seemed.local
         state, block_tokens = pool.prefills[place], pool.layout.block_tokens
-        reach = self._match.extent(local, pool.sources_for(state).mask & ~state.bit, FETCH_SPANS_MAX)
+        reach = self._match.extent(local, pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
         reused = request.reused_tokens(local, block_tokens)
         transfer_s, prefill_s = 0.0, state.prefill_model.predict_s(request.prompt_tokens, reused)
         if reach > local:

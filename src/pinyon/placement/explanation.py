@@ -114,7 +114,7 @@ def _estimated(logged: LoggedDecision, seen: Seen) -> CostColumns:
         local = reach = max(match.held_by(state), match.soon.held_by(state))
         queue_s, room_s = loads.queue_s(state.row, logged.at_s), loads.room_s[state.row]
         transfer_s, compute_s = 0.0, loads.prefill_s(state.row, tokens, local * block_tokens)
-        if fetches and (end := match.extent_for(state, local, pool.sources, FETCH_SPANS_MAX)) > local:
+        if fetches and (end := match.extent(local, pool.asked & ~state.bit, FETCH_SPANS_MAX)) > local:
             fetch_s = loads.transfer_s(state.row, (end - local) * block_bytes)
             short_s = loads.prefill_s(state.row, tokens, end * block_tokens)
             if fetch_s + short_s < compute_s:

@@ -119,7 +119,7 @@ class KvCacheCentric:
             prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
             transfer_s, doubted = 0.0, None
             if held > threshold * local:  # the extent is at most held
-                reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+                reach = match.extent(local, pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
                 if reach > threshold * local:
                     reused = reach * block_tokens
                     rest = tokens - reused

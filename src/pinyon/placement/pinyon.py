@@ -163,7 +163,7 @@ class Pinyon:
         doubt = transfer_doubt(state, now_s)
         if doubt >= 1:
             return None
-        reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+        reach = match.extent(local, pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
         if reach <= local:
             return None
         fetch_s = costs.planner.fetch_s(state, local, reach)

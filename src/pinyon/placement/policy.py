@@ -14,8 +14,7 @@ from mypy_extensions import i64
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.considered import CostColumns
-from pinyon.placement.instances import InstanceState, Neighbours
-from pinyon.placement.prefix_match import Holders
+from pinyon.placement.instances import InstanceState, Sources
 
 ON_HOST_MAX: Final = 64
 """The maximum number of instances of one host that are told apart from those elsewhere."""
@@ -159,23 +158,21 @@ class PlacementDecision:
 class Pool:
     """Schedulable instances between which KV can move: one model, one set of weights, one layout; never changed.
 
-    ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` are all instances
-    that blocks may be fetched from, store nodes among them, and ``by_address`` at least those. ``together``: the
-    instance that prefills a request also decodes it.
+    ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``asked``: the bits of those
+    of the ``sources`` that may be asked for this request. ``together``: the instance that prefills a request also
+    decodes it.
     """
 
     layout: KvLayout
     prefills: tuple[InstanceState, ...]
     decodes: tuple[InstanceState, ...]
-    sources: Holders[InstanceState]
+    sources: Sources
+    asked: int
     room_tokens: int
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
-    by_address: Mapping[str, Sequence[InstanceState]]
     group_prefills: int
     """The number of prefill instances in all, also those that cannot or should not take this request, or any now."""
     together: bool = False
-    neighbours: Neighbours = field(default_factory=Neighbours, repr=False, compare=False)
-    """Instances on the hosts of the sources."""
 
     row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     """Rows of the prefill instances in the load table."""
@@ -213,7 +210,7 @@ class Pool:
         row = bit.bit_length()
         places = self._places_near.get(row)
         if places is None:
-            near = (each for each in self.neighbours.of(bit) if each.bit != bit)
+            near = (each for each in self.sources.near_to(bit) if each.bit != bit)
             found = (self.place_of.get(each.info.instance_id) for each in near)
             places = vec[i64](list(islice((each for each in found if each is not None), ON_HOST_MAX)))
             self._places_near[row] = places
@@ -224,13 +221,10 @@ class Pool:
         instance's may have fewer."""
         return max(1, key_tokens // self.layout.block_tokens)
 
-    def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
-        """Returns the sources that did not just fail the reader."""
+    def asked_by(self, reader: InstanceState) -> int:
+        """Returns the bits of the sources that did not just fail the reader, which may be one of them."""
         failed = reader.load.failed_sources
-        if not failed:
-            return self.sources
-        # One dead source fails all its readers, so this is asked for each of them: it must not look at all sources.
-        return self.sources.less(state for address in failed for state in self.by_address.get(address, ()))
+        return self.asked & ~self.sources.at(failed) if failed else self.asked
 
     def without(self, exclude: frozenset[str]) -> Pool:
         """Returns the pool less some instances, as executors and as sources."""
@@ -238,7 +232,7 @@ class Pool:
             self,
             prefills=tuple(state for state in self.prefills if state.info.instance_id not in exclude),
             decodes=tuple(state for state in self.decodes if state.info.instance_id not in exclude),
-            sources=self.sources.less(state for state in self.sources if state.info.instance_id in exclude),
+            asked=self.asked & ~self.sources.named(exclude),
         )
 
 

@@ -5,8 +5,8 @@ A set of holders is an ``int`` with a bit per holder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -20,40 +20,6 @@ class Holder(Protocol):
 
     @property
     def bit(self) -> int: ...
-
-
-Member = TypeVar("Member", bound=Holder)
-
-
-class Holders(Generic[Member]):
-    """A set of holders, such as those that blocks may be fetched from."""
-
-    __slots__ = ("_by_bit", "mask")
-
-    def __init__(self, members: Iterable[Member]) -> None:
-        self._by_bit = {member.bit: member for member in members}
-        self.mask = sum(self._by_bit)
-
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self.among(self.mask))
-
-    def less(self, members: Iterable[Member]) -> Holders[Member]:
-        """Returns the set without these members. It shares what is large: each reader may have a set of its own."""
-        left: Holders[Member] = Holders(())
-        left._by_bit, left.mask = self._by_bit, self.mask
-        for member in members:
-            left.mask &= ~member.bit
-        return left
-
-    def among(self, mask: int) -> list[Member]:
-        """Returns the members whose bits are in a mask."""
-        by_bit, left = self._by_bit, mask & self.mask
-        members: list[Member] = []
-        while left:
-            bit = left & -left
-            members.append(by_bit[bit])
-            left ^= bit
-        return members
 
 
 class PrefixMatch:
@@ -141,15 +107,9 @@ class PrefixMatch:
         if unbroken:
             yield unbroken, self.blocks
 
-    def extent_for(
-        self, reader: Holder, first_block: int, sources: Holders[Member], spans_max: int | None = None
-    ) -> int:
-        """Returns the end of the blocks from ``first_block`` on that are held by ``sources`` other than the reader,
-        each by at least one. With ``spans_max``, it is as far as so many spans of :meth:`spans_for` go."""
-        return self.extent(first_block, sources.mask & ~reader.bit, spans_max)
-
     def extent(self, first_block: int, mask: int, spans_max: int | None = None) -> int:
-        """Returns :meth:`extent_for` for the sources in a mask, which the reader is not in."""
+        """Returns the end of the blocks from ``first_block`` on that are held by the sources in a mask, each by at
+        least one. With ``spans_max``, it is as far as so many :meth:`spans` go."""
         if len(self._runs) <= FEW_RUNS:
             return self._extent(first_block, mask, spans_max)
         if self._all is None:
@@ -177,21 +137,13 @@ class PrefixMatch:
             end = run_end
         return end
 
-    def spans_for(
-        self, reader: Holder, first_block: int, end_block: int, sources: Holders[Member]
-    ) -> list[tuple[int, int, list[Member]]]:
-        """Returns spans ``(first, end, who holds all of it)`` from ``first_block`` on without a gap, the reader left
-        out.
+    def spans(self, first_block: int, end_block: int, mask: int, most: int) -> list[tuple[int, int, int]]:
+        """Returns spans ``(first, end, mask of who holds all of it)`` from ``first_block`` on without a gap, the first
+        ``most`` of them; there are never more than runs. ``mask``: who may be asked.
 
         Each span goes as far as any one source does, so there are as few as possible. Requires ``end_block <=
-        extent_for(reader, first_block, sources)``.
+        extent(first_block, mask)``.
         """
-        spans = self.spans(first_block, end_block, sources.mask & ~reader.bit, len(self._runs))
-        return [(at, end, sources.among(holders)) for at, end, holders in spans]
-
-    def spans(self, first_block: int, end_block: int, allowed: int, most: int) -> list[tuple[int, int, int]]:
-        """Returns the first ``most`` spans of :meth:`spans_for`, each with a mask of who holds all of it; ``allowed``
-        is a mask of who may be asked. There are never more spans than runs."""
         runs = self._runs
         spans: list[tuple[int, int, int]] = []
         index = 0
@@ -199,15 +151,15 @@ class PrefixMatch:
         while at < end_block and len(spans) < most:
             while index + 1 < len(runs) and runs[index + 1][0] <= at:
                 index += 1
-            holders = runs[index][1] & allowed
+            holders = runs[index][1] & mask
             end = end_block
             while index + 1 < len(runs) and runs[index + 1][0] < end_block:
                 index += 1
-                start, mask = runs[index]
-                if not holders & mask:
+                start, others = runs[index]
+                if not holders & others:
                     end = start
                     break
-                holders &= mask
+                holders &= others
             spans.append((at, end, holders))
             at = end
         return spans

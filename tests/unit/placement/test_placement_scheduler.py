@@ -11,7 +11,6 @@ from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSetti
 from pinyon.placement.plain import LeastLoaded
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
-from pinyon.placement.prefix_match import Holders
 from pinyon.placement.scheduler import Scheduler
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import DECODE, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
@@ -76,21 +75,6 @@ def test_nothing_is_fetched_from_a_source_that_failed_its_reader(fleet, schedule
     again = scheduler.schedule(ask("r3", blocks=300), 0.0)
     assert names(again)[0] == "p1", "it can read again, which is quicker than computing"
     assert again.fetches
-
-
-def test_a_source_that_failed_all_is_skipped_without_a_full_scan(monkeypatch):
-    """A full scan of hundreds of instances would take a third of a second, which stalls the conductor."""
-    fleet = make_fleet(*((f"p{number:02}", MIXED) for number in range(40)), *((f"s{n}", STORE) for n in range(4)))
-    for number in range(4):
-        hold(fleet, f"s{number}", range(300))
-    for number in range(40):
-        fleet.set_load(member(fleet, f"p{number:02}"), InstanceLoad(failed_sources=frozenset({"s0:1", "s9:1"})), 0.0)
-    looked_through: list[object] = []
-    iterate = Holders.__iter__
-    monkeypatch.setattr(Holders, "__iter__", lambda self: looked_through.append(self) or iterate(self))
-    (span,) = Scheduler(fleet, KvCacheCentric()).schedule(ask(blocks=300), 0.0).fetches
-    assert span.source.info.instance_id == "s1"
-    assert not looked_through
 
 
 def test_what_is_slower_to_fetch_is_computed(fleet, scheduler):
