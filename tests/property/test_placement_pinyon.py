@@ -85,7 +85,7 @@ def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = Fa
         state = member(fleet, name)
         state.loads.ends_s[state.row] = ends_s[name]
         for prefill_us in waiting[name]:
-            state.loads.enqueue(state.row, prefill_us)
+            state.loads.count(state.row, prefill_us)
     tokens = blocks * BLOCK + rng.randrange(1, 200)
     return World(fleet, names, waiting, ends_s, PlacementRequest("r", "m", tokens, keys(*range(1, blocks + 1))))
 

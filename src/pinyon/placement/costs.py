@@ -310,7 +310,9 @@ class Costs:
                 transfer_s, prefill_s = fetch_s, short_s
             else:
                 reach = local
-        wait_s, behind = state.turn(prefill_s, self._now_s, in_order=self._terms.order)
+        wait_s, behind = state.prefill_queue_s(self._now_s), 0
+        if self._terms.order and state.info.short_first:
+            wait_s, behind = state.loads.turn(state.row, prefill_s, self._now_s)
         cost_s = wait_s + seemed.room_s + transfer_s + prefill_s * (1 + self._terms.others * behind)
         self._put(place, Cost(local, reach, seemed.room_s, wait_s, transfer_s, prefill_s, cost_s))
         return cost_s > seemed.cost_s

@@ -161,7 +161,7 @@ class InFlightTable:
         self._remember(request_id, prefill)
         if decode is not prefill:
             self._remember(request_id, decode)
-        prefill.loads.enqueue(prefill.row, prefill_us)
+        prefill.loads.count(prefill.row, prefill_us)
         prefill.inflight_transfer_us += transfer_us
         self._count_reads(part, 1)
         marks = decode.loads.prefixes.placed(decode.row, decoded_keys) if decoded_keys else ()
@@ -223,7 +223,7 @@ class InFlightTable:
         part.begun = True
         state.computing += 1
         loads, row = state.loads, state.row
-        loads.dequeue(row, part.prefill_us)
+        loads.count(row, part.prefill_us, -1)
         loads.ends_s[row] = max(now_s, loads.ends_s[row]) + (part.prefill_us * 1e-6 if seconds is None else seconds)
         part.prefill_us = 0
         self._reads_over(part)
@@ -282,7 +282,7 @@ class InFlightTable:
         part = self._prefills.pop(request_id)
         state = part.state
         if not part.begun:
-            state.loads.dequeue(state.row, part.prefill_us)
+            state.loads.count(state.row, part.prefill_us, -1)
         else:
             state.computing -= 1
             if not state.computing:

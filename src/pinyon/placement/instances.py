@@ -173,12 +173,6 @@ class InstanceState:
         """Returns the seconds of prefill work ahead of a request (Mooncake §4.1: the sum of queued prefill times)."""
         return self.loads.queue_s(self.row, now_s)
 
-    def turn(self, prefill_s: float, now_s: float, *, in_order: bool = True) -> tuple[float, int]:
-        """Returns :meth:`LoadTable.turn` of this instance; not ``in_order``: as if computed in order of arrival."""
-        if not in_order or not self.info.short_first:
-            return self.prefill_queue_s(now_s), 0
-        return self.loads.turn(self.row, prefill_s, now_s)
-
     def wait_s(self, now_s: float) -> float:
         """Returns the seconds until a new request's prompt is computed: the wait for KV memory, then for its turn."""
         return self.prefill_queue_s(now_s) + self.loads.room_s[self.row]

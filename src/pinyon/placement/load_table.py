@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from librt.vecs import append, vec
+from librt.vecs import extend, vec
 from mypy_extensions import i64
 
 from pinyon.core.compiled import compiled
@@ -135,43 +135,28 @@ class LoadTable:
         """A number of the coefficients that somebody keeps."""
 
     def add(self, row: int, blocks_max: int = 0, short_first: bool = False) -> None:
-        """Clears the row of a new instance. ``blocks_max`` 0: no limit is known."""
-        rows = len(self.queued_us)
+        """Makes room for a new instance, of which nothing is queued; all else is set by what is known and learned of
+        it. ``blocks_max`` 0: no limit is known."""
         self._own_coefficients()
-        if row >= rows:
-            self._grow(max(row + 1, 2 * rows))
-        number: i64 = row
-        for numbers in (self.queued_us, self.decoding, self.batch):
-            numbers[number] = 0
-        for seconds in (
-            *(self.ends_s, self.reported_s, self.room_s, self.blocks, self.slots, self.tbt_s, self.tbt_token_s),
-            *(self.tbt_request_s, self.decode_learned_s),
-        ):
-            seconds[number] = 0.0
-        self.short_first[number] = short_first
-        capacity: i64 = len(self.queued_us)
-        for size in range(CLASSES):
-            self.ahead_us[size * capacity + number] = self.behind[size * capacity + number] = 0
-        for at in range(number * COEFFICIENTS, (number + 1) * COEFFICIENTS):
-            self.coefficients[at] = 0.0
-        for at in range(number * PATH_KINDS * 2, (number + 1) * PATH_KINDS * 2):
-            self.transfer[at] = 0.0
-        self.blocks_max[number] = float(blocks_max) if blocks_max else inf
+        if row >= len(self.queued_us):
+            self._grow(max(row + 1, 2 * len(self.queued_us)))
+        self.blocks_max[row] = float(blocks_max) if blocks_max else inf
+        self.short_first[row] = short_first
 
     def _grow(self, rows: int) -> None:
+        more: i64 = rows - len(self.queued_us)
+        numbers, seconds = _numbers(more), _seconds(more)
         self.ahead_us, self.behind = _wider(self.ahead_us, rows), _wider(self.behind, rows)
-        self.queued_us, self.decoding = _more(self.queued_us, rows), _more(self.decoding, rows)
-        self.batch = _more(self.batch, rows)
-        self.ends_s, self.reported_s = _longer(self.ends_s, rows), _longer(self.reported_s, rows)
-        self.room_s, self.blocks = _longer(self.room_s, rows), _longer(self.blocks, rows)
-        self.blocks_max, self.slots = _longer(self.blocks_max, rows), _longer(self.slots, rows)
-        self.tbt_s, self.tbt_token_s = _longer(self.tbt_s, rows), _longer(self.tbt_token_s, rows)
-        self.tbt_request_s = _longer(self.tbt_request_s, rows)
-        self.decode_learned_s = _longer(self.decode_learned_s, rows)
-        self.coefficients = _longer(self.coefficients, rows * COEFFICIENTS)
-        self.transfer = _longer(self.transfer, rows * PATH_KINDS * 2)
-        while len(self.short_first) < rows:
-            self.short_first = append(self.short_first, False)
+        self.queued_us, self.decoding = extend(self.queued_us, numbers), extend(self.decoding, numbers)
+        self.batch, self.short_first = extend(self.batch, numbers), extend(self.short_first, _truths(more))
+        self.ends_s, self.reported_s = extend(self.ends_s, seconds), extend(self.reported_s, seconds)
+        self.room_s, self.blocks = extend(self.room_s, seconds), extend(self.blocks, seconds)
+        self.blocks_max, self.slots = extend(self.blocks_max, seconds), extend(self.slots, seconds)
+        self.tbt_s, self.tbt_token_s = extend(self.tbt_s, seconds), extend(self.tbt_token_s, seconds)
+        self.tbt_request_s = extend(self.tbt_request_s, seconds)
+        self.decode_learned_s = extend(self.decode_learned_s, seconds)
+        self.coefficients = extend(self.coefficients, _seconds(more * COEFFICIENTS))
+        self.transfer = extend(self.transfer, _seconds(more * PATH_KINDS * 2))
 
     def learned(self, row: int, prefill: Sequence[float]) -> None:
         """Stores the prefill coefficients of one row."""
@@ -202,13 +187,8 @@ class LoadTable:
             self.version += 1
             self._lent = False
 
-    def enqueue(self, row: int, prefill_us: int) -> None:
-        self._count(row, prefill_us, 1)
-
-    def dequeue(self, row: int, prefill_us: int) -> None:
-        self._count(row, prefill_us, -1)
-
-    def _count(self, row: i64, prefill_us: i64, sign: i64) -> None:
+    def count(self, row: i64, prefill_us: i64, sign: i64 = 1) -> None:
+        """Counts one more queued prompt, or one less."""
         self.queued_us[row] += sign * prefill_us
         ahead_us, behind, capacity = self.ahead_us, self.behind, i64(len(self.queued_us))
         size = size_class(prefill_us)
@@ -248,12 +228,6 @@ def _truths(count: i64) -> vec[bool]:
     return vec[bool]([False] * count)
 
 
-def _more(numbers: vec[i64], count: i64) -> vec[i64]:
-    while len(numbers) < count:
-        numbers = append(numbers, 0)
-    return numbers
-
-
 def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
     """Returns the columns of all classes with more rows."""
     had = i64(len(numbers)) // CLASSES
@@ -262,12 +236,6 @@ def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
         for row in range(had):
             wider[size * rows + row] = numbers[size * had + row]
     return wider
-
-
-def _longer(seconds: vec[float], count: i64) -> vec[float]:
-    while len(seconds) < count:
-        seconds = append(seconds, 0.0)
-    return seconds
 
 
 def _queue_s(queued_us: i64, ends_s: float, reported_s: float, now_s: float) -> float:

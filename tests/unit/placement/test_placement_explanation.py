@@ -191,7 +191,7 @@ def queues():
         member(fleet, name).prefill_model = KnownPrefillCost((0.0, 1e-4, 0.0))
         member(fleet, name).learned()
     for _ in range(7):
-        fleet.loads.enqueue(member(fleet, "a").row, 4_000_000)
+        fleet.loads.count(member(fleet, "a").row, 4_000_000)
     fleet.loads.ends_s[member(fleet, "b").row] = 7.0
     return fleet
 
