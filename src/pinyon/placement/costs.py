@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
 from pinyon.core.orders import FETCH_SPANS_MAX
-from pinyon.placement.considered import Cost, CostColumns
+from pinyon.placement.considered import CostColumns
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
 from pinyon.placement.policy import PlacementRequest, Pool
@@ -55,23 +54,6 @@ OWN_TIME: Final = CostTerms(0.0, fetch=False, order=False)
 """The terms of a request's own time where nothing is fetched and prompts are computed as they come."""
 
 
-class _Paths:
-    """The paths that a fetch may take. ``far``: the kind of path for any reader; ``ssd``: whether SSDs are a second
-    one. ``at_store``, ``at_host``: places of readers on the host of a source that is a store node, or an instance;
-    ``alone``: whether these readers have no other source."""
-
-    __slots__ = ("alone", "at_host", "at_store", "far", "ssd")
-
-    def __init__(
-        self, far: PathKind, ssd: bool, alone: bool, at_store: list[vec[i64]], at_host: list[vec[i64]]
-    ) -> None:
-        self.far, self.ssd, self.alone, self.at_store, self.at_host = far, ssd, alone, at_store, at_host
-
-
-_FAR: Final = _Paths(NETWORK, False, False, [], [])
-"""The paths where no reader is on the host of a source."""
-
-
 class Costs:
     """The costs at the instances, by their places in the pool."""
 
@@ -79,7 +61,7 @@ class Costs:
         self, terms: CostTerms, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
     ) -> None:
         self.planner = FetchPlanner(pool, match)
-        self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
+        self.terms, self.request, self.pool, self.match, self.now_s = terms, request, pool, match, now_s
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
@@ -90,30 +72,26 @@ class Costs:
 
     def _look(self) -> None:
         """Fills the columns for all instances by the first pass."""
-        pool, match, columns = self._pool, self._match, self.columns
+        pool, match, columns = self.pool, self.match, self.columns
         if match.soon.blocks:
             rows, held, local = pool.row_numbers, match.soon.held_by_row(pool.last_row + 1), columns.local
             for place in range(self._count):
                 local[place] = held[rows[place]]
-        most = self._most()
-        paths = self._paths(most) if most else _FAR
-        told_apart = columns.reach
-        for places in paths.at_store:
-            for place in places:
-                told_apart[place] |= _AT_STORE
-        for places in paths.at_host:
-            for place in places:
-                told_apart[place] |= _AT_HOST
-        self._fill(most, int(paths.far), paths.ssd, paths.alone)
+        most = self.planner.reach(FETCH_SPANS_MAX) if self.terms.fetch and match.blocks else 0
+        if most and (pool.sources.near or pool.sources.on_ssd):
+            far, ssd, alone = self._paths(most)
+            self._fill(most, int(far), ssd, alone)
+        else:
+            self._fill(most, int(NETWORK), False, False)
 
     def _fill(self, most: i64, far: i64, ssd: bool, alone: bool) -> None:
         """Fills the columns: times to fetch and to compute, the turn as in :meth:`LoadTable.turn`, and the cost.
 
         An instance fetches the first ``most`` blocks where that seems faster than computing them. ``far``, ``ssd``,
-        ``alone``: see :class:`_Paths`. On entry, the column ``reach`` says which readers are on the host of a source.
+        ``alone``: see :meth:`_paths`, which left in the column ``reach`` which readers are on the host of a source.
         """
-        pool, request, loads, terms = self._pool, self._request, self._pool.prefills[0].loads, self._terms
-        now_s = self._now_s
+        pool, request, loads, terms = self.pool, self.request, self.pool.prefills[0].loads, self.terms
+        now_s = self.now_s
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
         queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
         short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
@@ -183,7 +161,7 @@ class Costs:
             if costs_s[place] < least_s and (among is None or reach[place] == local[place] or place in among):
                 least_s = costs_s[place]
         near_s += least_s
-        rows, decoding = self._pool.row_numbers, self._pool.prefills[0].loads.decoding
+        rows, decoding = self.pool.row_numbers, self.pool.prefills[0].loads.decoding
         chosen: i64 = -1
         for place in range(self._count):
             if costs_s[place] <= near_s:
@@ -193,12 +171,6 @@ class Costs:
                     chosen = place
         return max(0, chosen)
 
-    def _put(self, place: int, cost: Cost) -> None:
-        columns = self.columns
-        columns.reach[place], columns.wait_s[place] = cost.reach, cost.wait_s
-        columns.transfer_s[place], columns.prefill_s[place] = cost.transfer_s, cost.prefill_s
-        columns.cost_s[place] = self._ranked_s[place] = cost.cost_s
-
     def _leave_out_late(self) -> None:
         """Removes from the ranking all instances that are predicted to be late."""
         self._ranked_s = self.columns.cost_s[:]
@@ -206,18 +178,14 @@ class Costs:
             if self.late(place):
                 self._ranked_s[place] = inf
 
-    def _most(self) -> int:
-        """Returns how many leading blocks an instance that holds nothing can fetch."""
-        return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
+    def _paths(self, most: int) -> tuple[PathKind, bool, bool]:
+        """Returns the kind of path by which any reader fetches ``most`` leading blocks, whether SSDs are a second one,
+        and whether readers on the host of a source have no other source. Those are marked in the column ``reach``.
 
-    def _paths(self, most: int) -> _Paths:
-        """Returns the paths of fetches of ``most`` leading blocks, whose sources are chosen as in
-        :class:`FetchPlanner`. They are those of two readers: one that holds no block, and one that holds all blocks
-        before the last change of holders."""
-        pool, match = self._pool, self._match
+        Sources are chosen as in :class:`FetchPlanner`. The paths are those of two readers: one that holds no block, and
+        one that holds all blocks before the last change of holders."""
+        pool, match, told_apart = self.pool, self.match, self.columns.reach
         sources, asked = pool.sources, pool.asked
-        if not sources.near and not sources.on_ssd:
-            return _FAR
         spans = match.spans(0, most, asked, SPANS_MAX)
         found = [holders & sources.stores or holders for _, _, holders in spans]
         # a reader that holds a part needs the end alone, and more sources may hold that than the whole
@@ -225,9 +193,7 @@ class Costs:
         if ending != spans[-1][2]:
             found.append(ending & sources.stores if spans[0][2] & sources.stores else ending)
         memory = spans[-1][1] < most
-        ssd = False
-        at_store: list[vec[i64]] = []
-        at_host: list[vec[i64]] = []
+        ssd = at_store = at_host = False
         for holders in found:
             if sources.on_ssd:
                 ssd = ssd or holders & sources.on_ssd != 0
@@ -240,31 +206,36 @@ class Costs:
                 bit = near & -near
                 near ^= bit
                 left -= 1
-                if len(places := pool.places_near(bit)):
-                    (at_store if bit & sources.stores else at_host).append(places)
-        alone = len(found) == 1 and not ssd and bool(at_store) != bool(at_host)
-        return _Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
+                mark: i64 = _AT_STORE if bit & sources.stores else _AT_HOST
+                for place in pool.places_near(bit):
+                    told_apart[place] |= mark
+                    at_store, at_host = at_store or mark == _AT_STORE, at_host or mark == _AT_HOST
+        alone = len(found) == 1 and not ssd and at_store != at_host
+        return NETWORK if memory else SSD, ssd and memory, alone
 
     def cheapest(self) -> int:
         """Returns the place of the instance with the least cost, after examining those that seem to have it."""
         place = self._lowest()
         examined = self.columns.exact
-        while place not in examined and len(examined) < EXAMINED_MAX and self.columns.at(place).fetches:
+        while place not in examined and len(examined) < EXAMINED_MAX and self.columns.fetches(place):
             if self.correct(place):
                 place = self._lowest()
-        if place not in examined and self.columns.at(place).fetches:
+        if place not in examined and self.columns.fetches(place):
             place = self._lowest(examined)
         self.columns.cheapest = place
         return place
 
     def late(self, place: int) -> bool:
         """Returns whether the first token would miss the request's limit, by what is known of the instance."""
-        request, cost = self._request, self.columns.at(place)
+        request, columns, state = self.request, self.columns, self.pool.prefills[place]
         if request.ttft_slo_s <= 0:
             return False
-        own_s = cost.transfer_s + cost.prefill_s + self._drain_s(place, cost)
+        wait_s, own_s = columns.wait_s[place], columns.transfer_s[place] + columns.prefill_s[place]
+        if state.info.stages > 1:
+            reused = request.reused_tokens(columns.reach[place], self.pool.layout.block_tokens)
+            own_s += state.drain_s(request.prompt_tokens, reused, wait_s)
         elsewhere_s = 0.0 if place == self._decodes else self._elsewhere_s
-        return cost.wait_s + cost.room_s + elsewhere_s + own_s > request.ttft_limit_s(own_s)
+        return wait_s + columns.room_s[place] + elsewhere_s + own_s > request.ttft_limit_s(own_s)
 
     def cheapest_in_time(self, elsewhere_s: float, decodes: int) -> int | None:
         """Returns the place of the cheapest instance whose first token is in time, None if none is known.
@@ -275,7 +246,7 @@ class Costs:
         most = len(examined) + EXAMINED_MAX
         place = self._lowest()
         while self._ranked_s[place] < inf:
-            if place in examined or not self.columns.at(place).fetches:
+            if place in examined or not self.columns.fetches(place):
                 return place
             if len(examined) >= most:
                 place = self._lowest(examined)
@@ -286,33 +257,38 @@ class Costs:
             place = self._lowest()
         return None
 
-    def _drain_s(self, place: int, cost: Cost) -> float:
-        state = self._pool.prefills[place]
-        if state.info.stages == 1:
-            return 0.0
-        reused = self._request.reused_tokens(cost.reach, self._pool.layout.block_tokens)
-        return state.drain_s(self._request.prompt_tokens, reused, cost.wait_s)
-
     def correct(self, place: int) -> bool:
         """Examines an instance that seems to fetch, and stores its exact cost. Returns whether that is higher."""
-        seemed = self.columns.at(place)
-        self.columns.exact.add(place)
-        pool, request, local = self._pool, self._request, seemed.local
-        state, block_tokens = pool.prefills[place], pool.layout.block_tokens
-        reach = self._match.extent(local, pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
+        pool, request, columns = self.pool, self.request, self.columns
+        columns.exact.add(place)
+        state, local, block_tokens = pool.prefills[place], columns.local[place], pool.layout.block_tokens
+        reach = self.reach_of(place)
         reused = request.reused_tokens(local, block_tokens)
         transfer_s, prefill_s = 0.0, state.prefill_model.predict_s(request.prompt_tokens, reused)
         if reach > local:
-            fetch_s = self.planner.fetch_s(state, local, reach)
-            reused = request.reused_tokens(reach, block_tokens)
-            short_s = state.prefill_model.predict_s(request.prompt_tokens, reused)
+            fetch_s, short_s = self.fetched_s(place, reach)
             if fetch_s + short_s < prefill_s:
                 transfer_s, prefill_s = fetch_s, short_s
             else:
                 reach = local
-        wait_s, behind = state.prefill_queue_s(self._now_s), 0
-        if self._terms.order and state.info.short_first:
-            wait_s, behind = state.loads.turn(state.row, prefill_s, self._now_s)
-        cost_s = wait_s + seemed.room_s + transfer_s + prefill_s * (1 + self._terms.others * behind)
-        self._put(place, Cost(local, reach, seemed.room_s, wait_s, transfer_s, prefill_s, cost_s))
-        return cost_s > seemed.cost_s
+        wait_s, behind = state.prefill_queue_s(self.now_s), 0
+        if self.terms.order and state.info.short_first:
+            wait_s, behind = state.loads.turn(state.row, prefill_s, self.now_s)
+        seemed_s = columns.cost_s[place]
+        cost_s = wait_s + columns.room_s[place] + transfer_s + prefill_s * (1 + self.terms.others * behind)
+        columns.reach[place], columns.wait_s[place] = reach, wait_s
+        columns.transfer_s[place], columns.prefill_s[place] = transfer_s, prefill_s
+        columns.cost_s[place] = self._ranked_s[place] = cost_s
+        return cost_s > seemed_s
+
+    def reach_of(self, place: int) -> int:
+        """Returns how many leading blocks the instance has once it has fetched all that it can."""
+        state = self.pool.prefills[place]
+        return self.match.extent(self.columns.local[place], self.pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
+
+    def fetched_s(self, place: int, reach: int) -> tuple[float, float]:
+        """Returns the seconds to fetch the blocks before ``reach``, and to compute the rest of the prompt then."""
+        request, state = self.request, self.pool.prefills[place]
+        reused = request.reused_tokens(reach, self.pool.layout.block_tokens)
+        fetch_s = self.planner.fetch_s(state, self.columns.local[place], reach)
+        return fetch_s, state.prefill_model.predict_s(request.prompt_tokens, reused)

@@ -85,15 +85,17 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
     decode_room_s = 0.0 if decision.prefill is decision.decode else decision.room_s - columns.room_s[place]
     candidates: list[Candidate] = []
     for at, state in enumerate(prefills):
-        each = columns.at(at)
-        lost_s = each.cost_s - (each.room_s + each.wait_s + each.transfer_s + each.prefill_s)
-        room_s = each.room_s + (decode_room_s if state is not decision.decode else 0.0)
+        room_s, wait_s, local = columns.room_s[at], columns.wait_s[at], columns.local[at]
+        transfer_s, prefill_s = columns.transfer_s[at], columns.prefill_s[at]
+        lost_s = columns.cost_s[at] - (room_s + wait_s + transfer_s + prefill_s)
+        if state is not decision.decode:
+            room_s += decode_room_s
         candidates.append(
             Candidate(
-                *(state.info.instance_id, match.held_by(state), each.local, each.reach - each.local),
-                *(room_s, each.wait_s, each.transfer_s, each.prefill_s, decision.drain_s),
+                *(state.info.instance_id, match.held_by(state), local, columns.reach[at] - local),
+                *(room_s, wait_s, transfer_s, prefill_s, decision.drain_s),
                 max(0.0, round(lost_s, 9)),
-                each.fetches and at not in columns.exact,
+                columns.fetches(at) and at not in columns.exact,
             )
         )
     chosen = _chosen(decision, candidates.pop(place))

@@ -302,5 +302,5 @@ class LabPinyon(Pinyon):
         super().__init__(settings, CostTerms(settings.others, settings.fetch, settings.order))
         self._prefers_pairs = settings.pair
 
-    def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
-        return super()._of_pair(request, pool, costs, place, now_s) if self._prefers_pairs else place
+    def _of_pair(self, costs: Costs, place: int) -> int:
+        return super()._of_pair(costs, place) if self._prefers_pairs else place
