@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from pinyon.placement.interface import LearningPlacement, PlacementPolicy, Rebal
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.plain import LeastLoaded, RoundRobin
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 MODELS_MAX = 32
@@ -42,17 +42,9 @@ class ByModel:
         if policy is not None:
             policy.prefilled(decision, seconds)
 
-    def moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
+    def moves(self, request: PlacementRequest, decision: PlacementDecision, waiting: Waiting) -> list[Move]:
         policy = self._moving.get(request.model if request.model in self._of_model else "")
-        return [] if policy is None else policy.moves(request, decision, pool, queues, match, now_s)
+        return [] if policy is None else policy.moves(request, decision, waiting)
 
 
 class ByModelRegistry(Registry[PlacementPolicy]):

@@ -15,6 +15,7 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.placement.considered import CostColumns
 from pinyon.placement.instances import InstanceState, Sources
+from pinyon.placement.prefix_match import PrefixMatch
 
 ON_HOST_MAX: Final = 64
 """The maximum number of instances of one host that are told apart from those elsewhere."""
@@ -248,6 +249,24 @@ class WaitingPrompt:
 
 Queues = Callable[[InstanceState], Sequence[WaitingPrompt]]
 """A function that returns the requests waiting at an instance, in the order of service as far as that is known."""
+
+
+class Waiting:
+    """The requests that wait at the instances of a pool at one time. ``match`` looks up who holds a prompt."""
+
+    __slots__ = ("_known", "_queues", "match", "now_s", "pool")
+
+    def __init__(
+        self, pool: Pool, queues: Queues, match: Callable[[PlacementRequest], PrefixMatch], now_s: float
+    ) -> None:
+        self.pool, self._queues, self.match, self.now_s = pool, queues, match, now_s
+        self._known: dict[InstanceState, Sequence[WaitingPrompt]] = {}
+
+    def at(self, state: InstanceState) -> Sequence[WaitingPrompt]:
+        """Returns the requests waiting there. They are listed once: the caller may have to collect them."""
+        if state not in self._known:
+            self._known[state] = self._queues(state)
+        return self._known[state]
 
 
 @dataclass(frozen=True, slots=True)

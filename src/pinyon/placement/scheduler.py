@@ -16,7 +16,7 @@ from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.interface import LearningPlacement, PlacementPolicy, Rebalancing
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 
 SETTLING_RETRY_S = 0.5
@@ -84,7 +84,7 @@ class Scheduler:
         pool = next((each for each in self._fleet.pools(request.model) if decision.prefill in each.prefills), None)
         if pool is None:
             return []
-        return policy.moves(request, decision, pool, queues, lambda each: self._match(each, pool), now_s)
+        return policy.moves(request, decision, Waiting(pool, queues, lambda each: self._match(each, pool), now_s))
 
     def _settled(self, request: PlacementRequest, now_s: float) -> tuple[PlacementDecision, Pool, PrefixMatch]:
         self._fleet.inflight.check_room(now_s)

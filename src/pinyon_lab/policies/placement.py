@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -20,7 +20,7 @@ from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, PoolRings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
-from pinyon.placement.policy import Fetch, Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Fetch, Move, PlacementDecision, PlacementRequest, Pool, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 
@@ -272,16 +272,8 @@ class LabDualMap(DualMap):
                 return more
         return less_loaded(both)
 
-    def moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
-        return super().moves(request, decision, pool, queues, match, now_s) if self._rebalance else []
+    def moves(self, request: PlacementRequest, decision: PlacementDecision, waiting: Waiting) -> list[Move]:
+        return super().moves(request, decision, waiting) if self._rebalance else []
 
 
 @dataclass(frozen=True, slots=True)
