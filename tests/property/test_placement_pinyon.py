@@ -176,7 +176,7 @@ def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
     worth_s = start_s + byte_s * new_tokens * LAYOUT.block_bytes / BLOCK
     if chosen != best:
         pairs = Pairs(HotnessSettings(), options.virtual_nodes, options.seed, options.key_tokens)
-        pair = {state.info.instance_id for state in pairs.of(it.request, it.pool, NOW_S) if state is not None}
+        pair = {it.names[at] for at in pairs.places_of(it.request, it.pool, NOW_S) if at is not None}
         assert chosen in pair
         assert best not in pair
         assert each[chosen][0] <= each[best][0] + worth_s + 1e-8

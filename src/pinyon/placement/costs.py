@@ -77,7 +77,10 @@ class Costs:
             rows, held, local = pool.row_numbers, match.soon.held_by_row(pool.last_row + 1), columns.local
             for place in range(self._count):
                 local[place] = held[rows[place]]
-        most = self.planner.reach(FETCH_SPANS_MAX) if self.terms.fetch and match.blocks else 0
+        most = 0
+        """Leading blocks that an instance can fetch which holds nothing and was failed by no source."""
+        if self.terms.fetch and match.blocks:
+            most = match.extent(0, pool.asked, FETCH_SPANS_MAX)
         if most and (pool.sources.near or pool.sources.on_ssd):
             far, ssd, alone = self._paths(most)
             self._fill(most, int(far), ssd, alone)
@@ -171,13 +174,6 @@ class Costs:
                     chosen = place
         return max(0, chosen)
 
-    def _leave_out_late(self) -> None:
-        """Removes from the ranking all instances that are predicted to be late."""
-        self._ranked_s = self.columns.cost_s[:]
-        for place in range(self._count):
-            if self.late(place):
-                self._ranked_s[place] = inf
-
     def _paths(self, most: int) -> tuple[PathKind, bool, bool]:
         """Returns the kind of path by which any reader fetches ``most`` leading blocks, whether SSDs are a second one,
         and whether readers on the host of a source have no other source. Those are marked in the column ``reach``.
@@ -241,7 +237,10 @@ class Costs:
         """Returns the place of the cheapest instance whose first token is in time, None if none is known.
         ``elsewhere_s``: seconds until the decode instance has KV memory, if it is not at the place ``decodes``."""
         self._elsewhere_s, self._decodes = elsewhere_s, decodes
-        self._leave_out_late()
+        self._ranked_s = self.columns.cost_s[:]
+        for place in range(self._count):
+            if self.late(place):
+                self._ranked_s[place] = inf
         examined = self.columns.exact
         most = len(examined) + EXAMINED_MAX
         place = self._lowest()

@@ -109,7 +109,8 @@ class DualMap:
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
         """Returns the request's two instances, and counts the request."""
-        return self._pairs.of(request, pool, now_s)
+        first, second = self._pairs.places_of(request, pool, now_s)
+        return pool.prefills[first], None if second is None else pool.prefills[second]
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """Returns which of the two decisions is taken, 0 or 1."""

@@ -35,10 +35,6 @@ class FetchPlanner:
         spans = self._spans(reader, first_block, end_block)
         return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
 
-    def reach(self, spans_max: int) -> int:
-        """Returns how many leading blocks a reader can fetch that holds none of them and was failed by no source."""
-        return self._match.extent(0, self._pool.asked, spans_max)
-
     def fetch_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
         """Returns the predicted seconds of the fetches of :meth:`plan`."""
         spans = self._spans(reader, first_block, end_block)

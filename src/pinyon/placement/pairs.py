@@ -7,7 +7,7 @@ from typing import Final
 
 from pinyon.core.hash_ring import ABSENT_MAX, HashRing
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree, HotnessTrees
-from pinyon.placement.instances import InstanceState, KvGroup
+from pinyon.placement.instances import KvGroup
 from pinyon.placement.policy import PlacementRequest, Pool
 
 GROUPS_MAX = 64
@@ -67,13 +67,9 @@ class Pairs:
         """The pool that was asked about last, mostly the same as before; its rings and tree are kept, too."""
         self._tree: HotnessTree | None = None
 
-    def of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
-        """Returns the request's two instances, and counts the request. The second is None if there is no other one."""
-        first, second = self.places_of(request, pool, now_s)
-        return pool.prefills[first], None if second is None else pool.prefills[second]
-
     def places_of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[int, int | None]:
-        """Returns the places of the request's two instances in the pool, and counts the request."""
+        """Returns the places of the request's two instances in the pool, and counts the request. The second is None if
+        there is no other one."""
         if pool is not self._pool:
             self._one, self._two = self._rings.of(pool)
             self._pool, self._tree = pool, None
