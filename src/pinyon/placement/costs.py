@@ -18,10 +18,12 @@ from typing import Final
 from mypy_extensions import i64
 
 from pinyon.core.orders import FETCH_SPANS_MAX
+from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.considered import CostColumns
+from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
-from pinyon.placement.policy import PlacementRequest, Pool
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
@@ -258,14 +260,12 @@ class Costs:
 
     def correct(self, place: int) -> bool:
         """Examines an instance that seems to fetch, and stores its exact cost. Returns whether that is higher."""
-        pool, request, columns = self.pool, self.request, self.columns
+        columns, state = self.columns, self.pool.prefills[place]
         columns.exact.add(place)
-        state, local, block_tokens = pool.prefills[place], columns.local[place], pool.layout.block_tokens
-        reach = self.reach_of(place)
-        reused = request.reused_tokens(local, block_tokens)
-        transfer_s, prefill_s = 0.0, state.prefill_model.predict_s(request.prompt_tokens, reused)
+        local, reach = columns.local[place], self.reach_of(place)
+        transfer_s, prefill_s = 0.0, self.short_s(place, local)
         if reach > local:
-            fetch_s, short_s = self.fetched_s(place, reach)
+            fetch_s, short_s = self.planner.fetch_s(state, local, reach), self.short_s(place, reach)
             if fetch_s + short_s < prefill_s:
                 transfer_s, prefill_s = fetch_s, short_s
             else:
@@ -285,9 +285,45 @@ class Costs:
         state = self.pool.prefills[place]
         return self.match.extent(self.columns.local[place], self.pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
 
-    def fetched_s(self, place: int, reach: int) -> tuple[float, float]:
-        """Returns the seconds to fetch the blocks before ``reach``, and to compute the rest of the prompt then."""
-        request, state = self.request, self.pool.prefills[place]
-        reused = request.reused_tokens(reach, self.pool.layout.block_tokens)
-        fetch_s = self.planner.fetch_s(state, self.columns.local[place], reach)
-        return fetch_s, state.prefill_model.predict_s(request.prompt_tokens, reused)
+    def short_s(self, place: int, reach: int) -> float:
+        """Returns the seconds to compute the rest of the prompt once the blocks before ``reach`` are there."""
+        reused = self.request.reused_tokens(reach, self.pool.layout.block_tokens)
+        return self.pool.prefills[place].prefill_model.predict_s(self.request.prompt_tokens, reused)
+
+    def decision(self, place: int, policy: str, doubt_beyond: float | None = None) -> PlacementDecision:
+        """Returns the decision to compute the prompt there. It may come with a fetch in doubt, of a prefix that is more
+        than ``doubt_beyond`` times as long as the local one; None: with no such fetch."""
+        columns, state = self.columns, self.pool.prefills[place]
+        local, reach = columns.local[place], columns.reach[place]
+        transfer_s, prefill_s = columns.transfer_s[place], columns.prefill_s[place]
+        doubted = None if reach > local or doubt_beyond is None else self._doubted(place, doubt_beyond)
+        if doubted is not None:
+            reach, transfer_s, prefill_s = doubted
+        fetches = self.planner.plan(state, local, reach) if reach > local else ()
+        decode, tbt_s, shared = select_decode(self.request, self.pool, self.match, state, self.now_s)
+        decision = PlacementDecision(
+            state, decode, local, fetches, policy, columns.wait_s[place], transfer_s, prefill_s, tbt_s, shared
+        )
+        decision.doubts_transfer = doubted is not None
+        return decision
+
+    def _doubted(self, place: int, beyond: float) -> tuple[int, float, float] | None:
+        """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
+        measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
+        columns, state = self.columns, self.pool.prefills[place]
+        local, longer = columns.local[place], columns.local[place] * beyond
+        if self.match.blocks <= longer:
+            return None
+        doubt = transfer_doubt(state, self.now_s)
+        if doubt >= 1:
+            return None
+        reach = self.reach_of(place)
+        if reach <= longer:
+            return None
+        fetch_s, short_s = self.planner.fetch_s(state, local, reach), self.short_s(place, reach)
+        if fetch_s * doubt + short_s >= columns.prefill_s[place]:
+            return None
+        waits_s = columns.wait_s[place] + state.load.room_wait_ms * 1e-3
+        if waits_s + fetch_s + short_s > self.request.ttft_limit_s(fetch_s + short_s):
+            return None
+        return reach, fetch_s, short_s

@@ -27,9 +27,8 @@ from random import Random
 from typing import ClassVar
 
 from pinyon.core.policies import check_bounds
-from pinyon.placement.admission import is_late, transfer_doubt
+from pinyon.placement.admission import is_late
 from pinyon.placement.costs import Costs, CostTerms
-from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.pairs import SEED_MAX, Pairs
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
@@ -91,19 +90,9 @@ class Pinyon:
 
     def _at(self, costs: Costs, place: int) -> PlacementDecision:
         """Returns the decision that follows from the choice of one instance."""
-        request, pool, columns = costs.request, costs.pool, costs.columns
-        state, local, reach = pool.prefills[place], columns.local[place], columns.reach[place]
-        transfer_s, prefill_s = columns.transfer_s[place], columns.prefill_s[place]
-        doubted = None if reach > local else self._doubted(costs, place)
-        if doubted is not None:
-            reach, transfer_s, prefill_s = doubted
-        fetches = costs.planner.plan(state, local, reach) if reach > local else ()
-        decode, tbt_s, shared = select_decode(request, pool, costs.match, state, costs.now_s)
-        decision = PlacementDecision(
-            state, decode, local, fetches, self.name, columns.wait_s[place], transfer_s, prefill_s, tbt_s, shared
-        )
-        decision.doubts_transfer, decision.considered = doubted is not None, columns
-        return decision.with_drain(request, pool)
+        decision = costs.decision(place, self.name, 1.0 if self._terms.fetch else None)
+        decision.considered = costs.columns
+        return decision.with_drain(costs.request, costs.pool)
 
     def _of_pair(self, costs: Costs, place: int) -> int:
         """Returns the place of an instance of the request's pair if it is in time and costs little more, else
@@ -126,23 +115,3 @@ class Pinyon:
             if cost_s < best_s and cost_s <= most_s and not costs.late(other):
                 best, best_s = other, cost_s
         return best
-
-    def _doubted(self, costs: Costs, place: int) -> tuple[int, float, float] | None:
-        """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
-        measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
-        columns, state = costs.columns, costs.pool.prefills[place]
-        if not self._terms.fetch or costs.match.blocks <= columns.local[place]:
-            return None
-        doubt = transfer_doubt(state, costs.now_s)
-        if doubt >= 1:
-            return None
-        reach = costs.reach_of(place)
-        if reach <= columns.local[place]:
-            return None
-        fetch_s, short_s = costs.fetched_s(place, reach)
-        if fetch_s * doubt + short_s >= columns.prefill_s[place]:
-            return None
-        waits_s = columns.wait_s[place] + state.load.room_wait_ms * 1e-3
-        if waits_s + fetch_s + short_s > costs.request.ttft_limit_s(fetch_s + short_s):
-            return None
-        return reach, fetch_s, short_s

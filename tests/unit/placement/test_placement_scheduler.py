@@ -133,6 +133,7 @@ def test_who_is_queued_at_a_pipeline_waits_for_its_first_node(scheduler, fleet):
     fleet.join(info("p0", PREFILL, stages=4, chunk_tokens=64), 0.0)
     p0 = member(fleet, "p0")
     p0.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))
+    p0.learned()
     hold(fleet, "p0", range(4))
     first = scheduler.schedule(PlacementRequest("a", "m", 200, keys(*range(12))), 0.0)
     assert (first.queue_s, first.prefill_s, first.drain_s) == pytest.approx((0.0, 0.136, 3 * 0.064))
