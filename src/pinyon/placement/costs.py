@@ -22,7 +22,7 @@ from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.considered import CostColumns
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
-from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
+from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, Loads, size_class
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
@@ -45,11 +45,13 @@ _AT_HOST: Final = 2
 @dataclass(frozen=True, slots=True)
 class CostTerms:
     """The terms of a cost. ``others``: how much the time of others counts, against the request's own. ``fetch``,
-    ``order``: whether prefixes are fetched, and whether the order of service is looked at."""
+    ``order``: whether prefixes are fetched, and whether the order of service is looked at. ``near``: whether readers on
+    the host of a source are told apart."""
 
     others: float
     fetch: bool = True
     order: bool = True
+    near: bool = True
 
 
 OWN_TIME: Final = CostTerms(0.0, fetch=False, order=False)
@@ -60,20 +62,26 @@ class Costs:
     """The costs at the instances, by their places in the pool."""
 
     def __init__(
-        self, terms: CostTerms, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
+        self,
+        terms: CostTerms,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        now_s: float,
+        loads: Loads | None = None,
     ) -> None:
+        """Fills the columns by a first pass. ``loads``: those of then, for terms without the order of service."""
         self.planner = FetchPlanner(pool, match)
         self.terms, self.request, self.pool, self.match, self.now_s = terms, request, pool, match, now_s
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
         self.columns = CostColumns(count)
-        self._look()
+        self._look(loads or pool.prefills[0].loads)
         self._ranked_s = self.columns.cost_s
         """The costs again, infinite for instances that are left out."""
 
-    def _look(self) -> None:
-        """Fills the columns for all instances by the first pass."""
+    def _look(self, loads: Loads) -> None:
         pool, match, columns = self.pool, self.match, self.columns
         if match.soon.blocks:
             rows, held, local = pool.row_numbers, match.soon.held_by_row(pool.last_row + 1), columns.local
@@ -83,23 +91,23 @@ class Costs:
         """Leading blocks that an instance can fetch which holds nothing and was failed by no source."""
         if self.terms.fetch and match.blocks:
             most = match.extent(0, pool.asked, FETCH_SPANS_MAX)
-        if most and (pool.sources.near or pool.sources.on_ssd):
+        if most and self.terms.near and (pool.sources.near or pool.sources.on_ssd):
             far, ssd, alone = self._paths(most)
-            self._fill(most, int(far), ssd, alone)
+            self._fill(loads, most, int(far), ssd, alone)
         else:
-            self._fill(most, int(NETWORK), False, False)
+            self._fill(loads, most, int(NETWORK), False, False)
 
-    def _fill(self, most: i64, far: i64, ssd: bool, alone: bool) -> None:
+    def _fill(self, loads: Loads, most: i64, far: i64, ssd: bool, alone: bool) -> None:
         """Fills the columns: times to fetch and to compute, the turn as in :meth:`LoadTable.turn`, and the cost.
 
         An instance fetches the first ``most`` blocks where that seems faster than computing them. ``far``, ``ssd``,
         ``alone``: see :meth:`_paths`, which left in the column ``reach`` which readers are on the host of a source.
         """
-        pool, request, loads, terms = self.pool, self.request, self.pool.prefills[0].loads, self.terms
-        now_s = self.now_s
+        pool, request, terms, now_s = self.pool, self.request, self.terms, self.now_s
+        table = pool.prefills[0].loads
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
         queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
-        short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
+        short_first, ahead_us, behind = table.short_first, table.ahead_us, table.behind
         columns = self.columns
         locals_, reach, rooms_s, waits_s = columns.local, columns.reach, columns.room_s, columns.wait_s
         transfers_s, prefills_s, costs_s = columns.transfer_s, columns.prefill_s, columns.cost_s

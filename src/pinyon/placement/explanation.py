@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.considered import CostColumns
+from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementDecision
@@ -105,26 +105,9 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
 
 def _estimated(logged: LoggedDecision, seen: Seen) -> CostColumns:
     """Returns estimates about the instances, for a policy that keeps no findings about them."""
-    decision, pool, match, loads = seen.decision, seen.pool, seen.match, seen.loads
-    if loads is None:
-        raise ValueError("nothing is known of the other instances")
-    block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
-    tokens = logged.request.prompt_tokens
-    fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)
-    columns = CostColumns(len(pool.prefills))
-    for at, state in enumerate(pool.prefills):
-        local = reach = max(match.held_by(state), match.soon.held_by(state))
-        queue_s, room_s = loads.queue_s(state.row, logged.at_s), loads.room_s[state.row]
-        transfer_s, compute_s = 0.0, loads.prefill_s(state.row, tokens, local * block_tokens)
-        if fetches and (end := match.extent(local, pool.asked & ~state.bit, FETCH_SPANS_MAX)) > local:
-            fetch_s = loads.transfer_s(state.row, (end - local) * block_bytes)
-            short_s = loads.prefill_s(state.row, tokens, end * block_tokens)
-            if fetch_s + short_s < compute_s:
-                reach, transfer_s, compute_s = end, fetch_s, short_s
-        columns.local[at], columns.reach[at], columns.room_s[at] = local, reach, room_s
-        columns.wait_s[at], columns.transfer_s[at], columns.prefill_s[at] = queue_s, transfer_s, compute_s
-        columns.cost_s[at] = room_s + queue_s + transfer_s + compute_s
-    return columns
+    fetches = seen.decision.policy == KvCacheCentric.name or bool(seen.decision.fetches)
+    terms = CostTerms(0.0, fetches, order=False, near=False)
+    return Costs(terms, logged.request, seen.pool, seen.match, logged.at_s, seen.loads).columns
 
 
 def _chosen(decision: PlacementDecision, found: Candidate) -> Candidate:

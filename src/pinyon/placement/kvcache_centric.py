@@ -91,7 +91,6 @@ class KvCacheCentric:
                 shares = True
                 columns.wait_s[place] += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
             wait_s = columns.wait_s[place] + columns.room_s[place]
-            columns.reach[place] = local
             if held > threshold * local:  # the extent is at most held
                 reach = costs.reach_of(place)
                 if reach > threshold * local:

@@ -14,7 +14,7 @@ from mypy_extensions import i64
 
 from pinyon.core.compiled import compiled
 from pinyon.placement.shared_prefixes import SharedPrefixes
-from pinyon.placement.transfer_cost import NETWORK, PATH_KINDS
+from pinyon.placement.transfer_cost import PATH_KINDS
 
 ROWS_MIN = 64
 CLASSES: Final = 28
@@ -49,20 +49,37 @@ def whole_us(seconds: float) -> i64:
     return whole
 
 
-class PastLoads:
-    """The content of a load table at one time, by row: see :class:`LoadTable`. Never changed."""
+class Loads:
+    """The columns of a load table from which a request's own times are worked out, as they are or as they were."""
 
-    __slots__ = ("_ends_s", "_queued_us", "_reported_s", "coefficients", "room_s", "transfer", "version")
-
-    def __init__(self, table: LoadTable) -> None:
-        """Copies what changes with every request (32 bytes a row)."""
-        self._queued_us, self._ends_s = table.queued_us[:], table.ends_s[:]
-        self._reported_s, self.room_s = table.reported_s[:], table.room_s[:]
-        self.coefficients, self.transfer, self.version = table.coefficients, table.transfer, table.version
+    def __init__(
+        self,
+        queued_us: vec[i64],
+        ends_s: vec[float],
+        reported_s: vec[float],
+        room_s: vec[float],
+        coefficients: vec[float],
+        transfer: vec[float],
+        version: int = 0,
+    ) -> None:
+        self.queued_us = queued_us
+        """Predicted time of prompts placed there and not being computed yet; whole, so that it returns to zero."""
+        self.ends_s = ends_s
+        """The time when what is being computed is expected to end; in the past where nothing is."""
+        self.reported_s = reported_s
+        """Seconds of queue, as the instance reports it."""
+        self.room_s = room_s
+        """Seconds until a new request has KV memory, as the instance reports it."""
+        self.coefficients = coefficients
+        """The prefill cost model's coefficients, row by row."""
+        self.transfer = transfer
+        """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
+        self.version = version
+        """A number of these coefficients, if somebody keeps them."""
 
     @property
     def own_bytes(self) -> int:
-        """The bytes of this copy, without the coefficients, which successive copies of one ``version`` share."""
+        """The bytes of a copy, without the coefficients, which successive copies of one ``version`` share."""
         return 32 * len(self.room_s)
 
     @property
@@ -70,35 +87,14 @@ class PastLoads:
         """The bytes of the coefficients."""
         return 8 * (len(self.coefficients) + len(self.transfer))
 
-    def queue_s(self, row: i64, now_s: float) -> float:
-        """Returns :meth:`LoadTable.queue_s` as of then."""
-        return _queue_s(self._queued_us[row], self._ends_s[row], self._reported_s[row], now_s)
 
-    def prefill_s(self, row: i64, tokens: int, reused: int) -> float:
-        """Returns the predicted seconds: see :class:`pinyon.placement.cost_model.PrefillCostModel`."""
-        at, rest = row * COEFFICIENTS, tokens - reused
-        k0, k1, k2 = self.coefficients[at], self.coefficients[at + 1], self.coefficients[at + 2]
-        return k0 + k1 * rest + k2 * rest * (tokens + reused)
-
-    def transfer_s(self, row: i64, size_bytes: int) -> float:
-        """Returns the predicted seconds of a fetch over the network."""
-        at = (row * PATH_KINDS + int(NETWORK)) * 2
-        return self.transfer[at] + self.transfer[at + 1] * size_bytes
-
-
-class LoadTable:
+class LoadTable(Loads):
     """The load of all instances, one row each; no two live instances have the same row. ``ahead_us``, ``behind``,
     ``coefficients`` and ``transfer`` are written only here."""
 
     def __init__(self, rows: int = ROWS_MIN) -> None:
-        self.queued_us: vec[i64] = _numbers(rows)
-        """Predicted time of prompts placed there and not being computed yet; whole, so that it returns to zero."""
-        self.ends_s: vec[float] = _seconds(rows)
-        """The time when what is being computed is expected to end; in the past where nothing is."""
-        self.reported_s: vec[float] = _seconds(rows)
-        """Seconds of queue, as the instance reports it."""
-        self.room_s: vec[float] = _seconds(rows)
-        """Seconds until a new request has KV memory, as the instance reports it."""
+        learned, paths = _seconds(rows * COEFFICIENTS), _seconds(rows * PATH_KINDS * 2)
+        super().__init__(_numbers(rows), _seconds(rows), _seconds(rows), _seconds(rows), learned, paths)
         self.ahead_us: vec[i64] = _numbers(rows * CLASSES)
         """Microseconds of queued prompts in this class or a shorter one, class by class."""
         self.behind: vec[i64] = _numbers(rows * CLASSES)
@@ -107,8 +103,6 @@ class LoadTable:
         """True where short prompts are computed before long ones; else they are computed as they come."""
         self.decoding: vec[i64] = _numbers(rows)
         """Requests that are decoded there or wait for it, as the instance reports it."""
-        self.coefficients: vec[float] = _seconds(rows * COEFFICIENTS)
-        """The prefill cost model's coefficients, row by row."""
         self.batch: vec[i64] = _numbers(rows)
         """Requests decoding or about to: as reported, or placed there and not ended, if those are more."""
         self.blocks: vec[float] = _seconds(rows)
@@ -125,14 +119,10 @@ class LoadTable:
         """Seconds for each further request that is decoded."""
         self.decode_learned_s: vec[float] = _seconds(rows)
         """The time of the last measurement of the time between tokens, or when it should have been measured."""
-        self.transfer: vec[float] = _seconds(rows * PATH_KINDS * 2)
-        """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
         self.prefixes = SharedPrefixes()
         """Prefixes that requests decoded there share, by row."""
         self._lent = False
         """True while somebody keeps the coefficients as they are: they are copied before they change."""
-        self.version = 0
-        """A number of the coefficients that somebody keeps."""
 
     def add(self, row: int, blocks_max: int = 0, short_first: bool = False) -> None:
         """Makes room for a new instance, of which nothing is queued; all else is set by what is known and learned of
@@ -175,10 +165,18 @@ class LoadTable:
             self.transfer[at + 1] = byte_s
             at += 2
 
-    def past(self) -> PastLoads:
-        """Returns a copy of the present content."""
+    def past(self) -> Loads:
+        """Returns a copy that stays as it is, of what changes with every request (32 bytes a row)."""
         self._lent = True
-        return PastLoads(self)
+        return Loads(
+            self.queued_us[:],
+            self.ends_s[:],
+            self.reported_s[:],
+            self.room_s[:],
+            self.coefficients,
+            self.transfer,
+            self.version,
+        )
 
     def _own_coefficients(self) -> None:
         """Copies the coefficients, which are about to change, if somebody keeps them."""
@@ -213,7 +211,7 @@ class LoadTable:
     def queue_s(self, row: i64, now_s: float) -> float:
         """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
         reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
-        return _queue_s(self.queued_us[row], self.ends_s[row], self.reported_s[row], now_s)
+        return max(float(self.queued_us[row]) * 1e-6 + max(0.0, self.ends_s[row] - now_s), self.reported_s[row])
 
 
 def _numbers(count: i64) -> vec[i64]:
@@ -236,7 +234,3 @@ def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
         for row in range(had):
             wider[size * rows + row] = numbers[size * had + row]
     return wider
-
-
-def _queue_s(queued_us: i64, ends_s: float, reported_s: float, now_s: float) -> float:
-    return max(float(queued_us) * 1e-6 + max(0.0, ends_s - now_s), reported_s)
