@@ -303,14 +303,16 @@ class InFlightTable:
 
     @staticmethod
     def _count_reads(part: _Prefill, sign: int) -> None:
-        block_bytes = part.state.block_bytes
+        reader = part.state
         for span in part.fetches:
-            kind = path_kind(part.state, span.source)
-            shared = kind is NETWORK or kind is SSD
-            size = sign * span.block_count * block_bytes if shared else 0
-            span.source.sends(sign, sign * span.block_count, size)
-            if shared:
-                part.state.reads(sign, size)
+            source, kind = span.source, path_kind(reader, span.source)
+            source.inflight_reads += sign * span.block_count
+            if kind is NETWORK or kind is SSD:
+                size = sign * span.block_count * reader.block_bytes
+                source.sending_bytes += size
+                source.sendings += sign
+                reader.reading_bytes += size
+                reader.readings += sign
 
     def _drop_decode(self, request_id: str) -> None:
         part = self._decodes.pop(request_id)

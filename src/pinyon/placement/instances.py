@@ -222,18 +222,6 @@ class InstanceState:
         """Updates the table: the transfer cost model has changed."""
         self.loads.transfers_learned(self.row, [self.transfer_model.coefficients(kind) for kind in _KINDS])
 
-    def sends(self, reads: int, blocks: int, size_bytes: int) -> None:
-        """Counts ``reads`` more (or fewer) fetches from here under way; ``size_bytes`` of them go over the network."""
-        self.inflight_reads += blocks
-        if size_bytes:
-            self.sending_bytes += size_bytes
-            self.sendings += reads
-
-    def reads(self, reads: int, size_bytes: int) -> None:
-        """Counts ``reads`` more (or fewer) fetches by this instance over the network under way."""
-        self.reading_bytes += size_bytes
-        self.readings += reads
-
     def decodes_changed(self, requests: int, blocks: int) -> None:
         """Counts ``requests`` more (or fewer) placed here, which hold ``blocks`` KV blocks. Updates the table."""
         self.inflight_decodes += requests
