@@ -319,7 +319,8 @@ class Costs:
         """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
         measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
         columns, state = self.columns, self.pool.prefills[place]
-        local, longer = columns.local[place], columns.local[place] * beyond
+        local: int = columns.local[place]
+        longer = local * beyond
         if self.match.blocks <= longer:
             return None
         doubt = transfer_doubt(state, self.now_s)

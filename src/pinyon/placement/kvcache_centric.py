@@ -86,9 +86,9 @@ class KvCacheCentric:
         least = least_sharing = inf, 0
         """The time to first token there, and of equal times the emptier cache; then it is the smaller id."""
         for place, state in enumerate(pool.prefills):
-            local, shares = columns.local[place], False
-            if soon is not match and local > match.held_by(state):
-                shares = True
+            local: int = columns.local[place]
+            shares = soon is not match and local > match.held_by(state)
+            if shares:
                 columns.wait_s[place] += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
             wait_s = columns.wait_s[place] + columns.room_s[place]
             if held > threshold * local:  # the extent is at most held
