@@ -271,10 +271,12 @@ def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
             here = [us for request_id, us in waits.items() if open_.get(request_id) == name]
             assert int(fleet.loads.queued_us[row]) == sum(here)
             for size in range(CLASSES):
-                assert fleet.loads.ahead_us[fleet.loads.place_of(row, size)] == sum(
+                assert fleet.loads.ahead_us[size * len(fleet.loads.queued_us) + row] == sum(
                     us for us in here if us.bit_length() <= size
                 )
-                assert fleet.loads.behind[fleet.loads.place_of(row, size)] == sum(us.bit_length() > size for us in here)
+                assert fleet.loads.behind[size * len(fleet.loads.queued_us) + row] == sum(
+                    us.bit_length() > size for us in here
+                )
 
 
 @pytest.mark.parametrize("count", [2, EXAMINED_MAX, EXAMINED_MAX + 1, 30])

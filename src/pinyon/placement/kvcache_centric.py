@@ -65,12 +65,8 @@ class KvCacheCentric:
         self._patience = settings.sharing_patience
         self._tuner = ThresholdTuner(settings.balancing_threshold) if settings.adapt else None
 
-    @property
-    def threshold(self) -> float:
-        return self._threshold if self._tuner is None else self._tuner.threshold
-
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """Learns from a trial: see :class:`pinyon.placement.interface.Learning`."""
+        """Learns from a trial: see :class:`pinyon.placement.interface.LearningPlacement`."""
         if self._tuner is not None and decision.trial is not None:
             threshold, alone_s = decision.trial
             self._tuner.learn(threshold, seconds, alone_s)

@@ -92,32 +92,32 @@ class LoadTable(Loads):
     """The load of all instances, one row each; no two live instances have the same row. ``ahead_us``, ``behind``,
     ``coefficients`` and ``transfer`` are written only here."""
 
-    def __init__(self, rows: int = ROWS_MIN) -> None:
-        learned, paths = _seconds(rows * COEFFICIENTS), _seconds(rows * PATH_KINDS * 2)
-        super().__init__(_numbers(rows), _seconds(rows), _seconds(rows), _seconds(rows), learned, paths)
-        self.ahead_us: vec[i64] = _numbers(rows * CLASSES)
+    def __init__(self) -> None:
+        learned, paths = _seconds(ROWS_MIN * COEFFICIENTS), _seconds(ROWS_MIN * PATH_KINDS * 2)
+        super().__init__(_numbers(ROWS_MIN), _seconds(ROWS_MIN), _seconds(ROWS_MIN), _seconds(ROWS_MIN), learned, paths)
+        self.ahead_us: vec[i64] = _numbers(ROWS_MIN * CLASSES)
         """Microseconds of queued prompts in this class or a shorter one, class by class."""
-        self.behind: vec[i64] = _numbers(rows * CLASSES)
+        self.behind: vec[i64] = _numbers(ROWS_MIN * CLASSES)
         """The number of queued prompts in longer classes, class by class."""
-        self.short_first: vec[bool] = _truths(rows)
+        self.short_first: vec[bool] = _truths(ROWS_MIN)
         """True where short prompts are computed before long ones; else they are computed as they come."""
-        self.decoding: vec[i64] = _numbers(rows)
+        self.decoding: vec[i64] = _numbers(ROWS_MIN)
         """Requests that are decoded there or wait for it, as the instance reports it."""
-        self.batch: vec[i64] = _numbers(rows)
+        self.batch: vec[i64] = _numbers(ROWS_MIN)
         """Requests decoding or about to: as reported, or placed there and not ended, if those are more."""
-        self.blocks: vec[float] = _seconds(rows)
+        self.blocks: vec[float] = _seconds(ROWS_MIN)
         """KV blocks in use, likewise."""
-        self.blocks_max: vec[float] = _seconds(rows)
+        self.blocks_max: vec[float] = _seconds(ROWS_MIN)
         """The limit of KV blocks; infinite where the instance named none."""
-        self.slots: vec[float] = _seconds(rows)
+        self.slots: vec[float] = _seconds(ROWS_MIN)
         """The share of the batch's slots in use with one more request; over 1, it would first wait."""
-        self.tbt_s: vec[float] = _seconds(rows)
+        self.tbt_s: vec[float] = _seconds(ROWS_MIN)
         """Seconds between tokens with one more request that brings no KV."""
-        self.tbt_token_s: vec[float] = _seconds(rows)
+        self.tbt_token_s: vec[float] = _seconds(ROWS_MIN)
         """Seconds for each token of KV that the request brings."""
-        self.tbt_request_s: vec[float] = _seconds(rows)
+        self.tbt_request_s: vec[float] = _seconds(ROWS_MIN)
         """Seconds for each further request that is decoded."""
-        self.decode_learned_s: vec[float] = _seconds(rows)
+        self.decode_learned_s: vec[float] = _seconds(ROWS_MIN)
         """The time of the last measurement of the time between tokens, or when it should have been measured."""
         self.prefixes = SharedPrefixes()
         """Prefixes that requests decoded there share, by row."""
@@ -195,15 +195,11 @@ class LoadTable(Loads):
         for each in range(size, CLASSES):
             ahead_us[each * capacity + row] += sign * prefill_us
 
-    def place_of(self, row: i64, size: i64) -> i64:
-        """Returns the place of this class of prompts in :attr:`ahead_us` and :attr:`behind`."""
-        return size * i64(len(self.queued_us)) + row
-
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
         """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance that computes short ones
         first, and how many prompts it goes before. Reported work that the table lacks counts in full: its length is
         unknown."""
-        at = self.place_of(row, size_class(whole_us(prefill_s)))
+        at = size_class(whole_us(prefill_s)) * i64(len(self.queued_us)) + row
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]

@@ -26,14 +26,14 @@ class PrefixMatch:
     """The holders of a prompt's beginning, and how much of it each holds.
 
     ``runs`` are ``(first block, mask of holders)`` where the set of holders changes. Every block before ``blocks`` has
-    a holder and the one after has none.
+    a holder and the one after has none. Neither is ever changed.
     """
 
-    __slots__ = ("_all", "_extents", "_leading", "_runs", "_soon", "blocks")
+    __slots__ = ("_all", "_extents", "_leading", "_soon", "blocks", "runs")
 
     def __init__(self, runs: Sequence[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
         """Takes the runs of a look-up. ``soon``: see :attr:`soon`; None if holders expect nothing."""
-        self._runs = runs
+        self.runs = runs
         self.blocks = blocks
         self._soon = soon
         self._leading: dict[int, int] | None = None
@@ -43,11 +43,6 @@ class PrefixMatch:
         nothing of the prompt, so they all ask the same."""
 
     @property
-    def runs(self) -> Sequence[tuple[int, int]]:
-        """The runs, never changed."""
-        return self._runs
-
-    @property
     def soon(self) -> PrefixMatch:
         """The match that includes what holders expect to hold when a new request's turn comes."""
         return self if self._soon is None else self._soon
@@ -55,11 +50,11 @@ class PrefixMatch:
     def without_answers(self) -> PrefixMatch:
         """Returns the same match, to be kept, without the answers that this one remembers: they take memory."""
         soon = None if self._soon is None else self._soon.without_answers()
-        return PrefixMatch(self._runs, self.blocks, soon)
+        return PrefixMatch(self.runs, self.blocks, soon)
 
     def held_by(self, holder: Holder) -> int:
         """Returns how many blocks the holder has without a gap from the start."""
-        runs, bit = self._runs, holder.bit
+        runs, bit = self.runs, holder.bit
         if len(runs) <= FEW_RUNS:
             for start, holders in runs:
                 if not holders & bit:
@@ -71,7 +66,7 @@ class PrefixMatch:
 
     def holders_of(self, block: int) -> int:
         """Returns a mask of who holds this block, before :attr:`blocks`."""
-        for start, holders in reversed(self._runs):
+        for start, holders in reversed(self.runs):
             if start <= block:
                 return holders
         return 0
@@ -96,10 +91,10 @@ class PrefixMatch:
 
     def _ends(self) -> Iterator[tuple[int, int]]:
         """Yields masks of holders and the end of what they hold without a gap; a holder of nothing is in no mask."""
-        if not self._runs:
+        if not self.runs:
             return
-        unbroken = self._runs[0][1]
-        for start, holders in self._runs:
+        unbroken = self.runs[0][1]
+        for start, holders in self.runs:
             lost = unbroken & ~holders
             if lost:
                 unbroken &= holders
@@ -110,11 +105,11 @@ class PrefixMatch:
     def extent(self, first_block: int, mask: int, spans_max: int | None = None) -> int:
         """Returns the end of the blocks from ``first_block`` on that are held by the sources in a mask, each by at
         least one. With ``spans_max``, it is as far as so many :meth:`spans` go."""
-        if len(self._runs) <= FEW_RUNS:
+        if len(self.runs) <= FEW_RUNS:
             return self._extent(first_block, mask, spans_max)
         if self._all is None:
             self._all = 0
-            for _, holders in self._runs:
+            for _, holders in self.runs:
                 self._all |= holders
         asked = first_block, mask & self._all, spans_max
         end = self._extents.get(asked)
@@ -123,7 +118,7 @@ class PrefixMatch:
         return end
 
     def _extent(self, first_block: int, mask: int, spans_max: int | None) -> int:
-        runs = self._runs
+        runs = self.runs
         if spans_max is not None and len(runs) > spans_max:  # else there are few: at most one for each run
             spans = self.spans(first_block, self._extent(first_block, mask, None), mask, spans_max)
             return spans[-1][1] if spans else first_block
@@ -144,7 +139,7 @@ class PrefixMatch:
         Each span goes as far as any one source does, so there are as few as possible. Requires ``end_block <=
         extent(first_block, mask)``.
         """
-        runs = self._runs
+        runs = self.runs
         spans: list[tuple[int, int, int]] = []
         index = 0
         at = first_block
