@@ -219,7 +219,7 @@ def test_what_is_placed_keeps_no_arrays_and_sums_stay_in_bounds(fleet):
     decision = PlacementDecision(p0, p0, prefill_s=1e13)
     for number in range(100):
         fleet.inflight.add(str(number), decision, 1, 0.0)
-    assert all(part.decision is None for part in fleet.inflight._prefills.values())
+    assert all(part.decision is None for part in fleet.inflight._placements.values())
     assert p0.queued_prefill_us == 100 * PREFILL_US_MAX
     for number in range(100):
         fleet.inflight.release(str(number))
