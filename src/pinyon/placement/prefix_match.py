@@ -37,8 +37,8 @@ class PrefixMatch:
         self.blocks = blocks
         self._soon = soon
         self._leading: dict[int, int] | None = None
-        self._all: int | None = None
-        self._extents: dict[tuple[int, int, int | None], int] = {}
+        self._all = 0
+        self._extents: dict[tuple[int, int, int | None], int] | None = None
         """Extents found, by ``(first block, mask of who may be asked, most spans)``: most readers of a placement hold
         nothing of the prompt, so they all ask the same."""
 
@@ -107,14 +107,15 @@ class PrefixMatch:
         least one. With ``spans_max``, it is as far as so many :meth:`spans` go."""
         if len(self.runs) <= FEW_RUNS:
             return self._extent(first_block, mask, spans_max)
-        if self._all is None:
-            self._all = 0
+        extents = self._extents
+        if extents is None:
+            extents = self._extents = {}
             for _, holders in self.runs:
                 self._all |= holders
         asked = first_block, mask & self._all, spans_max
-        end = self._extents.get(asked)
+        end = extents.get(asked)
         if end is None:
-            end = self._extents[asked] = self._extent(*asked)
+            end = extents[asked] = self._extent(*asked)
         return end
 
     def _extent(self, first_block: int, mask: int, spans_max: int | None) -> int:

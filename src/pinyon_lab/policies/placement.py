@@ -17,6 +17,7 @@ from pinyon.placement.costs import NANO_S, OWN_TIME, Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.dualmap import DualMap, DualMapSettings, less_loaded, reuses_more
 from pinyon.placement.fetch_time import fetch_s
+from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, PoolRings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
@@ -131,7 +132,7 @@ class CacheAffinity:
 
     def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
         self._settings = settings
-        self._rings = PoolRings(settings.virtual_nodes, (settings.seed,))
+        self._rings = PoolRings(settings.virtual_nodes, (settings.seed,), HotnessSettings())
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -143,7 +144,7 @@ class CacheAffinity:
         if not settings.key_blocks:
             columns, reused = unfetched(request, pool, match, now_s)
             return lowest(pool, where_most(reused, columns.wait_s))
-        (ring,) = self._rings.of(pool)
+        (ring,) = self._rings.of(pool).rings
         stride = pool.stride(settings.key_tokens)
         strides = min(settings.key_blocks, len(request.block_keys) // (stride * KEY_BYTES))
         end = strides * stride * KEY_BYTES or KEY_BYTES  # a shorter prompt goes by its first block

@@ -110,7 +110,7 @@ def test_instances_that_one_request_cannot_have_count(gone: str) -> None:
     scheduler = Scheduler(fleet, policy)
     for number in range(200):
         scheduler.decide(ask(number, [1 if number % 5 < 3 else 10**6 + number, 100 + number]), number * 0.01)
-    (tree,) = policy._pairs._hotness._of_group.values()
+    (tree,) = (each.tree for each in policy._pairs._rings._of_group.values())
     before = dict(tree._extended)
     assert before
     most = frozenset(f"m-{number}" for number in range(7))
