@@ -185,8 +185,9 @@ class Costs:
         return max(0, chosen)
 
     def _paths(self, most: int) -> tuple[PathKind, bool, bool]:
-        """Returns the kind of path by which any reader fetches ``most`` leading blocks, whether SSDs are a second one,
-        and whether readers on the host of a source have no other source. Those are marked in the column ``reach``.
+        """Returns the kind of path by which any reader fetches ``most`` leading blocks, and whether SSDs are a second
+        one. It marks readers on the host of a source in the column ``reach``, and also returns whether these have no
+        other source.
 
         Sources are chosen as in :class:`FetchPlanner`. The paths are those of two readers: one that holds no block, and
         one that holds all blocks before the last change of holders."""

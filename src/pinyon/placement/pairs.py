@@ -20,8 +20,8 @@ SECOND = 0x9E3779B97F4A7C15
 
 
 class GroupRings:
-    """The rings of a group of instances by seed, the pool that was looked at last, whose instances are on them, and the
-    prefixes that are hot there: what is hot among the requests of one model says nothing about another's."""
+    """The rings of a group of instances by seed, and the pool that was looked at last, whose instances are on them. The
+    ``tree`` has the group's prefixes: what is hot among the requests of one model says nothing about another's."""
 
     __slots__ = ("pool", "rings", "tree")
 
@@ -76,7 +76,7 @@ class Pairs:
         self._rings = PoolRings(virtual_nodes, (seed, seed ^ SECOND), hotness)
         self._key_tokens = key_tokens
         self._last: GroupRings | None = None
-        """Those of the pool that was asked about last, mostly the same as before."""
+        """The rings of the pool that was asked about last, mostly the same as before."""
 
     def places_of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[int, int | None]:
         """Returns the places of the request's two instances in the pool, and counts the request. The second is None if
