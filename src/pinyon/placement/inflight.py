@@ -43,7 +43,8 @@ class _Placement:
         request: PlacementRequest | None,
     ) -> None:
         self.prefill, self.decode, self.fetches = decision.prefill, decision.decode, decision.fetches
-        self.prefill_us, self.transfer_us = whole_us(decision.prefill_s), whole_us(decision.transfer_s)
+        self.prefill_us: int = whole_us(decision.prefill_s)
+        self.transfer_us: int = whole_us(decision.transfer_s)
         self.expected, self.blocks, self.placed_s, self.first_s = expected, blocks, placed_s, first_s
         self.request, self.begun, self.prefilled = request, False, False
         self.marks: Sequence[Mark] = ()
