@@ -1,8 +1,8 @@
-"""The cost of a request at each prefill instance of a pool, for the policy ``pinyon``.
+"""The cost of a request at each prefill instance of a pool, for policies and for explanations.
 
 A first pass assumes what holds for most instances: they can fetch every block that any source holds, over the fastest
-of the paths that such fetches take. The instance that seems best is then examined exactly, and the next best where it
-is not what it seemed. Instances on the host of a source are told apart: their path is mostly much faster.
+of the paths that such fetches take. For ``pinyon``, the instance that seems best is then examined exactly, and the next
+best where it is not what it seemed. Instances on the host of a source are told apart: their path is mostly much faster.
 
 The pass is a loop over unboxed numbers: a thousand instances take a tenth of a millisecond compiled, and some
 milliseconds in Python.
