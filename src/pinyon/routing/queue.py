@@ -21,8 +21,7 @@ from collections.abc import Collection, KeysView
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import check_priority
-from pinyon.routing.fair_turns import FairTurns
-from pinyon.routing.waiting import Tenant, TenantLengths, WaitingRequest
+from pinyon.routing.fair_turns import FairTurns, Tenant, TenantLengths, WaitingRequest
 
 AGEING_S = 0.1
 """Seconds that one level of priority is worth. The most urgent go before what came in the last 100 s."""
@@ -268,18 +267,14 @@ class RequestQueue:
         if number in tenant.reserved:
             del tenant.reserved[number]
         else:
-            self._waits_no_more(tenant.waiting.pop(number))
+            self.queued -= 1
+            self._turns.gone(tenant.waiting.pop(number))
+            if not self.queued:
+                self._pace.stopped()
         places = len(tenant.reserved) + len(tenant.waiting)
         self._lengths.moved(tenant, places + 1, places)
         if not places:
             del self._tenants[tenant.name]
-
-    def _waits_no_more(self, waiting: WaitingRequest) -> None:
-        waiting.waits = False
-        self.queued -= 1
-        self._turns.gone(waiting)
-        if not self.queued:
-            self._pace.stopped()
 
     def check_integrity(self, closed: Collection[int] = ()) -> None:
         """Raises :class:`AssertionError` on a broken bound or a needless wait. ``closed``: demands without room."""
@@ -291,7 +286,6 @@ class RequestQueue:
         assert all(map(len, tenants)), "a tenant without a place is kept"
         everyone = [waiting for tenant in tenants for waiting in tenant.waiting.values()]
         assert len(everyone) == self.queued, "those who wait are miscounted"
-        assert all(waiting.waits for waiting in everyone), "somebody waits and has gone"
         if self.in_flight < self._slots:
             held_up = {waiting.demand for waiting in everyone} - set(closed)
             assert not held_up, f"somebody waits beside a free slot, and has room: demands {held_up}"
