@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from pinyon.core.request import Role
 from pinyon.routing.layer import Layer
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed, Target
 
 
 @dataclass(frozen=True, slots=True)

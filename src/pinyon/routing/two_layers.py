@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import UNLIMITED
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 
 
 class Where(StrEnum):

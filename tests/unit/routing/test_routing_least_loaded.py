@@ -11,7 +11,7 @@ from pinyon.routing.pair import Pair, PairCandidate, serving_groups
 from pinyon.routing.pair import choose_pair as choose
 from pinyon.routing.plain import LeastLoadedTarget
 from pinyon.routing.pushing import Blind
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from tests.long import usually
 
 

@@ -134,13 +134,12 @@ class ServerFleet:
         live = server.healthy and self._breaker.allows(server.name, now_s)
         rests = now_s < server.rests_until_s or server.removed
         changed = False
-        for name, layer, target in self._targets(server):
+        for name, _, target in self._targets(server):
             if target.capacity != server.room_for:
-                layer.set_capacity(server.name, server.room_for)
+                target.capacity = server.room_for
                 changed = True
             if target.live != live or target.draining != rests:
-                layer.set_live(server.name, live)
-                layer.set_draining(server.name, rests)
+                target.live, target.draining = live, rests
                 changed = True
                 self.models[name].look()
         if changed:
