@@ -13,10 +13,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from pinyon.core.errors import InvalidArgument, PinyonError
-from pinyon.federation.distances import Distances
+from pinyon.federation.distances import Distances, Position
 from pinyon.federation.members import LbState
 from pinyon.federation.nearest import NearRegion, nearest
-from pinyon.federation.position import Position
 from pinyon.federation.view import Federation
 from pinyon.routing.geography import ANYWHERE, Geography
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from pinyon.federation.position import Position
+from pinyon.federation.distances import Position
 
 _NONE: Mapping[str, int] = MappingProxyType({})
 

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from pinyon.core.errors import InvalidArgument, NotFound
-from pinyon.federation.distances import Distances
+from pinyon.federation.distances import Distances, Position
 from pinyon.federation.members import LbState
-from pinyon.federation.position import Position
 from pinyon.federation.view import Federation, Member, RegionView
 from pinyon.routing.geography import Geography
 

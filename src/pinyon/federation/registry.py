@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pinyon.federation.clusters import Changes, cluster_of, is_upstream, owned_before, owners_of
-from pinyon.federation.distances import Distances, Pair
+from pinyon.federation.distances import Distances, Pair, Position
 from pinyon.federation.members import LbInfo, LbLoad, LbState
-from pinyon.federation.position import Position
 from pinyon.federation.takeover import assign
 from pinyon.federation.view import ClusterName, Federation, Member, RegionView
 from pinyon.federation.watched import Timing, WatchedBalancer
