@@ -49,31 +49,25 @@ class ConnectionPool:
         """
         loop = asyncio.get_running_loop()
         broke: Broke | None = None
-        connection = self._take(loop.time())
-        if connection is not None:
+        while True:
+            kept = None if broke is not None else self._take(loop.time())
+            try:
+                connection = await self._connect(loop) if kept is None else kept
+            except (Absent, ConnectionsFull):
+                if broke is not None:
+                    raise broke from None  # the request was sent, and may have ended the server
+                raise
             sent_s, breaks = loop.time(), self._breaks
             answer = connection.send(head, body, first_byte_s)
             try:
                 await answer.head()
                 return answer
             except Broke as error:
-                if error.begun or loop.time() - sent_s > STALE_S or breaks != self._breaks:
+                if broke is not None:
+                    error.sends = 2  # the request may have ended two of a server's processes
+                if kept is None or error.begun or loop.time() - sent_s > STALE_S or breaks != self._breaks:
                     raise
                 broke = error
-        try:
-            connection = await self._connect(loop)
-        except (Absent, ConnectionsFull):
-            if broke is not None:
-                raise broke from None  # the request was sent, and may have ended the server
-            raise
-        answer = connection.send(head, body, first_byte_s)
-        try:
-            await answer.head()
-        except Broke as error:
-            if broke is not None:
-                error.sends = 2  # the request may have ended two of a server's processes
-            raise
-        return answer
 
     def drop_idle(self) -> None:
         """Closes idle connections, as another process is there now."""
