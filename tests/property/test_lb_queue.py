@@ -1,8 +1,6 @@
-"""The load balancer's queue against a simple list, and what tenants may expect of each other."""
+"""What tenants may expect of each other in the load balancer's queue, and how long it says that it takes."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -11,122 +9,10 @@ from hypothesis import strategies as st
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.queue import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, RequestQueue
 
-STEPS = st.lists(st.tuples(st.sampled_from(["enter", "leave", "cancel"]), st.integers(0, 9)), max_size=60)
-
 
 def enter(queue: RequestQueue, number: int, now_s: float, tenant: str = "t", tokens: int = 1) -> bool:
     assert queue.reserve(number, tenant, now_s) is None
     return queue.enter(number, tokens, now_s)
-
-
-@given(st.integers(1, 4), st.integers(0, 4), STEPS)
-def test_for_one_tenant_the_queue_is_a_list(slots: int, limit: int, steps: list[tuple[str, int]]) -> None:
-    queue = RequestQueue(slots, limit)
-    running: list[int] = []
-    waiting: list[int] = []
-    now_s, last = 0.0, 0
-    for what, pick in steps:
-        now_s += 0.5
-        if what == "enter":
-            last += 1
-            if len(running) < slots:
-                assert enter(queue, last, now_s, tokens=pick)
-                running.append(last)
-            elif len(waiting) < limit:
-                assert not enter(queue, last, now_s, tokens=pick)
-                waiting.append(last)
-            else:
-                with pytest.raises(ResourceExhausted) as caught:
-                    queue.reserve(last, "t", now_s)
-                assert caught.value.retry_after_s
-        elif what == "leave" and running:
-            del running[pick % len(running)]
-            given_to = queue.leave(now_s)
-            assert given_to == (waiting[0] if waiting else None)
-            if waiting:
-                running.append(waiting.pop(0))
-        elif what == "cancel":
-            known = [*waiting, *running, last + 1]
-            number = known[pick % len(known)]
-            assert queue.cancel(number, now_s) is (number in waiting)
-            if number in waiting:
-                waiting.remove(number)
-        assert (queue.in_flight, queue.queued) == (len(running), len(waiting))
-        queue.check_integrity()
-    while running:
-        running.pop()
-        if queue.leave(now_s) is not None:
-            running.append(waiting.pop(0))
-    assert (queue.in_flight, queue.queued) == (0, 0)
-
-
-MANY = st.lists(
-    st.tuples(
-        st.sampled_from(["reserve", "reserve", "enter", "leave", "cancel"]),
-        st.sampled_from("abcde"),
-        st.integers(0, 99),
-        st.integers(0, 50),
-    ),
-    max_size=120,
-)
-
-
-@given(st.integers(1, 3), st.integers(0, 8), MANY)
-def test_tenants_against_a_model(slots: int, limit: int, steps: list[tuple[str, str, int, int]]) -> None:
-    """Compares which requests get or lose a place, and checks that each tenant's requests keep their order."""
-    queue = RequestQueue(slots, limit)
-    running = 0
-    reserved: dict[int, str] = {}
-    waiting: dict[int, str] = {}
-    for number, (what, tenant, pick, tokens) in enumerate(steps, 1):
-        held = Counter([*reserved.values(), *waiting.values()])
-        if what == "reserve":
-            if running + held.total() < slots + limit:
-                assert queue.reserve(number, tenant, number) is None
-                reserved[number] = tenant
-            elif held and max(held.values()) >= held[tenant] + 2:
-                out = queue.reserve(number, tenant, number)
-                assert out is not None
-                loser = (reserved | waiting)[out]
-                assert held[loser] == max(held.values())
-                own = [each for each, name in reserved.items() if name == loser]
-                assert out == (own or [each for each, name in waiting.items() if name == loser])[-1]
-                reserved.pop(out, None)
-                waiting.pop(out, None)
-                reserved[number] = tenant
-            else:
-                with pytest.raises(ResourceExhausted):
-                    queue.reserve(number, tenant, number)
-        elif what == "enter" and reserved:
-            chosen = sorted(reserved)[pick % len(reserved)]
-            has_slot = queue.enter(chosen, tokens, number)
-            assert has_slot == (running < slots)
-            name = reserved.pop(chosen)
-            if has_slot:
-                running += 1
-            else:
-                waiting[chosen] = name
-        elif what == "leave" and running:
-            following = queue.leave(number)
-            if waiting:
-                assert following is not None
-                own = [each for each, name in waiting.items() if name == waiting[following]]
-                assert following == own[0], "of its own tenant it is the first that was ready"
-                del waiting[following]
-            else:
-                assert following is None
-                running -= 1
-        elif what == "cancel" and (reserved or waiting):
-            everyone = [*reserved, *waiting]
-            chosen = everyone[pick % len(everyone)]
-            assert queue.cancel(chosen, number)
-            assert not queue.cancel(chosen, number)
-            reserved.pop(chosen, None)
-            waiting.pop(chosen, None)
-        assert (queue.in_flight, queue.queued) == (running, len(waiting))
-        everybody = running + len(reserved) + len(waiting)
-        assert queue.has_spare == (running < slots and everybody < slots + limit)
-        queue.check_integrity()
 
 
 def test_one_tenants_flood_neither_fills_nor_delays_the_queue() -> None:
@@ -217,24 +103,6 @@ def test_a_tenant_that_cancels_its_requests_keeps_its_debt(leave: bool) -> None:
             served["patient"] += 10
     assert abs(served["sly"] - served["patient"]) <= 110
     queue.check_integrity()
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=80))
-def test_those_who_come_and_go_leave_nothing(steps: list[tuple[int, int]]) -> None:
-    """Requests are cancelled between two turns, many times; nothing prepared for them is kept."""
-    queue = RequestQueue(1, 300)
-    enter(queue, 0, 0.0)
-    number = 0
-    for tenant, count in steps:
-        numbers = range(number + 1, number + 1 + count)
-        number += count
-        for each in numbers:
-            enter(queue, each, 0.0, str(tenant))
-        for each in numbers:
-            assert queue.cancel(each, 0.0)
-        queue.check_integrity()
-    assert queue.leave(0.0) is None
-    assert (queue.in_flight, queue.queued) == (0, 0)
 
 
 def test_the_hint_follows_the_pace() -> None:

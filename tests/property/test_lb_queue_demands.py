@@ -278,20 +278,6 @@ def test_misuse_is_an_error_and_changes_nothing() -> None:
 # -- cost
 
 
-def test_what_is_left_by_those_who_gave_up_is_thrown_away() -> None:
-    """Heaps are as large as what waits now, not as all that ever waited."""
-    queue = RequestQueue(1, 5000)
-    enter(queue, 0, tenant="x")
-    for number in range(1, 2001):
-        enter(queue, number, tenant=str(number % 7), demand=number % 3, priority=number % 5)
-    chosen = random.Random(1).sample(range(1, 2001), 1990)
-    for number in chosen:
-        assert queue.cancel(number, 0.0)
-        queue.check_integrity()
-    left = set(range(1, 2001)) - set(chosen)
-    assert {queue.leave(0.0) for _ in range(10)} == left
-
-
 def work(do: Callable[[], None]) -> int:
     """Returns the number of interpreter instructions of the queue's own code and its callees."""
     count = 0

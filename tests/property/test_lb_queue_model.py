@@ -228,4 +228,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=usually(20, long=3000), stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(max_examples=usually(40, long=3000), stateful_step_count=40, deadline=None)
