@@ -26,11 +26,7 @@ class NearRegion:
     @property
     def live(self) -> bool:
         """True if a load balancer there takes clients."""
-        return any(_takes(member) for member in self.members)
-
-
-def _takes(member: Member) -> bool:
-    return member.state is LbState.LIVE and bool(member.info.http_url)
+        return any(member.state is LbState.LIVE and member.info.http_url for member in self.members)
 
 
 def nearest(

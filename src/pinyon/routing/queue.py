@@ -112,8 +112,7 @@ class RequestQueue:
 
         Raises :class:`ResourceExhausted` when the queue is full. No two requests with a place have the same number.
         """
-        if number in self._places:
-            raise ValueError(f"request {number} has a place already")
+        self._check_new(number)
         if now_s > self._now_s:
             self._now_s = now_s
         held, out = self._tenants.get(tenant), None
