@@ -94,7 +94,7 @@ async def generate(asked: Asked, wire: Wire) -> None:
 
 
 class Then(Enum):
-    """What a server does instead of sending more: it drops the connection, or sends nothing for ever."""
+    """The end of an answer that is not whole: the server drops the connection, or sends nothing more."""
 
     DROP = 1
     STALL = 2

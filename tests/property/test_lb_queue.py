@@ -1,4 +1,4 @@
-"""What tenants may expect of each other in the load balancer's queue, and how long it says that it takes."""
+"""The promises of the load balancer's queue to tenants about each other, and its hint of how long it takes."""
 
 from __future__ import annotations
 

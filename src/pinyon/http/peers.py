@@ -1,8 +1,8 @@
 """Clients' addresses, and how much one address holds. Forwarded addresses are believed of trusted proxies only.
 
 A peer is an IPv4 address or an IPv6 /64: whoever has one address of a /64 has them all. A proxy names the client in a
-header field, or at the beginning of its connection in a header of the PROXY protocol, versions 1 and 2:
-https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2.
+header field, or in a header of the PROXY protocol at the beginning of its connection. Versions 1 and 2 are read
+(https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ MAX_S: Final = 30.0
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a server. A request's outcome counts half as much for each window that has passed."""
+    """One server's state. A request's outcome counts half as much for each window that has passed."""
 
     at_s: float
     failures: float = 0.0
