@@ -15,6 +15,7 @@ from pinyon.decisions import JOURNAL_TYPES, replay_journal
 from tests.integration.lb_harness import running_lb, spin
 from tests.integration.test_worker_exactness import check, make_asks, run_all
 from tests.integration.worker_parts import Fleet, submission
+from tests.queue_integrity import check_queue
 
 
 @pytest_asyncio.fixture
@@ -127,5 +128,5 @@ async def test_the_choices_of_a_call_are_decided_the_same_again(tmp_path: Path) 
         await bench.idle()
     assert [len(reply.json["choices"]) for reply in replies] == [5] * 4
     queue = replayed(path).modules["queue"]
-    queue.check_integrity()  # type: ignore[attr-defined]
+    check_queue(queue)  # type: ignore[arg-type]
     assert (queue.in_flight, queue.queued) == (0, 0)  # type: ignore[attr-defined]

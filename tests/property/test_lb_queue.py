@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.queue import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, RequestQueue
+from tests.queue_integrity import check_queue
 
 
 def enter(queue: RequestQueue, number: int, now_s: float, tenant: str = "t", tokens: int = 1) -> bool:
@@ -26,7 +27,7 @@ def test_one_tenants_flood_neither_fills_nor_delays_the_queue() -> None:
     assert queue.reserve(1000, "quiet", 0.0) == 99, "the newest of the longest gives way"
     assert not queue.enter(1000, 100, 0.0)
     assert [queue.leave(1.0), queue.leave(1.0)] == [0, 1000], "not behind the flood"
-    queue.check_integrity()
+    check_queue(queue)
 
 
 @given(
@@ -60,7 +61,7 @@ def test_tenants_that_always_wait_get_the_same_tokens(costs: dict[str, int], slo
         for one in costs:
             for other in costs:
                 assert abs(served[one] - served[other]) <= costs[one] + costs[other]
-    queue.check_integrity()
+    check_queue(queue)
 
 
 def test_nothing_is_saved_up_by_not_asking() -> None:
@@ -102,7 +103,7 @@ def test_a_tenant_that_cancels_its_requests_keeps_its_debt(leave: bool) -> None:
         else:
             served["patient"] += 10
     assert abs(served["sly"] - served["patient"]) <= 110
-    queue.check_integrity()
+    check_queue(queue)
 
 
 def test_the_hint_follows_the_pace() -> None:
@@ -135,5 +136,5 @@ def test_misuse_is_an_error_and_changes_nothing() -> None:
     for number in (1, 2, 3):
         with pytest.raises(ValueError, match=f"{number} has no reserved"):
             queue.enter(number, 1, 1.0)
-    queue.check_integrity()
+    check_queue(queue)
     assert (queue.in_flight, queue.queued) == (1, 1)

@@ -154,15 +154,3 @@ class FairTurns:
     def _take_out(self, tenant: Tenant, demand: int) -> None:
         turns = self._turns[demand]
         del turns[bisect_left(turns, (tenant.start, tenant.turn))]
-
-    def check_integrity(self, tenants: Collection[Tenant]) -> None:
-        """Raises :class:`AssertionError` if a waiting request is not lined up. ``tenants``: all with a place."""
-        turns: dict[int, list[tuple[int, int, Tenant]]] = {}
-        for tenant in tenants:
-            lanes: dict[int, list[tuple[float, int, WaitingRequest]]] = {}
-            for each in tenant.waiting.values():
-                lanes.setdefault(each.demand, []).append((each.due_s, each.rank, each))
-            assert tenant.lanes == {demand: sorted(lane) for demand, lane in lanes.items()}, "a lane is wrong"
-            for demand in lanes:
-                turns.setdefault(demand, []).append((tenant.start, tenant.turn, tenant))
-        assert self._turns == {demand: sorted(each) for demand, each in turns.items()}, "a turn is wrong"

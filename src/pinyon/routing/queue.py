@@ -274,19 +274,3 @@ class RequestQueue:
         self._lengths.moved(tenant, places + 1, places)
         if not places:
             del self._tenants[tenant.name]
-
-    def check_integrity(self, closed: Collection[int] = ()) -> None:
-        """Raises :class:`AssertionError` on a broken bound or a needless wait. ``closed``: demands without room."""
-        assert 0 <= self.in_flight <= self._slots, f"{self.in_flight} of {self._slots} slots are taken"
-        held = self.in_flight + len(self._places)
-        assert held <= self._slots + self._limit, f"{held} have a place, at most {self._slots + self._limit} may"
-        tenants = self._tenants.values()
-        assert sum(map(len, tenants)) == len(self._places), "places and tenants differ"
-        assert all(map(len, tenants)), "a tenant without a place is kept"
-        everyone = [waiting for tenant in tenants for waiting in tenant.waiting.values()]
-        assert len(everyone) == self.queued, "those who wait are miscounted"
-        if self.in_flight < self._slots:
-            held_up = {waiting.demand for waiting in everyone} - set(closed)
-            assert not held_up, f"somebody waits beside a free slot, and has room: demands {held_up}"
-        assert self._lengths.longest == max(map(len, tenants), default=0), "the longest queue is another one"
-        self._turns.check_integrity(list(tenants))
