@@ -9,8 +9,9 @@ import pytest
 
 from pinyon.routing.target import Report
 from tests.integration.lb_harness import Connection, spin
+from tests.integration.regions_harness import peer_of
 from tests.integration.upstream_parts import DONE, MODEL, FakeServer, answers, streams
-from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
+from tests.integration.upstream_regions_parts import STREAM, running_upstream_regions
 
 
 async def test_a_request_without_room_goes_unchanged_to_another_region():

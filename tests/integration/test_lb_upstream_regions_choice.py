@@ -8,8 +8,9 @@ import json
 from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.routing.geography import parse_geography
 from tests.integration.lb_harness import spin
+from tests.integration.regions_harness import peer_of
 from tests.integration.upstream_parts import DROP, MODEL, after, says
-from tests.integration.upstream_regions_parts import peer_of, running_upstream_regions
+from tests.integration.upstream_regions_parts import running_upstream_regions
 from tests.on_compiled import REPLACES_METHODS
 
 

@@ -7,8 +7,9 @@ import json
 
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
 from tests.integration.lb_harness import WAIT_S, Connection, spin
+from tests.integration.regions_harness import peer_of
 from tests.integration.upstream_parts import DONE, DROP, STALL, answers, generate, never, streams
-from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
+from tests.integration.upstream_regions_parts import STREAM, running_upstream_regions
 from tests.on_compiled import REPLACES_METHODS
 
 
