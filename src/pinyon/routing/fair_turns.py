@@ -106,10 +106,10 @@ class FairTurns:
     def next(self, closed: Collection[int]) -> WaitingRequest | None:
         """Returns the request whose turn it is, among demands that are not ``closed``. The request still waits."""
         shut = frozenset(closed)
-        turns = [turns[0] for demand, turns in self._turns.items() if demand not in shut]
-        if not turns:
+        firsts = [turns[0] for demand, turns in self._turns.items() if demand not in shut]
+        if not firsts:
             return None
-        lanes = min(turns)[2].lanes
+        lanes = min(firsts)[2].lanes
         return min([lane[0] for demand, lane in lanes.items() if demand not in shut])[2]
 
     def went_on(self, waiting: WaitingRequest) -> None:

@@ -7,6 +7,7 @@ in its batch for (SkyWalker §3.3). Only the lines of these gauges are read.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -112,31 +113,18 @@ def read_load(kind: ServerKind, page: bytes) -> Report | None:
 
 def _gauge(page: bytes, name: bytes) -> int:
     """Returns the sum of the gauge's series, or :data:`UNKNOWN`."""
-    total, found, at = 0, 0, 0
-    while found < SERIES_MAX:
-        at = page.find(name, at)
-        if at < 0:
-            break
-        start, at = at, at + len(name)
-        if start and page[start - 1] != 10:  # not at a line's beginning: a comment, or the end of a longer name
+    total, found = 0, 0
+    # The value follows the last brace: braces in labels come before it.
+    for series in re.finditer(re.escape(name) + rb"(?:\{.*\}|(?=[ \t{]))(.*)", page):
+        if series.start() and page[series.start() - 1] != 10:  # a comment, or the end of a longer name
             continue
-        after = page[at : at + 1]
-        end = page.find(b"\n", at)
-        if end < 0:
-            end = len(page)
-        if after == b"{":
-            # The value follows the last brace: braces in labels come before it.
-            at = page.rfind(b"}", at, end) + 1
-            if not at:
-                return UNKNOWN
-        elif after != b" " and after != b"\t":  # a longer name
-            continue
-        value = _number(page[at:end])
+        value = _number(series[1])
         if value == UNKNOWN:
             return UNKNOWN
         total += value
         found += 1
-        at = end
+        if found == SERIES_MAX:
+            break
     return min(total, REQUESTS_MAX) if found else UNKNOWN
 
 
