@@ -31,7 +31,6 @@ class ConnectionPool:
         self._connecting = 0
         self.made = 0
         """The number of connections ever made."""
-        self._sweep: asyncio.TimerHandle | None = None
         self._breaks = 0
         """The number of times that unanswered requests were broken off."""
         self._closed = False
@@ -50,7 +49,7 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         broke: Broke | None = None
         while True:
-            kept = None if broke is not None else self._take(loop.time())
+            kept = None if broke is not None else self._take()
             try:
                 connection = await self._connect(loop) if kept is None else kept
             except (Absent, ConnectionsFull):
@@ -83,17 +82,14 @@ class ConnectionPool:
 
     def close(self) -> None:
         self._closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
-            self._sweep = None
         for connection in list(self._open):
             connection.close()
         self._idle.clear()
 
-    def _take(self, now_s: float) -> UpstreamConnection | None:
+    def _take(self) -> UpstreamConnection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable and now_s - connection.idle_since_s < connection.idle_s:
+            if connection.usable:
                 return connection
             connection.close()
         return None
@@ -139,18 +135,3 @@ class ConnectionPool:
             connection.close()
         else:
             self._idle.append(connection)
-            if self._sweep is None:
-                loop = asyncio.get_running_loop()
-                self._sweep = loop.call_later(max(0.05, connection.idle_s), self._sweep_idle)
-
-    def _sweep_idle(self) -> None:
-        self._sweep = None
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        old = [each for each in self._idle if now_s - each.idle_since_s >= each.idle_s]
-        for connection in old:
-            self._idle.remove(connection)
-            connection.close()
-        if self._idle:
-            due_s = min(each.idle_since_s + each.idle_s for each in self._idle)
-            self._sweep = loop.call_later(max(0.05, due_s - now_s), self._sweep_idle)
