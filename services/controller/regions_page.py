@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
@@ -117,4 +116,4 @@ def _region(near: NearRegion, live: bool) -> dict[str, Any]:
 
 
 def _rounded(distance: float | None) -> float | None:
-    return None if distance is None or math.isinf(distance) else round(distance, 1)
+    return None if distance is None else round(distance, 1)
