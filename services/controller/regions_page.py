@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -115,5 +116,5 @@ def _region(near: NearRegion, live: bool) -> dict[str, Any]:
     }
 
 
-def _rounded(distance: float | None) -> float | None:
-    return None if distance is None else round(distance, 1)
+def _rounded(distance: float) -> float | None:
+    return None if distance == inf else round(distance, 1)

@@ -53,13 +53,10 @@ def read_state(path: Path) -> Federation | None:
         federation = federation_from_json(document.get("federation", {}))
         if not federation.epoch:
             raise ValueError("it has no epoch")
-    except (ValueError, RecursionError) as error:
-        _put_aside(path, str(error))
-        return None
-    except PinyonError as error:
-        if error.field == "state_file":
+    except (ValueError, RecursionError, PinyonError) as error:
+        if isinstance(error, PinyonError) and error.field == "state_file":
             raise
-        _put_aside(path, error.message)
+        _put_aside(path, str(error))
         return None
     return federation
 
