@@ -71,11 +71,8 @@ class ServerFleet:
     def described(self) -> Iterator[Mapping[str, Any]]:
         """Yields each model as the server with the shortest context describes it: that is all one can count on."""
         for name in self.models:
-            best: Mapping[str, Any] = {}
-            for target in self._layer(name):
-                said = self.servers[target.name].models.get(name)
-                if said is not None and (not best or _context(said) < _context(best)):
-                    best = said
+            said = [self.servers[target.name].models.get(name) for target in self._layer(name)]
+            best = min([each for each in said if each], key=_context, default={})
             yield {"object": "model", "created": 0, "owned_by": "upstream", **best, "id": name}
 
     # -- news about servers
