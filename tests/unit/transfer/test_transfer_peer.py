@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import LATE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access
@@ -501,22 +501,6 @@ def test_memory_a_transport_cannot_reach_is_reached_by_another(make_bench: Calla
     assert bench.results(bench.chains) == {DONE: 3}
 
 
-@pytest.mark.parametrize("nbytes", [10, MIB])
-def test_a_transfer_without_room_goes_elsewhere_blaming_nobody(make_bench: Callable[..., Bench], nbytes: int) -> None:
-    bench = make_bench(shm=True)
-    bench.call(bench.chain(nbytes))
-    bench.end(bench.shm.open[0])
-    bench.call(bench.chain(nbytes))
-    assert bench.shm.open[0].chain.elsewhere
-    bench.end(bench.shm.open[0], NO_ROOM)
-    bench.check()
-    assert not bench.tcp.open[0].chain.elsewhere  # it does not go back and forth
-    bench.end(bench.tcp.open[0])
-    bench.call(bench.chain(nbytes))
-    bench.end(bench.shm.open[0])  # the path is as good as before for the next chain
-    assert bench.results(bench.chains) == {DONE: 3}
-
-
 def test_device_memory_that_waits_for_an_endpoint_blames_nobody(bench: Bench) -> None:
     with fake_device() as driver:
         chain = bench.chain(100, "fake:0")
@@ -535,19 +519,6 @@ def test_device_memory_that_waits_for_an_endpoint_blames_nobody(bench: Bench) ->
         assert ended_at_once == [LATE]
         assert path in bench.usable()
         assert not driver.copies["out"]
-
-
-def test_what_finds_no_room_waits_where_nothing_else_is_usable(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(shm=True)
-    first, second = bench.submit(2)
-    bench.end(bench.shm.open[0], NO_ROOM)
-    while bench.tcp.open:
-        bench.end(bench.tcp.open[0], UNREACHED)
-    assert {one.chain for one in bench.shm.open} == {first, second}
-    for attempt in list(bench.shm.open):
-        bench.end(attempt, NO_ROOM)
-    bench.end_all(NO_ROOM)
-    assert bench.results([first, second]) == {NO_ROOM: 2}
 
 
 @pytest.mark.parametrize("outcome", [UNREACHED, LOST, REFUSED, CANCEL])

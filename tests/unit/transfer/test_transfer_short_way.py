@@ -309,7 +309,7 @@ def test_a_large_one_is_refused_as_a_small_one(make_tcp, opcode: Opcode) -> None
 def test_bytes_that_were_changed_on_their_way_are_not_taken(make_tcp) -> None:
     pair = make_tcp()
     pair.far[:] = random.Random(3).randbytes(SIZE)
-    (endpoint,) = pair.engine._peers.transports["tcp"]._handy.values()
+    ((endpoint,),) = pair.engine._peers.transports["tcp"]._free.values()
 
     class Flipping:
         """The stream of that endpoint, which corrupts an answer."""

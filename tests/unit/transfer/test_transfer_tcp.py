@@ -355,28 +355,6 @@ def test_an_interrupted_chain_ends_at_once_and_is_not_repeated(host) -> None:
         assert here.tcp.endpoints == 0
 
 
-def test_a_chain_waits_for_a_connection_until_its_deadline(host) -> None:
-    here = host(TransferLimits(stall_s=1000.0, connect_s=1000.0, connections_per_peer=1))
-    with Silent() as silent:
-        first = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
-        runner = threading.Thread(target=here.tcp.run, args=(first, PATH))
-        runner.start()
-        assert silent.got_frame.wait(GENEROUS_S)
-        second = here.chain(READ, silent.segment, 4096, timeout_s=0.1)
-        assert here.tcp.run(second, PATH) == ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-        third = here.chain(READ, silent.segment, 4096, timeout_s=1000.0)
-        waiter = threading.Thread(target=here.tcp.run, args=(third, PATH))
-        waiter.start()
-        eventually(lambda: len(here.tcp._waiters) == 1, "the third chain waits")
-        assert len(silent.links) == 1
-        first.interrupt()
-        eventually(lambda: len(silent.links) == 2, "the third chain has its connection")
-        third.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
-        for thread in (runner, waiter):
-            thread.join(GENEROUS_S)
-            assert not thread.is_alive()
-
-
 def test_endpoints_over_the_cap_are_evicted(host) -> None:
     here = host(replace(PATIENT, max_endpoints=2))
     peers = [host() for _ in range(4)]

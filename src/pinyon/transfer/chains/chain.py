@@ -13,7 +13,6 @@ from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
 _NONE: frozenset[Path] = frozenset()
-_NO_TRANSPORT: frozenset[str] = frozenset()
 
 
 class ChainOutcome(NamedTuple):
@@ -39,10 +38,6 @@ INTERNAL = ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL)
 NO_CONNECTION = ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 STALLED = ChainOutcome(TransferStatus.TIMEOUT, Reason.STALLED)
 LATE = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-NO_ROOM = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-"""All endpoints were in use until the deadline, or for as long as a chain that may go elsewhere waits.
-
-Unlike ``LATE``, from which it is told by identity, this says nothing about the path."""
 
 
 class Chain:
@@ -54,8 +49,8 @@ class Chain:
     """
 
     __slots__ = (
-        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "elsewhere", "failure"),
-        *("fence", "full", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
+        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "failure"),
+        *("fence", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
         "tried",
     )
 
@@ -83,10 +78,6 @@ class Chain:
         self.attempts = 0
         self.tried: frozenset[Path] = _NONE
         """Paths that failed under this chain."""
-        self.full = _NO_TRANSPORT
-        """Transports that had no endpoint for the chain in good time."""
-        self.elsewhere = False
-        """True if a transport that was not full may serve the chain too: then it does not wait until its deadline."""
         self.failure: ChainOutcome | None = None
         """The outcome of the last failed attempt."""
         self.done = False

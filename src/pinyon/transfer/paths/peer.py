@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import INTERNAL, LATE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
@@ -102,8 +102,7 @@ class Peer:
         with self.lock:
             if self._closed:
                 return False
-            tiers = self.tiers(chain)
-            self._assign(chain, way.path, self._lane(way.path, tiers), tiers)
+            self._assign(chain, way.path, self._lane(way.path, self.tiers(chain)))
         self._ran(chain, way.path, outcome, started)
         return True
 
@@ -153,15 +152,6 @@ class Peer:
         """Returns the waiting chains. Lock held."""
         return [chain for queue in self._waiting.values() for chain in queue]
 
-    def _choose(self, chain: Chain, tiers: Tiers) -> Path | None:
-        """Returns a usable path, of a transport that was not full for this chain if there is one, or None."""
-        if chain.full:
-            others = tuple(tier for tier in tiers if tier[0].transport not in chain.full)
-            path = self.board.choose(others, chain.nbytes)
-            if path is not None:
-                return path
-        return self.board.choose(tiers, chain.nbytes)
-
     def _last_resort(self, chain: Chain, tiers: Tiers, now: float) -> Path | None:
         """Returns a path to try though all are avoided: one may be back before its pause has ended.
 
@@ -204,9 +194,9 @@ class Peer:
             self._wait(chain)
             return None
         if inline:
-            self._assign(chain, path, lane, tiers)
+            self._assign(chain, path, lane)
             return path
-        return None if self._hand_over(chain, path, lane, tiers) else INTERNAL
+        return None if self._hand_over(chain, path, lane) else INTERNAL
 
     def _pump(self, now: float) -> list[Chain]:
         """Gives waiting chains to paths with room; returns the hopeless, for which no path is left. Lock held."""
@@ -222,7 +212,7 @@ class Peer:
                 continue
             chain = queue[0]
             tiers = self.tiers(chain)
-            path = self._choose(chain, tiers) or self._last_resort(chain, tiers, now)
+            path = self.board.choose(tiers, chain.nbytes) or self._last_resort(chain, tiers, now)
             if path is None:
                 if self.carries(tiers):  # running chains may bring an avoided path back, or fail too
                     continue
@@ -232,7 +222,7 @@ class Peer:
                 if lane.room <= 0:
                     continue
                 queue.popleft()
-                if not self._hand_over(chain, path, lane, tiers):
+                if not self._hand_over(chain, path, lane):
                     chain.failure = INTERNAL
                     hopeless.append(chain)
                 self._waiting[where] = self._waiting.pop(where)  # next time another queue is first
@@ -252,11 +242,8 @@ class Peer:
         queue = self._waiting.setdefault(where, deque())
         (queue.appendleft if first else queue.append)(chain)
 
-    def _assign(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> None:
+    def _assign(self, chain: Chain, path: Path, lane: Lane) -> None:
         lane.room -= 1
-        # A chain that came back to a full transport waits there: nothing else was usable.
-        full = {path.transport, *chain.full}
-        chain.elsewhere = path.transport not in chain.full and any(tier[0].transport not in full for tier in tiers)
         chain.remote = self.paths.remote  # the descriptor that has the path's NICs
         self.running[chain] = path
         self.board.started(path, chain.nbytes)
@@ -270,9 +257,9 @@ class Peer:
         self._unassign(chain, path)
         self.board.aborted(path, chain.nbytes)
 
-    def _hand_over(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> bool:
+    def _hand_over(self, chain: Chain, path: Path, lane: Lane) -> bool:
         """Hands the chain to the lane's threads; returns False if there is none and none can be had."""
-        self._assign(chain, path, lane, tiers)
+        self._assign(chain, path, lane)
         if lane.give(chain):
             return True
         self._withdraw(chain, path)
@@ -314,9 +301,7 @@ class Peer:
             frozen = path.transport == "shm" and outcome.reason is Reason.STALLED
             self._path_failed(chain, path, outcome, started, now, final=late or frozen)
             return
-        beyond = outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals
-        full = outcome is NO_ROOM and chain.elsewhere and now < chain.deadline
-        if (beyond or full) and not chain.stopped:
+        if outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals and not chain.stopped:
             self._reroute(chain, path, outcome.refusals, now)
             return
         with self.lock:
@@ -337,24 +322,17 @@ class Peer:
         """Returns whether the deadline passed before the stall limit, but after a working path would have been done.
 
         Such a path has failed: otherwise a caller with short deadlines would lose requests to a dead path for ever."""
-        if outcome is NO_ROOM:
-            return False
         late = outcome.reason is Reason.DEADLINE or chain.expired
         return late and elapsed_s > _SILENT_S and chain.nbytes < elapsed_s * self._limits.min_rate_bytes_s
 
-    def _reroute(self, chain: Chain, path: Path, refusals: bytes | None, now: float) -> None:
-        """Moves a chain to another transport; what was moved is moved again.
-
-        With ``refusals`` this transport cannot reach the memory; without, it had no endpoint in good time."""
+    def _reroute(self, chain: Chain, path: Path, refusals: bytes, now: float) -> None:
+        """Moves a chain to another transport, as this one cannot reach its memory; what was moved is moved again."""
         with self.lock:
             self._withdraw(chain, path)
-            if refusals is None:
-                chain.full |= {path.transport}
-            else:
-                chain.failure = _NO_PATH
-                for part, code in zip(chain.slices, refusals, strict=True):
-                    if code == Reason.OTHER_TRANSPORT:
-                        self.paths.exclude(part.remote_region, path.transport)
+            chain.failure = _NO_PATH
+            for part, code in zip(chain.slices, refusals, strict=True):
+                if code == Reason.OTHER_TRANSPORT:
+                    self.paths.exclude(part.remote_region, path.transport)
             retry = not self._closed
             if retry:
                 self._wait(chain, first=True)

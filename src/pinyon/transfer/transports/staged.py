@@ -170,7 +170,6 @@ class _StagedChain(Chain):
         plan = ChainPlan(whole.remote, whole.opcode, slices, sum(part.length for part in parts))
         super().__init__(plan, regions, whole.deadline, lambda chain, outcome: None)
         self.fence = whole.fence
-        self.elsewhere = whole.elsewhere
 
     def _copies(self, refusals: bytes | None) -> _Copies:
         copies = _Copies()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import DONE, GONE, LOST, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import TryAgain
@@ -383,6 +383,13 @@ class NixlTransport(Endpoints[NixlEndpoint]):
                 self._tell(remote, error)
             raise
         return endpoint
+
+    def lease(self, chain: Chain, path: Path, replaces: int = 0) -> NixlEndpoint | ChainOutcome:
+        """Leases as others do, but waits while a small request uses the connection to the peer: there is only one."""
+        key = chain.remote.peer, path
+        while not chain.done and key in self._open and not self._free.get(key):
+            time.sleep(_SLEEP_S)
+        return GONE if chain.done else super().lease(chain, path, replaces)
 
     def _tell(self, remote: SegmentDescriptor, error: NixlError) -> None:
         """Logs each reason once, up to a bound, because peers could fill a log otherwise."""
