@@ -54,10 +54,6 @@ def rail(index: int) -> Path:
     return Path("tcp", f"n{index}", f"m{index}")
 
 
-def probes() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "pinyon-transfer-probe"]
-
-
 class Attempt:
     """A chain on a path, until the test ends it or it is aborted."""
 
@@ -231,10 +227,9 @@ class Bench:
         for chain, path in peer.running.items():
             carried[path] += 1
             queued[path] += chain.nbytes
-        for path, lane in peer.lanes.items():
+        for path, room in peer.room.items():
             assert 0 <= carried[path] <= ROOM
-            assert lane.room + carried[path] == ROOM, f"{path} lost room"
-            assert not lane.chains or lane.threads
+            assert room + carried[path] == ROOM, f"{path} lost room"
         for state in self.peer.snapshot():
             assert state.queued_bytes == queued[state.path], f"{state.path} lost bytes"
         assert all(len(outcomes) <= 1 for outcomes in self.ended.values())
@@ -557,48 +552,6 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two chains have one thread. When the first fails, the second takes another path, without an attempt there."""
-    bench.peer.nic_down("n1")
-    bench.peer.nic_down("n2")
-    (first,) = bench.submit()
-    second = bench.chain()
-    with monkeypatch.context() as patch:
-        no_threads(patch)
-        bench.peers.submit(second)
-    assert bench.under_way()[0] == {first: rail(0), second: rail(0)}
-    bench.peer.nic_up("n1")
-    bench.peer.probe(rail(1), bench.now)
-    bench.end(bench.open[0], UNREACHED)
-    assert {one.chain: one.path for one in bench.open} == {first: rail(1), second: rail(1)}
-    assert bench.tcp.attempts == {first: 2, second: 1}
-    bench.end_all()
-    assert bench.results([first, second]) == {DONE: 2}
-
-
-def test_queued_chains_are_recalled_when_the_nic_goes_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recall is immediate, although the thread hangs in a connect that nothing can interrupt."""
-    gate = threading.Event()
-    bench.peer.nic_down("n1")
-    bench.peer.nic_down("n2")
-    bench.tcp.on_dial = lambda path: wait_for(gate) if path == rail(0) else None
-    first, second = bench.chain(), bench.chain()
-    bench.peers.submit(first)
-    eventually(lambda: bench.tcp.given == [first], "it connects")
-    with monkeypatch.context() as patch:
-        no_threads(patch)
-        bench.peers.submit(second)
-    assert bench.under_way()[0][second] == rail(0)
-    bench.peer.nic_up("n1")
-    bench.peer.probe(rail(1), bench.now)
-    bench.peer.nic_down("n0")
-    eventually(lambda: [(one.chain, one.path) for one in bench.open] == [(second, rail(1))], "it runs elsewhere")
-    gate.set()
-    bench.settle()
-    bench.end_all()
-    assert bench.results([first, second]) == {DONE: 2}
-
-
 def test_one_thread_serves_a_path_when_no_more_can_be_had(
     make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -738,9 +691,9 @@ def test_probes_are_few_and_only_of_avoided_paths(make_bench: Callable[..., Benc
     assert len(bench.tcp.probes) == 8
     gate.set()
     while len(bench.usable()) < 20:
-        eventually(lambda: not probes(), "probes have ended")
+        eventually(lambda: not bench.peers._probing, "probes have ended")
         bench.peers.start_probes(later)
-    eventually(lambda: not probes(), "probes have ended")
+    eventually(lambda: not bench.peers._probing, "probes have ended")
     assert Counter(bench.tcp.probes) == {rail(index): 1 for index in range(20)}
     bench.peers.start_probes(later)
     assert len(bench.tcp.probes) == 20
@@ -771,7 +724,7 @@ def test_probes_end_with_the_peers(make_bench: Callable[..., Bench]) -> None:
     gate = threading.Event()
     bench.tcp.on_probe = lambda path: wait_for(gate)
     bench.peers.start_probes(bench.now + 100)
-    (probe,) = probes()
+    (probe,) = bench.peers._workers._threads
     join = probe.join
 
     def joined(timeout: float | None = None) -> None:

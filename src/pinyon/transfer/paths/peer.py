@@ -17,8 +17,8 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
-from pinyon.transfer.paths.lane import Lane
 from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, NIXL, PeerPaths, Reach
+from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
 from pinyon.transfer.types.path import Path, Tiers
@@ -41,7 +41,7 @@ class Retired(Exception):
 class Peer:
     """One peer's chains and paths. Thread-safe.
 
-    Private methods down to :meth:`_recall` want the lock held. One that returns *hopeless* chains leaves it to the
+    Private methods down to :meth:`_hand_over` want the lock held. One that returns *hopeless* chains leaves it to the
     caller to :meth:`_end` them without the lock.
     """
 
@@ -51,11 +51,13 @@ class Peer:
         remote: SegmentDescriptor,
         reach: Reach,
         transports: Mapping[str, Transport],
+        workers: Workers,
         rng: random.Random,
     ) -> None:
         self._reach = reach
         self._limits = context.limits
         self._transports = transports
+        self._workers = workers
         self._meter = context.meter
         self._staging = context.memory.staging.outbound
         self._clock = context.clock
@@ -65,7 +67,8 @@ class Peer:
         self.board = PathBoard(PathLimits(), rng)
         self.running: dict[Chain, Path] = {}
         """Chains given to a path, whether a thread has taken them or not."""
-        self.lanes: dict[Path, Lane] = {}
+        self.room: dict[Path, int] = {}
+        """Number of further chains that each path takes now."""
         self._last_failure = _NO_PATH
         self._waiting: dict[tuple[str, str, bool], deque[Chain]] = {}
         """Waiting chains by memory locations and whether NIXL was the better way; no queue is empty.
@@ -102,7 +105,8 @@ class Peer:
         with self.lock:
             if self._closed:
                 return False
-            self._assign(chain, way.path, self._lane(way.path, self.tiers(chain)))
+            self._room(way.path, self.tiers(chain))
+            self._assign(chain, way.path)
         self._ran(chain, way.path, outcome, started)
         return True
 
@@ -189,14 +193,13 @@ class Peer:
         path = self.board.choose_any(tiers, chain.nbytes, now)
         if path is None:
             return _NO_PATH
-        lane = self._lane(path, tiers)
-        if lane.room <= 0:
+        if self._room(path, tiers) <= 0:
             self._wait(chain)
             return None
         if inline:
-            self._assign(chain, path, lane)
+            self._assign(chain, path)
             return path
-        return None if self._hand_over(chain, path, lane) else INTERNAL
+        return None if self._hand_over(chain, path) else INTERNAL
 
     def _pump(self, now: float) -> list[Chain]:
         """Gives waiting chains to paths with room; returns the hopeless, for which no path is left. Lock held."""
@@ -218,38 +221,36 @@ class Peer:
                     continue
                 hopeless.append(queue.popleft())
             else:
-                lane = self._lane(path, tiers)
-                if lane.room <= 0:
+                if self._room(path, tiers) <= 0:
                     continue
                 queue.popleft()
-                if not self._hand_over(chain, path, lane):
+                if not self._hand_over(chain, path):
                     chain.failure = INTERNAL
                     hopeless.append(chain)
                 self._waiting[where] = self._waiting.pop(where)  # next time another queue is first
             turns.append(where)
         return hopeless
 
-    def _lane(self, path: Path, tiers: Tiers) -> Lane:
-        lane = self.lanes.get(path)
-        if lane is None:
+    def _room(self, path: Path, tiers: Tiers) -> int:
+        room = self.room.get(path)
+        if room is None:
             alike = next((len(tier) for tier in tiers if path in tier), 1)
-            room = self._reach.room(path, alike, self.paths.remote)
-            lane = self.lanes[path] = Lane(path, room, self.lock, self.run)
-        return lane
+            room = self.room[path] = self._reach.room(path, alike, self.paths.remote)
+        return room
 
     def _wait(self, chain: Chain, *, first: bool = False) -> None:
         where = chain.local_location, chain.remote_location, self._by_nixl(chain)
         queue = self._waiting.setdefault(where, deque())
         (queue.appendleft if first else queue.append)(chain)
 
-    def _assign(self, chain: Chain, path: Path, lane: Lane) -> None:
-        lane.room -= 1
+    def _assign(self, chain: Chain, path: Path) -> None:
+        self.room[path] -= 1
         chain.remote = self.paths.remote  # the descriptor that has the path's NICs
         self.running[chain] = path
         self.board.started(path, chain.nbytes)
 
     def _unassign(self, chain: Chain, path: Path) -> None:
-        self.lanes[path].room += 1
+        self.room[path] += 1
         del self.running[chain]
 
     def _withdraw(self, chain: Chain, path: Path) -> None:
@@ -257,21 +258,13 @@ class Peer:
         self._unassign(chain, path)
         self.board.aborted(path, chain.nbytes)
 
-    def _hand_over(self, chain: Chain, path: Path, lane: Lane) -> bool:
-        """Hands the chain to the lane's threads; returns False if there is none and none can be had."""
-        self._assign(chain, path, lane)
-        if lane.give(chain):
+    def _hand_over(self, chain: Chain, path: Path) -> bool:
+        """Hands the chain to a thread; returns False if there is none and none can be had."""
+        self._assign(chain, path)
+        if self._workers.start(self.run, chain, path):
             return True
         self._withdraw(chain, path)
         return False
-
-    def _recall(self, path: Path) -> None:
-        """Puts chains that the path's threads have not taken back into the queue, so that they can go another way."""
-        lane = self.lanes.get(path)
-        while lane is not None and lane.chains:
-            chain = lane.chains.pop()
-            self._withdraw(chain, path)
-            self._wait(chain, first=True)
 
     # --- running chains, and their outcomes ---
 
@@ -362,7 +355,6 @@ class Peer:
             self._last_failure = outcome
             if retry:
                 self._wait(chain, first=True)
-            self._recall(path)
             hopeless = self._pump(now)
         with self._meter.lock:
             self._meter.path_failed(path, outcome.reason, retry and chain not in hopeless)
@@ -382,9 +374,6 @@ class Peer:
         with self.lock:
             self._shut_short_ways()
             self.board.nic_down(name)
-            for path in self.lanes:
-                if path.local_nic == name:
-                    self._recall(path)
             for chain, path in self.running.items():
                 if path.local_nic == name:
                     chain.interrupt()  # under the lock, so not after the chain has moved to a sound path
@@ -444,28 +433,19 @@ class Peer:
         with self.lock:
             if self.running or self._waiting or self.last_used > unused_since:
                 return False
-            self._close()
+            self._closed = True
+            self._shut_short_ways()
             return True
 
-    def close(self) -> list[threading.Thread]:
-        """Closes the peer and stops what waits and what runs; returns the threads to join."""
+    def close(self) -> None:
+        """Closes the peer, and stops what waits and what runs."""
         with self.lock:
-            for path in self.lanes:
-                self._recall(path)
+            self._closed = True
+            self._shut_short_ways()
             left = [*self.running, *self.waiting()]
             self._waiting.clear()
-            threads = self._close()
         for chain in left:
             chain.stop(SHUTDOWN)
-        return threads
-
-    def _close(self) -> list[threading.Thread]:
-        """Closes the lanes; returns their threads. Lock held."""
-        self._closed = True
-        self._shut_short_ways()
-        for lane in self.lanes.values():
-            lane.close()
-        return [thread for lane in self.lanes.values() for thread in lane.threads]
 
 
 def _moved(chain: Chain, outcome: ChainOutcome) -> int:

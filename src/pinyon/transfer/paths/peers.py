@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 
 from pinyon.transfer.chains.chain import SHUTDOWN, Chain
@@ -15,6 +15,7 @@ from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peer import Peer, Retired
 from pinyon.transfer.paths.reach import Reach
+from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
@@ -24,7 +25,7 @@ _TEND_S = 0.1
 _MAINTAIN_S = 1.0
 _CLOSE_S = 10.0
 _MAX_PROBES = 8
-"""Probes at a time, one thread each."""
+"""Probes at a time."""
 
 
 class Peers:
@@ -55,17 +56,16 @@ class Peers:
         A caller enters its endpoint and then checks that its way is open; code that shuts the way then looks here."""
         self._closed = False
         self._closing = threading.Event()
-        self._probes: set[threading.Thread] = set()
+        self._probing = 0
         self._down: set[str] = set()
-        self._threads: list[threading.Thread] = []
+        self._workers = Workers()
+        self._tender = threading.Thread(target=self._tend, name="pinyon-transfer-tend", daemon=True)
         self._monitor = LinkMonitor(
             [nic.name for nic in reach.nics if nic.name and nic.transport == "tcp"], self.link_changed
         )
 
     def start(self) -> None:
-        tender = threading.Thread(target=self._tend, name="pinyon-transfer-tend", daemon=True)
-        tender.start()
-        self._threads.append(tender)
+        self._tender.start()
         self._monitor.start()
 
     # --- chains ---
@@ -104,7 +104,9 @@ class Peers:
             if peer is None:
                 if len(self.by_name) >= self._limits.max_peers:
                     self._forget_one()
-                peer = self.by_name[remote.peer] = Peer(self._context, remote, self._reach, self.transports, self._rng)
+                peer = self.by_name[remote.peer] = Peer(
+                    self._context, remote, self._reach, self.transports, self._workers, self._rng
+                )
                 for name in self._down:
                     peer.nic_down(name)
         return peer
@@ -176,22 +178,18 @@ class Peers:
     def start_probes(self, now: float) -> None:
         """Starts the probes that are due, as far as there are threads for them."""
         for _, peer in self.known():
-            for path in peer.due_probes(now, _MAX_PROBES - len(self._probes)):
-                thread = threading.Thread(
-                    target=self._probe, args=(peer, path), name="pinyon-transfer-probe", daemon=True
-                )
-                self._probes.add(thread)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    self._probes.discard(thread)
+            for path in peer.due_probes(now, _MAX_PROBES - self._probing):
+                with self._lock:
+                    self._probing += 1
+                if not self._workers.start(self._probe, peer, path):
                     self._probe(peer, path)
 
     def _probe(self, peer: Peer, path: Path) -> None:
         try:
             peer.probe(path, self._clock() + self._limits.connect_s)
         finally:
-            self._probes.discard(threading.current_thread())
+            with self._lock:
+                self._probing -= 1
 
     def close(self) -> None:
         """Stops all chains and frees everything."""
@@ -201,14 +199,13 @@ class Peers:
             self.by_name.clear()
         self._closing.set()
         self._monitor.close()
-        threads = [thread for peer in peers for thread in peer.close()]
+        for peer in peers:
+            peer.close()
         self._interrupt(lambda path: True)
         for transport in self.transports.values():
             transport.close()
         deadline = self._clock() + _CLOSE_S
-        self._join(self._threads, deadline)  # first, because this thread starts the probes
-        self._join([*threads, *self._probes], deadline)
-
-    def _join(self, threads: Iterable[threading.Thread], deadline: float) -> None:
-        for thread in threads:
+        if self._tender.is_alive():  # first, because it starts the probes
+            self._tender.join(_CLOSE_S)
+        for thread in self._workers.close():
             thread.join(max(0.0, deadline - self._clock()))
