@@ -18,7 +18,7 @@ from pinyon.transfer.host.discovery import (
     rdma_nics,
     tcp_nics,
 )
-from pinyon.transfer.host.netlink import Interface
+from pinyon.transfer.host.interfaces import Interface
 from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode
 from pinyon.transfer.types.nic import Nic, check_nic
 from pinyon.transfer.types.topology import Topology, build_topology

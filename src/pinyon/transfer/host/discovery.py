@@ -15,8 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from pinyon.transfer.host import netlink
-from pinyon.transfer.host.netlink import Interface
+from pinyon.transfer.host.interfaces import Interface, live_interfaces
 from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode, choose_gid, usable_nics
 from pinyon.transfer.types.nic import Nic
@@ -53,7 +52,7 @@ def discover(
     if root == Path("/"):
         if interfaces is None:
             with contextlib.suppress(OSError):
-                interfaces = netlink.interfaces()
+                interfaces = live_interfaces()
         visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_gpus is None else visible_gpus
     sysfs = root / "sys"
     nics = _net_nics(sysfs / "class/net", interfaces)

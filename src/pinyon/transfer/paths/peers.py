@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from pinyon.transfer.chains.chain import SHUTDOWN, Chain
-from pinyon.transfer.host.link_monitor import LinkMonitor
+from pinyon.transfer.host.interfaces import LinkMonitor
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.paths.board import PathState
@@ -60,13 +60,10 @@ class Peers:
         self._down: set[str] = set()
         self._workers = Workers()
         self._tender = threading.Thread(target=self._tend, name="pinyon-transfer-tend", daemon=True)
-        self._monitor = LinkMonitor(
-            [nic.name for nic in reach.nics if nic.name and nic.transport == "tcp"], self.link_changed
-        )
+        self._monitor = LinkMonitor(nic.name for nic in reach.nics if nic.transport == "tcp")
 
     def start(self) -> None:
         self._tender.start()
-        self._monitor.start()
 
     # --- chains ---
 
@@ -158,6 +155,8 @@ class Peers:
         while not self._closing.wait(_TEND_S):
             now = self._clock()
             try:
+                for name, up in self._monitor.changes():
+                    self.link_changed(name, up)
                 self.start_probes(now)
                 if now >= next_maintenance:
                     next_maintenance = now + _MAINTAIN_S
@@ -198,7 +197,6 @@ class Peers:
             peers = list(self.by_name.values())
             self.by_name.clear()
         self._closing.set()
-        self._monitor.close()
         for peer in peers:
             peer.close()
         self._interrupt(lambda path: True)
@@ -207,5 +205,6 @@ class Peers:
         deadline = self._clock() + _CLOSE_S
         if self._tender.is_alive():  # first, because it starts the probes
             self._tender.join(_CLOSE_S)
+        self._monitor.close()
         for thread in self._workers.close():
             thread.join(max(0.0, deadline - self._clock()))

@@ -1,13 +1,14 @@
-"""The network interfaces of this network namespace and their addresses, by rtnetlink (``man 7 rtnetlink``).
+"""The network interfaces of this network namespace: their addresses and links (``man 7 rtnetlink netdevice``).
 
 Sysfs has no addresses, and in a namespace it may still show the interfaces of another namespace.
 """
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -20,6 +21,7 @@ _DONE, _ERROR, _NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 3, 2, 16, 18, 20, 22
 _REQUEST_DUMP = 0x1 | 0x300
 _IFLA_IFNAME, _IFLA_MTU = 3, 4
 _IFF_UP_RUNNING = 0x1 | 0x40
+_SIOCGIFFLAGS = 0x8913
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFA_DUPLICATE_OR_TENTATIVE = 0x08 | 0x40
 
@@ -35,7 +37,7 @@ class Interface:
     """Addresses with prefix, IPv4 first; no link-local IPv6, which means nothing without an interface of the reader."""
 
 
-def interfaces() -> dict[str, Interface]:
+def live_interfaces() -> dict[str, Interface]:
     """Returns the interfaces by name. Raises OSError if netlink cannot be had (some sandboxes)."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         route.settimeout(_WAIT_S)
@@ -102,3 +104,35 @@ def _attributes(body: bytes, at: int) -> dict[int, bytes]:
         found[kind & 0x3FFF] = body[at + 4 : at + length]
         at += length + 3 & ~3
     return found
+
+
+class LinkMonitor:
+    """The links of some interfaces, which all count as up at first. Names that are no interfaces are not watched.
+
+    Only the host's own interfaces can be seen; failures farther away are found by stalls and broken connections.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        here = {name for _, name in socket.if_nameindex()}
+        self._up = {name: True for name in names if name in here}
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM) if self._up else None
+
+    def changes(self) -> list[tuple[str, bool]]:
+        """Returns the interfaces that went down (False) or came up since the last call."""
+        changed = [(name, up) for name, was_up in self._up.items() if (up := self._is_up(name)) is not was_up]
+        self._up.update(changed)
+        return changed
+
+    def _is_up(self, name: str) -> bool:
+        """Returns whether the interface is switched on and has a carrier; one that is gone is down."""
+        assert self._socket is not None
+        try:
+            answer = fcntl.ioctl(self._socket, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode()[:15], 0))
+        except OSError:
+            return False
+        flags: int = struct.unpack_from("H", answer, 16)[0]
+        return flags & _IFF_UP_RUNNING == _IFF_UP_RUNNING
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
