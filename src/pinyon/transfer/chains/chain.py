@@ -88,12 +88,12 @@ class Chain:
         self._lock = threading.Lock()
 
     def claim(self, abort: Callable[[], None]) -> bool:
-        """Claims the chain before its memory is touched. False means that it has ended and is to be left alone.
+        """Claims the chain before its memory is touched. False: it has ended, or is to end, and is to be left alone.
 
         ``abort`` may be called from any thread until ``unclaim`` or ``finish``; it makes the runner stop soon and must
         not block."""
         with self._lock:
-            if self.done:
+            if self.done or self._stop is not None:
                 return False
             self._running = True
             self._abort = abort
