@@ -22,7 +22,7 @@ from pinyon.transfer.links.tls import TlsContexts, TlsFiles
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.small import Trip
 from tests.tls_files import TestAuthority
-from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, transfer_threads
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, cut_links, transfer_threads
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 BOTH = pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -207,7 +207,7 @@ async def test_a_deadline_ends_it(make_pair) -> None:
 @pytest.mark.parametrize("kind", ["tcp", "tcp-tls", "shm"])
 async def test_a_link_that_the_peer_closed_is_replaced_silently(make_pair, kind: str, opcode: Opcode) -> None:
     pair = make_pair(kind)
-    assert await asyncio.to_thread(pair.server.drop_peer, pair.engine.boot_id)
+    await asyncio.to_thread(cut_links, pair.server._acceptor)
     assert (await pair.engine.transfer_async([pair.request(opcode, 0, 0, 10)]))[0].ok
     assert pair.near[:10] == pair.far[:10]
     after = pair.engine.stats()

@@ -39,7 +39,7 @@ from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
 from pinyon.transfer.types.path import Path
 from tests.long import usually
-from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, nothing_left_behind, users
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, cut_links, eventually, nothing_left_behind, users
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -299,7 +299,7 @@ def test_an_idle_connection_the_peer_closed_is_silently_replaced(host) -> None:
     for opcode in (WRITE, READ):
         assert here.run(opcode, there.segment()) == DONE
         first = there.acceptor.hellos[-1].connection_id
-        assert there.acceptor.drop(here.context.boot_id)
+        cut_links(there.acceptor)
         assert here.run(opcode, there.segment()) == DONE
         assert there.acceptor.hellos[-1].replaces == first
     assert here.meter.stats.retries == 2

@@ -354,12 +354,6 @@ class Acceptor:
             if inbound.identity is not None:
                 self._by_identity.pop(inbound.identity, None)
 
-    def drop(self, client_boot: bytes) -> bool:
-        """Ends all links of that peer. True: nothing it sent before can reach memory any more."""
-        with self._lock:
-            victims = [one for identity, one in self._by_identity.items() if identity[0] == client_boot]
-        return _end(victims, max(self._limits.stall_s, 5.0), self._clock)
-
     def count(self, name: str) -> None:
         """Counts one more protocol error or refused identity, by the name of its counter in ``TransferStats``."""
         meter = self.context.meter
