@@ -25,8 +25,11 @@ _TLS_RECORD = b"\x16\x03"
 REST_S = 4.0
 """Silence after which a link counts as unused, where peers say that they use it (``receive_request``)."""
 _OTHER = object()
-_ROOM_S = 0.05
-"""Time that a new link waits, before BUSY, for another to rest; links poll for a moment after each request."""
+_ROOM_LOOKS = 25
+_ROOM_LOOK_S = 0.002
+"""Number of looks, and the time between two, for a link that rests, before a new one is told BUSY.
+
+Links poll for a moment after each request."""
 _STRANGERS_MIN = 64
 """Links whose handshake is not complete: ``max_inbound`` at a time, but at least so many."""
 
@@ -212,9 +215,6 @@ class Acceptor:
         self._limits = context.limits
         self._clock = context.clock
         self._lock = threading.Lock()
-        self._rested = threading.Condition(self._lock)
-        self._waiting = 0
-        """Number of links that wait for room."""
         self._strangers: dict[InboundLink, str] = {}
         """Links whose handshake is not complete, the oldest first, with the network that each comes from."""
         self._inbound: set[InboundLink] = set()
@@ -289,24 +289,15 @@ class Acceptor:
         most = Counter(self._strangers.values()).most_common(1)[0][0]
         return next(each for each, network in self._strangers.items() if network == most)
 
-    def _make_room(self) -> bool:
-        """Makes room for a link, waiting ``_ROOM_S`` at most for one to rest; False if all stay in use. Lock held."""
-        end = self._clock() + _ROOM_S
-        self._waiting += 1  # before ``_resting`` is read: a link that comes to rest is seen here, or sees the waiter
-        try:
-            while len(self._places) >= self._limits.max_inbound:
-                victim = next((each for each in list(self._resting) if self.take(each)), None)
-                remaining = end - self._clock()
-                if victim is not None:
-                    self._places.remove(victim)
-                    victim.abort()
-                elif remaining <= 0 or self._closing.is_set():
-                    return False
-                else:
-                    self._rested.wait(remaining)
+    def _has_room(self) -> bool:
+        """Returns whether there is room for a link, if need be that of one at rest, which is evicted. Lock held."""
+        if len(self._places) < self._limits.max_inbound:
             return True
-        finally:
-            self._waiting -= 1
+        victim = next((each for each in list(self._resting) if self.take(each)), None)
+        if victim is not None:
+            self._places.remove(victim)
+            victim.abort()
+        return victim is not None
 
     def admit(self, inbound: InboundLink, hello: handshake.Hello) -> handshake.HelloCode:
         """Admits a link whose handshake is complete, after the link that it replaces has ended."""
@@ -318,19 +309,19 @@ class Acceptor:
             if replaced is not None and not _end([replaced], self._limits.stall_s, self._clock):
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
-        with self._lock:
-            # Asked before, so that nothing is evicted for a link that is refused, and after: making room may wait.
-            if not (self._welcomes(inbound, identity) and self._make_room() and self._welcomes(inbound, identity)):
-                return handshake.HelloCode.BUSY
-            del self._strangers[inbound]
-            self._places.add(inbound)
-            inbound.identity = identity
-            self._by_identity[identity] = inbound
-        return handshake.HelloCode.OK
-
-    def _welcomes(self, inbound: InboundLink, identity: tuple[bytes, int]) -> bool:
-        """Returns whether the link is still waited for, and is the only one of its identity. Lock held."""
-        return not self._closing.is_set() and identity not in self._by_identity and inbound in self._strangers
+        for _ in range(_ROOM_LOOKS):
+            with self._lock:
+                if identity in self._by_identity or inbound not in self._strangers:  # or nobody waits for it any more
+                    break
+                if self._has_room():
+                    del self._strangers[inbound]
+                    self._places.add(inbound)
+                    inbound.identity = identity
+                    self._by_identity[identity] = inbound
+                    return handshake.HelloCode.OK
+            if self._closing.wait(_ROOM_LOOK_S):
+                break
+        return handshake.HelloCode.BUSY
 
     def take(self, inbound: InboundLink) -> bool:
         """Takes a link out of its rest, to use or to evict it. Returns False if another thread has done so."""
@@ -339,9 +330,6 @@ class Acceptor:
     def release(self, inbound: InboundLink) -> None:
         """Lets the link be evicted from now on."""
         self._resting[inbound] = None
-        if self._waiting:
-            with self._lock:
-                self._rested.notify_all()
 
     def ended(self, inbound: InboundLink) -> None:
         self._resting.pop(inbound, None)
@@ -349,8 +337,6 @@ class Acceptor:
             self._inbound.discard(inbound)
             self._strangers.pop(inbound, None)
             self._places.discard(inbound)
-            if self._waiting:
-                self._rested.notify_all()
             if inbound.identity is not None:
                 self._by_identity.pop(inbound.identity, None)
 
