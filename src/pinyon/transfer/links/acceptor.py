@@ -212,8 +212,6 @@ class Acceptor:
     def __init__(self, context: EngineContext, services: Mapping[int, LinkService]) -> None:
         self.context = context
         self.services = services
-        self._limits = context.limits
-        self._clock = context.clock
         self._lock = threading.Lock()
         self._strangers: dict[InboundLink, str] = {}
         """Links whose handshake is not complete, the oldest first, with the network that each comes from."""
@@ -270,7 +268,7 @@ class Acceptor:
         try:
             inbound = InboundLink(self, sock)
             with self._lock:
-                if len(self._strangers) >= max(_STRANGERS_MIN, self._limits.max_inbound):
+                if len(self._strangers) >= max(_STRANGERS_MIN, self.context.limits.max_inbound):
                     oldest = self._oldest_stranger()
                     del self._strangers[oldest]
                 self._strangers[inbound] = _network(sock)
@@ -291,7 +289,7 @@ class Acceptor:
 
     def _has_room(self) -> bool:
         """Returns whether there is room for a link, if need be that of one at rest, which is evicted. Lock held."""
-        if len(self._places) < self._limits.max_inbound:
+        if len(self._places) < self.context.limits.max_inbound:
             return True
         victim = next((each for each in list(self._resting) if self.take(each)), None)
         if victim is not None:
@@ -306,7 +304,7 @@ class Acceptor:
         if hello.replaces:
             with self._lock:
                 replaced = self._by_identity.get((hello.client_boot, hello.replaces))
-            if replaced is not None and not _end([replaced], self._limits.stall_s, self._clock):
+            if replaced is not None and not _end([replaced], self.context.limits.stall_s, self.context.clock):
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
         for _ in range(_ROOM_LOOKS):
@@ -360,7 +358,7 @@ class Acceptor:
         self._listeners.clear()
         with self._lock:
             inbound = list(self._inbound)
-        _end(inbound, 10.0, self._clock)
+        _end(inbound, 10.0, self.context.clock)
 
 
 def _end(links: list[InboundLink], timeout_s: float, clock: Clock) -> bool:

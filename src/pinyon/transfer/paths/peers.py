@@ -43,8 +43,6 @@ class Peers:
         self._context = context
         self._reach = reach
         self.transports = transports
-        self._limits = context.limits
-        self._clock = context.clock
         self._tend_too = tend
         self._rng = rng
         self._lock = threading.Lock()
@@ -99,7 +97,7 @@ class Peers:
                 return None
             peer = self.by_name.get(remote.peer)
             if peer is None:
-                if len(self.by_name) >= self._limits.max_peers:
+                if len(self.by_name) >= self._context.limits.max_peers:
                     self._forget_one()
                 peer = self.by_name[remote.peer] = Peer(
                     self._context, remote, self._reach, self.transports, self._workers, self._rng
@@ -151,9 +149,9 @@ class Peers:
                 endpoint.abort()
 
     def _tend(self) -> None:
-        next_maintenance = self._clock() + _MAINTAIN_S
+        next_maintenance = self._context.clock() + _MAINTAIN_S
         while not self._closing.wait(_TEND_S):
-            now = self._clock()
+            now = self._context.clock()
             try:
                 for name, up in self._monitor.changes():
                     self.link_changed(name, up)
@@ -171,7 +169,7 @@ class Peers:
         """Ends chains that wait beyond their deadline, and forgets peers that are not used any more."""
         for name, peer in self.known():
             peer.expire(now)
-            if peer.retire(now - self._limits.idle_s):
+            if peer.retire(now - self._context.limits.idle_s):
                 self._forget(name, peer)
 
     def start_probes(self, now: float) -> None:
@@ -185,7 +183,7 @@ class Peers:
 
     def _probe(self, peer: Peer, path: Path) -> None:
         try:
-            peer.probe(path, self._clock() + self._limits.connect_s)
+            peer.probe(path, self._context.clock() + self._context.limits.connect_s)
         finally:
             with self._lock:
                 self._probing -= 1
@@ -202,9 +200,9 @@ class Peers:
         self._interrupt(lambda path: True)
         for transport in self.transports.values():
             transport.close()
-        deadline = self._clock() + _CLOSE_S
+        deadline = self._context.clock() + _CLOSE_S
         if self._tender.is_alive():  # first, because it starts the probes
             self._tender.join(_CLOSE_S)
         self._monitor.close()
         for thread in self._workers.close():
-            thread.join(max(0.0, deadline - self._clock()))
+            thread.join(max(0.0, deadline - self._context.clock()))

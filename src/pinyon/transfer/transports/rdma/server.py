@@ -33,8 +33,6 @@ class RdmaServer:
 
     def __init__(self, context: EngineContext, hcas: HcaTable) -> None:
         self._context = context
-        self._limits = context.limits
-        self._clock = context.clock
         self._lent: set[LentMemory] = set()
         """The registrations of each link."""
         context.memory.on_revoke.append(self._take_back)
@@ -46,7 +44,7 @@ class RdmaServer:
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
         while inbound.receive_request(head):
             header = rdma_wire.parse_request(head)
-            deadline = self._clock() + self._limits.stall_s
+            deadline = self._context.clock() + self._context.limits.stall_s
             body = inbound.stream.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
             if header.op is RdmaOp.PAIR:
                 if paired:  # also after a failed PAIR: what it had made ends with the link
