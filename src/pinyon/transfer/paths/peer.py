@@ -34,10 +34,6 @@ _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
 
 
-class Retired(Exception):
-    """The peer was closed for want of use just before a chain came. The chain needs a new peer."""
-
-
 class Peer:
     """One peer's chains and paths. Thread-safe.
 
@@ -172,15 +168,13 @@ class Peer:
     # --- giving chains to paths ---
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
-        """Gives a fresh chain to a path, or lets it wait. Raises Retired if the peer is closed and nothing was done.
+        """Gives a fresh chain to a path, or lets it wait.
 
         With ``inline`` and a path that has room now, returns that path: the caller must :meth:`run` the chain there."""
         now = self._clock()
         with self.lock:
-            if self._closed:
-                raise Retired
             self.last_used = now
-            given = self._give(chain, now, inline=inline)
+            given = SHUTDOWN if self._closed else self._give(chain, now, inline=inline)
         if isinstance(given, ChainOutcome):
             chain.stop(given)
             return None
@@ -426,16 +420,10 @@ class Peer:
 
     # --- the end ---
 
-    def retire(self, unused_since: float) -> bool:
-        """Closes the peer if nothing runs or waits and no chain came after ``unused_since``; returns whether it did.
-
-        From then on ``submit`` raises Retired."""
+    def unused(self, since: float) -> bool:
+        """Returns whether nothing runs or waits, and no chain came after ``since``."""
         with self.lock:
-            if self.running or self._waiting or self.last_used > unused_since:
-                return False
-            self._closed = True
-            self._shut_short_ways()
-            return True
+            return not self.running and not self._waiting and self.last_used <= since
 
     def close(self) -> None:
         """Closes the peer, and stops what waits and what runs."""

@@ -13,7 +13,7 @@ from pinyon.transfer.host.interfaces import LinkMonitor
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.paths.board import PathState
-from pinyon.transfer.paths.peer import Peer, Retired
+from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
@@ -74,21 +74,14 @@ class Peers:
         self._give(chain, inline=True)
 
     def _give(self, chain: Chain, *, inline: bool) -> None:
-        name = chain.remote.peer
-        while True:
-            peer = self.by_name.get(name) or self.peer(chain.remote)
-            if peer is None:
-                chain.finish(SHUTDOWN)
-                return
-            peer.learn(chain.remote)
-            try:
-                path = peer.submit(chain, inline=inline)
-            except Retired:
-                self._forget(name, peer)
-                continue
-            if path is not None:
-                peer.run(chain, path)
+        peer = self.by_name.get(chain.remote.peer) or self.peer(chain.remote)
+        if peer is None:
+            chain.finish(SHUTDOWN)
             return
+        peer.learn(chain.remote)
+        path = peer.submit(chain, inline=inline)
+        if path is not None:
+            peer.run(chain, path)
 
     def peer(self, remote: SegmentDescriptor) -> Peer | None:
         """Returns the peer of this descriptor, which is known from now on; None if closed."""
@@ -109,14 +102,9 @@ class Peers:
     def _forget_one(self) -> None:
         """Forgets the peer used longest ago, but none with chains on the way: those have their own bound. Lock held."""
         for name, peer in sorted(self.by_name.items(), key=lambda one: one[1].last_used):
-            if peer.retire(inf):
+            if peer.unused(inf):
                 del self.by_name[name]
                 return
-
-    def _forget(self, name: PeerId, peer: Peer) -> None:
-        with self._lock:
-            if self.by_name.get(name) is peer:
-                del self.by_name[name]
 
     @property
     def endpoints(self) -> int:
@@ -166,11 +154,14 @@ class Peers:
                 _log.exception("maintenance of the transfer paths failed")
 
     def drop_idle(self, now: float) -> None:
-        """Ends chains that wait beyond their deadline, and forgets peers that are not used any more."""
+        """Ends chains that wait beyond their deadline, and forgets peers that are not used any more.
+
+        A chain that comes for such a peer just now runs to its end all the same."""
         for name, peer in self.known():
             peer.expire(now)
-            if peer.retire(now - self._context.limits.idle_s):
-                self._forget(name, peer)
+            if peer.unused(now - self._context.limits.idle_s):
+                with self._lock:
+                    self.by_name.pop(name, None)
 
     def start_probes(self, now: float) -> None:
         """Starts the probes that are due, as far as there are threads for them."""
