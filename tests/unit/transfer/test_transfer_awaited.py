@@ -12,13 +12,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, TransferEngine, TransferResult, TransferStatus
 from pinyon.transfer.awaited import AwaitedTransfers
-from pinyon.transfer.links.tls import TlsContexts, TlsFiles
+from pinyon.transfer.links.tls import TlsContexts
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.small import Trip
 from tests.tls_files import TestAuthority
@@ -35,19 +36,19 @@ def went_short(engine: TransferEngine) -> int:
 
 
 @pytest.fixture(scope="module")
-def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
     folder = TestAuthority(tmp_path_factory.mktemp("tls")).folder("worker")
-    return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+    return folder / "tls.crt", folder / "tls.key", folder / "ca.crt"
 
 
 @pytest.fixture
-def make_pair(tls_files: TlsFiles) -> Iterator[Callable[..., Pair]]:
+def make_pair(tls_files: tuple[Path, ...]) -> Iterator[Callable[..., Pair]]:
     engines: list[TransferEngine] = []
 
     def make(kind: str, limits: Any = PATIENT) -> Pair:
         transport, _, tls = kind.partition("-")
         pair = [
-            TransferEngine(transports=(transport,), limits=limits, tls=TlsContexts(tls_files) if tls else None)
+            TransferEngine(transports=(transport,), limits=limits, tls=TlsContexts(*tls_files) if tls else None)
             for _ in range(2)
         ]
         engines.extend(pair)

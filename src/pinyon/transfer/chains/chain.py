@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.types.path import Path
-from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.request import Reason, TransferStatus
 
 _NONE: frozenset[Path] = frozenset()
 
@@ -61,12 +60,7 @@ class Chain:
         deadline: float,
         on_done: Callable[[Chain, ChainOutcome], None],
     ) -> None:
-        self.remote: SegmentDescriptor = plan.remote
-        self.opcode: Opcode = plan.opcode
-        self.slices: list[Slice] = plan.slices
-        self.nbytes: int = plan.nbytes
-        self.local_location: str = plan.local_location
-        self.remote_location: str = plan.remote_location
+        self.remote, self.opcode, self.slices, self.nbytes, self.local_location, self.remote_location = plan
         self.regions = regions
         """Local regions by key, pinned until the end."""
         self.deadline = deadline
