@@ -134,7 +134,7 @@ def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | No
         return (), given
     inventory = discover()
     names = () if wanted == "auto" else tuple(name.strip() for name in wanted.split(","))
-    nics = (*rdma_nics(inventory, names), *tcp_nics(inventory, names=names))
+    nics = (*rdma_nics(inventory, names), *tcp_nics(inventory, names))
     missing = set(names) - {nic.name for nic in nics}
     if missing:
         raise InvalidTransfer(f"no such NIC, or it has no address: {', '.join(sorted(missing))}", field="nics")

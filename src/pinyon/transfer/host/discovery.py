@@ -64,15 +64,15 @@ def discover(
 # ---------------------------------------------------------------- from an inventory to NICs and topology
 
 
-def tcp_nics(inventory: Inventory, port: int = 0, names: Iterable[str] = ()) -> tuple[Nic, ...]:
+def tcp_nics(inventory: Inventory, names: Iterable[str] = ()) -> tuple[Nic, ...]:
     """Returns what to publish of the interfaces that tcp may use (``usable_nics``): one address each, IPv4 before IPv6.
 
-    This process listens on ``port``. With ``names`` only these are published, even virtual ones and loopback."""
+    The port is free to choose. With ``names`` only these are published, even virtual ones and loopback."""
     found = []
     for info in usable_nics(inventory, "tcp", tuple(names)):
         if info.addresses:
             address = ip_interface(info.addresses[0])
-            found.append(Nic(info.name, "tcp", str(address.ip), port, _network(info.addresses[0])))
+            found.append(Nic(info.name, "tcp", str(address.ip), 0, _network(info.addresses[0])))
     return tuple(found)
 
 

@@ -63,7 +63,7 @@ class NixlEndpoint(ControlEndpoint[NixlPlace]):
     def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
         """Takes the name of the peer's agent; ``pair`` must be called next. Raises NixlError."""
         most = context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS
-        super().__init__(context, link, wire.pack_request(NixlOp.TOUCH), KnownKeys(*most, self._release_looks))
+        super().__init__(context, link, wire.pack_request(NixlOp.TOUCH), KnownKeys(*most))
         self._agent = agent
         self._peer = peer
         self._table = context.memory
@@ -230,6 +230,10 @@ class NixlEndpoint(ControlEndpoint[NixlPlace]):
     # --- what is where ---
 
     def _resolve(self, keys: list[bytes], deadline: float) -> Iterator[NixlPlace]:
+        if not self._places:  # they were forgotten
+            for request in self._looks.values():
+                self._agent.release(request)
+            self._looks.clear()
         body = self._ask(NixlOp.RESOLVE, b"".join(keys), deadline)
         for key, place in zip(keys, wire.parse_places(body, len(keys), self._page, self._peer), strict=True):
             if place.code:
@@ -244,11 +248,6 @@ class NixlEndpoint(ControlEndpoint[NixlPlace]):
                 raise TryAgain("the peer has other regions than it had")
             else:
                 yield NixlPlace(Reason.OTHER_TRANSPORT)
-
-    def _release_looks(self) -> None:
-        for request in self._looks.values():
-            self._agent.release(request)
-        self._looks.clear()
 
     # --- READs ---
 
