@@ -91,14 +91,12 @@ def test_dgx_inventory(tmp_path: Path) -> None:
         numa=1,
         speed_mbit=200_000,
         up=True,
-        mtu=9000,
         gids=(
             Gid(0, "IB/RoCE v1", link_local_gid(9), "ens9"),
             Gid(1, "RoCE v2", link_local_gid(9), "ens9"),
             Gid(2, "IB/RoCE v1", ipv4_gid("10.9.1.1"), "ens9"),
             Gid(3, "RoCE v2", ipv4_gid("10.9.1.1"), "ens9"),
         ),
-        netdev="ens9",
     )
     assert nic(inventory, "ens9") == NicInfo(
         "ens9",
@@ -107,7 +105,6 @@ def test_dgx_inventory(tmp_path: Path) -> None:
         numa=1,
         speed_mbit=200_000,
         up=True,
-        mtu=9000,
     )
     assert nic(inventory, "lo").loopback
     assert nic(inventory, "docker0").virtual
@@ -147,9 +144,7 @@ def test_laptop(tmp_path: Path) -> None:
     tree = laptop(tmp_path)
     assert matrix(tree, "tcp") == {"cpu:0": [["wlp2s0"], ["enp0s31f6"]]}
     inventory = discover(tree.root)
-    assert nic(inventory, "wlp2s0") == NicInfo(
-        "wlp2s0", "tcp", pci=("pci0000:00", "0000:00:1c.0", "0000:02:00.0"), mtu=1500
-    )
+    assert nic(inventory, "wlp2s0") == NicInfo("wlp2s0", "tcp", pci=("pci0000:00", "0000:00:1c.0", "0000:02:00.0"))
     assert not nic(inventory, "enp0s31f6").up
     assert inventory.gpus == ()  # the Intel one holds no KV
 
@@ -184,7 +179,7 @@ def test_soft_roce_has_the_place_of_its_interface(tmp_path: Path) -> None:
     path = tree.rdma("rxe0", None, [("RoCE v2", ZERO_GID, "")], rate="2.5 Gb/sec (1X SDR)")
     tree.write(path, parent="ens1f0")
     info = nic(discover(tmp_path), "rxe0")
-    assert (info.numa, info.netdev, info.speed_mbit, info.gids) == (1, "ens1f0", 2500, ())
+    assert (info.numa, info.speed_mbit, info.gids) == (1, 2500, ())
     assert info.pci == ("pci0000:b1", "0000:b1:00.0", "0000:b2:00.0")
     assert matrix(tree)["cpu:1"] == [["rxe0"], []]
 
@@ -305,7 +300,7 @@ def test_missing_and_odd_files_are_not_known(tmp_path: Path) -> None:
     tree.write(tree.devices / "system/node/node0", cpulist="0-1,x,7-,4-2,9")
     tree.write(tree.devices / "system/node/nodeX")
     tree.write(tree.sys / "class/net/bare0")
-    odd = tree.write(tree.sys / "class/net/odd0", speed="fast", mtu="", ifindex="--", operstate="", carrier="")
+    odd = tree.write(tree.sys / "class/net/odd0", speed="fast", ifindex="--", operstate="", carrier="")
     (odd / "device").symlink_to("nowhere")
     unsigned = tree.write(tree.sys / "class/net/old0", speed=2**32 - 1)
     (unsigned / "numa_node").mkdir()  # a folder where a file is expected
@@ -360,9 +355,9 @@ def test_any_damage_is_survived(tmp_path: Path, seed: int) -> None:
 
 
 LIVE = {
-    "lo": Interface(5, True, 65536, ("127.0.0.1/8", "::1/128")),
-    "ens0f0": Interface(1, True, 1500, ("10.0.1.5/24", "2001:db8::5/64")),
-    "ens1f0": Interface(2, True, 1500, ()),
+    "lo": Interface(5, True, ("127.0.0.1/8", "::1/128")),
+    "ens0f0": Interface(1, True, ("10.0.1.5/24", "2001:db8::5/64")),
+    "ens1f0": Interface(2, True, ()),
 }
 
 
@@ -387,13 +382,13 @@ def test_named_interfaces_are_published_whatever_they_are(tmp_path: Path) -> Non
 def test_interfaces_of_another_namespace_in_sysfs_are_not_ours(tmp_path: Path) -> None:
     two_socket(tmp_path)
     ours = {
-        "ens0f0": Interface(77, True, 1450, ("10.5.0.2/32",)),  # same name, another interface
-        "gone0": Interface(78, False, 1500, ("2001:db8::2/64",)),
+        "ens0f0": Interface(77, True, ("10.5.0.2/32",)),  # same name, another interface
+        "gone0": Interface(78, False, ("2001:db8::2/64",)),
     }
     inventory = discover(tmp_path, interfaces=ours)
     assert inventory.nics == (
-        NicInfo("ens0f0", "tcp", up=True, mtu=1450, addresses=("10.5.0.2/32",), virtual=True),
-        NicInfo("gone0", "tcp", up=False, mtu=1500, addresses=("2001:db8::2/64",), virtual=True),
+        NicInfo("ens0f0", "tcp", up=True, addresses=("10.5.0.2/32",), virtual=True),
+        NicInfo("gone0", "tcp", up=False, addresses=("2001:db8::2/64",), virtual=True),
     )
     assert tcp_nics(inventory) == (
         Nic("ens0f0", "tcp", "10.5.0.2", 0),
@@ -403,7 +398,7 @@ def test_interfaces_of_another_namespace_in_sysfs_are_not_ours(tmp_path: Path) -
 
 def test_published_rdma_devices_have_a_roce_v2_gid_and_network(tmp_path: Path) -> None:
     hgx_like(tmp_path, nics=4)
-    live = {"ens1": Interface(2, True, 9000, ("10.1.1.1/26",))}
+    live = {"ens1": Interface(2, True, ("10.1.1.1/26",))}
     published = rdma_nics(discover(tmp_path, interfaces=live))
     assert [nic.name for nic in published] == mlx5(0, 1, 2, 3)
     assert published[1] == Nic("mlx5_1", "rdma", ipv4_gid("10.1.1.1"), 1, "10.1.1.0/26")

@@ -237,9 +237,7 @@ def _net_nics(folder: Path, interfaces: Mapping[str, Interface] | None) -> list[
         _net_nic(paths[name], paths, live)
         if name in paths and _number(paths[name] / "ifindex") == live.index
         # sysfs shows another namespace's interfaces, or is not mounted
-        else NicInfo(
-            name, "tcp", up=live.up, mtu=live.mtu, addresses=live.addresses, virtual=True, loopback=name == "lo"
-        )
+        else NicInfo(name, "tcp", up=live.up, addresses=live.addresses, virtual=True, loopback=name == "lo")
         for name, live in sorted(interfaces.items(), key=lambda item: _natural(item[0]))
     ]
 
@@ -253,7 +251,6 @@ def _net_nic(path: Path, paths: Mapping[str, Path], live: Interface | None) -> N
         *(place or _NicPlace()),
         speed_mbit=speed if speed is not None and 0 < speed < _MAX_SPEED_MBIT else None,
         up=_is_up(path),
-        mtu=_number(path / "mtu"),
         addresses=None if live is None else live.addresses,
         virtual=place is None,
         loopback=path.name == "lo" or _read(path / "type") == _LOOPBACK,
@@ -306,10 +303,8 @@ def _rdma_nic(path: Path, interfaces: Mapping[str, NicInfo]) -> NicInfo:
         *place,
         speed_mbit=_rate_mbit(port),
         up=_active(port),
-        mtu=interface.mtu if interface else None,
         addresses=interface.addresses if interface else None,
         gids=gids,
-        netdev=netdev,
         port=int(port.name),
         virtual=not place.pci,
     )

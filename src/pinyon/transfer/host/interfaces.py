@@ -17,9 +17,8 @@ _WAIT_S = 2.0
 _RECEIVE_BYTES = 1 << 16
 """Size of the buffer: more than the largest part of a dump that a kernel sends in one message (32 KiB)."""
 
-_DONE, _ERROR, _NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 3, 2, 16, 18, 20, 22
+_DONE, _ERROR, _NEWADDR, _GETADDR = 3, 2, 20, 22
 _REQUEST_DUMP = 0x1 | 0x300
-_IFLA_IFNAME, _IFLA_MTU = 3, 4
 _IFF_UP_RUNNING = 0x1 | 0x40
 _SIOCGIFFLAGS = 0x8913
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -31,40 +30,33 @@ class Interface:
     index: int
     up: bool
     """True if switched on and with a carrier."""
-    mtu: int | None
-    """Bytes."""
     addresses: tuple[str, ...]
     """Addresses with prefix, IPv4 first; no link-local IPv6, which means nothing without an interface of the reader."""
 
 
 def live_interfaces() -> dict[str, Interface]:
     """Returns the interfaces by name. Raises OSError if netlink cannot be had (some sandboxes)."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
-        route.settimeout(_WAIT_S)
-        links = list(_links(route))
-        addresses = list(_addresses(route))
-    return {
-        name: Interface(
-            index,
-            flags & _IFF_UP_RUNNING == _IFF_UP_RUNNING,
-            mtu,
-            tuple(sorted((text for owner, text in addresses if owner == index), key=lambda text: ":" in text)),
-        )
-        for index, name, flags, mtu in links
-    }
+    addresses = sorted(_addresses(), key=lambda address: ":" in address[1])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        return {
+            name: Interface(index, _is_up(sock, name), tuple(text for owner, text in addresses if owner == index))
+            for index, name in socket.if_nameindex()
+        }
 
 
-def _links(route: socket.socket) -> Iterator[tuple[int, str, int, int | None]]:
-    for body in _dump(route, _GETLINK, _NEWLINK):
-        _family, index, flags = struct.unpack_from("=B3xiI", body)
-        attributes = _attributes(body, 16)
-        mtu = attributes.get(_IFLA_MTU)
-        name = attributes.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
-        yield index, name, flags, struct.unpack("=I", mtu)[0] if mtu else None
+def _is_up(sock: socket.socket, name: str) -> bool:
+    """Returns whether the interface is switched on and has a carrier; one that is gone is down."""
+    try:
+        answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode()[:15], 0))
+    except OSError:
+        return False
+    flags: int = struct.unpack_from("H", answer, 16)[0]
+    return flags & _IFF_UP_RUNNING == _IFF_UP_RUNNING
 
 
-def _addresses(route: socket.socket) -> Iterator[tuple[int, str]]:
-    for body in _dump(route, _GETADDR, _NEWADDR):
+def _addresses() -> Iterator[tuple[int, str]]:
+    """Yields each address with the index of its interface."""
+    for body in _dump():
         _family, prefix, flags, _scope, index = struct.unpack_from("=BBBBi", body)
         attributes = _attributes(body, 8)
         # on a point-to-point link IFA_ADDRESS is the other end's
@@ -76,23 +68,25 @@ def _addresses(route: socket.socket) -> Iterator[tuple[int, str]]:
             yield index, f"{address}/{prefix}"
 
 
-def _dump(route: socket.socket, request: int, answer: int) -> Iterator[bytes]:
-    """Yields the bodies of the answers to one dump request."""
-    # struct nlmsghdr, then struct rtgenmsg padded to the size of the longer family headers
-    route.send(struct.pack("=IHHII", 32, request, _REQUEST_DUMP, 1, 0) + bytes(16))
-    while True:
-        data = route.recv(_RECEIVE_BYTES)
-        at = 0
-        while at + 16 <= len(data):
-            length, kind = struct.unpack_from("=IH", data, at)
-            if kind == _DONE or length < 16:
-                return
-            if kind == _ERROR:
-                code = -struct.unpack_from("=i", data, at + 16)[0]
-                raise OSError(code, "netlink refused the dump")
-            if kind == answer:
-                yield data[at + 16 : at + length]
-            at += length + 3 & ~3
+def _dump() -> Iterator[bytes]:
+    """Yields the bodies of the kernel's answers to a request for all addresses."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        route.settimeout(_WAIT_S)
+        # struct nlmsghdr, then struct ifaddrmsg with room for the longer headers of other families
+        route.send(struct.pack("=IHHII", 32, _GETADDR, _REQUEST_DUMP, 1, 0) + bytes(16))
+        while True:
+            data = route.recv(_RECEIVE_BYTES)
+            at = 0
+            while at + 16 <= len(data):
+                length, kind = struct.unpack_from("=IH", data, at)
+                if kind == _DONE or length < 16:
+                    return
+                if kind == _ERROR:
+                    code = -struct.unpack_from("=i", data, at + 16)[0]
+                    raise OSError(code, "netlink refused the dump")
+                if kind == _NEWADDR:
+                    yield data[at + 16 : at + length]
+                at += length + 3 & ~3
 
 
 def _attributes(body: bytes, at: int) -> dict[int, bytes]:
@@ -119,19 +113,12 @@ class LinkMonitor:
 
     def changes(self) -> list[tuple[str, bool]]:
         """Returns the interfaces that went down (False) or came up since the last call."""
-        changed = [(name, up) for name, was_up in self._up.items() if (up := self._is_up(name)) is not was_up]
+        sock = self._socket
+        if sock is None:
+            return []
+        changed = [(name, up) for name, was_up in self._up.items() if (up := _is_up(sock, name)) is not was_up]
         self._up.update(changed)
         return changed
-
-    def _is_up(self, name: str) -> bool:
-        """Returns whether the interface is switched on and has a carrier; one that is gone is down."""
-        assert self._socket is not None
-        try:
-            answer = fcntl.ioctl(self._socket, _SIOCGIFFLAGS, struct.pack("16sH14x", name.encode()[:15], 0))
-        except OSError:
-            return False
-        flags: int = struct.unpack_from("H", answer, 16)[0]
-        return flags & _IFF_UP_RUNNING == _IFF_UP_RUNNING
 
     def close(self) -> None:
         if self._socket is not None:
