@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import socket
@@ -9,6 +10,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Protocol
 
 from pinyon.core.address import network_of
@@ -24,7 +26,7 @@ _TLS_RECORD = b"\x16\x03"
 """The beginning of a TLS handshake (RFC 8446, section 5.1: type handshake, version 3.x)."""
 REST_S = 4.0
 """Silence after which a link counts as unused, where peers say that they use it (``receive_request``)."""
-_OTHER = object()
+_turns = itertools.count(1)
 _ROOM_LOOKS = 25
 _ROOM_LOOK_S = 0.002
 """Number of looks, and the time between two, for a link that rests, before a new one is told BUSY.
@@ -53,7 +55,8 @@ class InboundLink:
         self._context = context = acceptor.context
         self._sock = sock
         self._aborted = False
-        self._resting = False
+        self.resting = 0
+        """The turn in which the link came to rest, among all links; 0 while it is in use."""
         limits = self._limits = context.limits
         self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
         self.identity: tuple[bytes, int] | None = None
@@ -70,19 +73,16 @@ class InboundLink:
         self._aborted = True
         self.stream.abort()
 
-    def work(self) -> bool:
-        """Puts the link in use before a request is served, so that it is not evicted. Returns False if it was."""
-        if self._resting:
-            if not self._acceptor.take(self):
-                return False
-            self._resting = False
-        return True
+    def work(self) -> None:
+        """Puts the link in use before a request is served, so that it is not evicted."""
+        self.resting = 0
 
     def rest(self) -> None:
-        """Lets the link rest after a request: until the next ``work`` it may be evicted to make room for another."""
-        if not self._resting:
-            self._resting = True
-            self._acceptor.release(self)
+        """Lets the link rest after a request: until the next ``work`` it may be evicted to make room for another.
+
+        A request that comes just then is lost. Its initiator sends it again, as after any link that ended at rest."""
+        if not self.resting:
+            self.resting = next(_turns)
 
     def receive_request(self, head: memoryview) -> bool:
         """Receives the next request's header. The peer says every second or so that it uses what lives with the link.
@@ -93,7 +93,8 @@ class InboundLink:
         while True:
             deadline = give_up if resting else min(give_up, clock() + REST_S)
             if self.stream.receive_or_idle(head, deadline):
-                return not resting or self.work()
+                self.work()
+                return True
             if clock() < deadline or deadline == give_up:
                 return False
             resting = True
@@ -202,7 +203,7 @@ class InboundLink:
 
 
 class Acceptor:
-    """A listener for up to ``max_inbound`` links on all addresses of the engine, which can also cut off a peer.
+    """A listener for up to ``max_inbound`` links on all addresses of the engine.
 
     A further link evicts the one that has rested longest, or is answered BUSY when all are in use. A link takes its
     place when its handshake is complete. Before that it is a stranger. When there are too many strangers, the oldest of
@@ -219,10 +220,6 @@ class Acceptor:
         """All links, including evicted ones whose threads have not ended yet."""
         self._places: set[InboundLink] = set()
         """Links whose handshake is complete, without evicted ones."""
-        self._resting: dict[InboundLink, None] = {}
-        """Links at rest between two requests, the longest rest first; put and taken out without a lock.
-
-        An atomic ``pop`` gives a link to its thread, which uses it, or to the thread that evicts it."""
         self._by_identity: dict[tuple[bytes, int], InboundLink] = {}
         self._closing = threading.Event()
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
@@ -291,11 +288,12 @@ class Acceptor:
         """Returns whether there is room for a link, if need be that of one at rest, which is evicted. Lock held."""
         if len(self._places) < self.context.limits.max_inbound:
             return True
-        victim = next((each for each in list(self._resting) if self.take(each)), None)
-        if victim is not None:
+        resting = [(turn, link) for link in self._places if (turn := link.resting)]
+        if resting:
+            _, victim = min(resting, key=itemgetter(0))
             self._places.remove(victim)
             victim.abort()
-        return victim is not None
+        return bool(resting)
 
     def admit(self, inbound: InboundLink, hello: handshake.Hello) -> handshake.HelloCode:
         """Admits a link whose handshake is complete, after the link that it replaces has ended."""
@@ -321,16 +319,7 @@ class Acceptor:
                 break
         return handshake.HelloCode.BUSY
 
-    def take(self, inbound: InboundLink) -> bool:
-        """Takes a link out of its rest, to use or to evict it. Returns False if another thread has done so."""
-        return self._resting.pop(inbound, _OTHER) is None
-
-    def release(self, inbound: InboundLink) -> None:
-        """Lets the link be evicted from now on."""
-        self._resting[inbound] = None
-
     def ended(self, inbound: InboundLink) -> None:
-        self._resting.pop(inbound, None)
         with self._lock:
             self._inbound.discard(inbound)
             self._strangers.pop(inbound, None)
