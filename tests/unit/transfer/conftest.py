@@ -30,7 +30,7 @@ from pinyon.transfer import (
 )
 from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.transports.shm.transport import shm_available
+from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import forked, until_stopped
 from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device

@@ -32,7 +32,8 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports import control
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
+from pinyon.transfer.transports.shm.cma import shm_available
+from pinyon.transfer.transports.shm.transport import ShmTransport
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.spans import Spans
 from tests.forks import forked, until_stopped

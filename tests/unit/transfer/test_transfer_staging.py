@@ -19,7 +19,7 @@ from pinyon.transfer.memory.device import DeviceError
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.transports.shm.transport import shm_available
+from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.staged import needs_staging, run_staged
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import SegmentDescriptor

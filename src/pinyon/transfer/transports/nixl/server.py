@@ -17,6 +17,7 @@ from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.wire import PROOF_S, NixlCode, NixlHeader, NixlOp, NixlPlace, Page
 from pinyon.transfer.transports.shm.seal import Seals
+from pinyon.transfer.transports.shm.wire import MAX_SPANS
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
 
@@ -70,7 +71,7 @@ class NixlServer:
                 raise WireError(f"{header.op.name} on a link that is paired")
             deadline = self._context.clock() + self._context.limits.stall_s
             keys = wire.parse_keys(inbound.stream.receive_bytes(wire.request_bytes(header), deadline))
-            places = tell(self._context, inbound, keys, wire.MAX_SPANS, self._place, NixlPlace)
+            places = tell(self._context, inbound, keys, MAX_SPANS, self._place, NixlPlace)
             inbound.stream.send([wire.pack_answer(NixlOp.RESOLVE, NixlCode.OK, wire.pack_places(places))], deadline)
 
     # --- set-up ---

@@ -30,12 +30,11 @@ from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.server import NixlServer
-from pinyon.transfer.transports.nixl.wire import PROOF_S, SEAL_BYTES, NixlCode, NixlOp, NixlPlace, Page
+from pinyon.transfer.transports.nixl.wire import PROOF_S, NixlCode, NixlOp, NixlPlace, Page
+from pinyon.transfer.transports.shm.wire import MAX_SPANS, SEAL_BYTES
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
-
-__all__ = ["NixlError", "NixlTransport"]
 
 _log = logging.getLogger(__name__)
 _MOST_TOLD = 64
@@ -62,7 +61,7 @@ class NixlEndpoint(ControlEndpoint[NixlPlace]):
 
     def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
         """Takes the name of the peer's agent; ``pair`` must be called next. Raises NixlError."""
-        most = context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS
+        most = context.limits.max_regions, MAX_SPANS, wire.MAX_KEYS
         super().__init__(context, link, wire.pack_request(NixlOp.TOUCH), KnownKeys(*most))
         self._agent = agent
         self._peer = peer

@@ -18,12 +18,10 @@ from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.server import RdmaServer
-from pinyon.transfer.transports.rdma.verbs import VerbsError, rdma_available
+from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.types.nic import Nic, same_network
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
-
-__all__ = ["RdmaTransport", "rdma_available"]
 
 _log = logging.getLogger(__name__)
 _MAX_ADDRESSES = 3

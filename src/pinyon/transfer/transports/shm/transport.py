@@ -20,7 +20,7 @@ from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.control import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet, shm_available
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals, new_page
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
@@ -28,8 +28,6 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
-
-__all__ = ["ShmTransport", "shm_available"]
 
 _log = logging.getLogger(__name__)
 
