@@ -320,12 +320,8 @@ class Peer:
             for part, code in zip(chain.slices, refusals, strict=True):
                 if code == Reason.OTHER_TRANSPORT:
                     self.paths.exclude(part.remote_region, path.transport)
-            retry = not self._closed
-            if retry:
-                self._wait(chain, first=True)
+            self._wait(chain, first=True)  # if it was stopped meanwhile, it is done and nobody takes it up
             hopeless = self._pump(now)
-        if not retry:
-            chain.finish(SHUTDOWN)
         self._end(hopeless)
 
     def _path_failed(
@@ -340,7 +336,6 @@ class Peer:
         chain.failure = outcome
         retry = not final and now < chain.deadline and chain.attempts < self._limits.max_attempts
         with self.lock:
-            retry = retry and not self._closed
             self._unassign(chain, path)
             self._shut_short_ways()
             chain.tried |= {path}
