@@ -22,7 +22,6 @@ _log = logging.getLogger(__name__)
 class LocalTransport(Transport):
     """A copy by memcpy, or by the driver where the target of a WRITE or the source of a READ is on a device."""
 
-    name = "local"
     endpoints = 0
 
     def __init__(self, context: EngineContext) -> None:

@@ -349,8 +349,6 @@ def _store(region: Region, offset: int, buffer: Buffer, start: int, nbytes: int)
 class NixlTransport(Endpoints[NixlEndpoint]):
     """The initiator's side of nixl; ``service`` is the serving side."""
 
-    name = "nixl"
-
     def __init__(self, context: EngineContext, *, loopback: bool) -> None:
         """Makes the agent, which takes up to seconds the first time in a process. Raises NixlError.
 

@@ -32,8 +32,6 @@ _CLOSE_S = 10.0
 class RdmaTransport(Endpoints[RdmaEndpoint]):
     """The initiator's side of rdma; ``service`` is the serving side."""
 
-    name = "rdma"
-
     def __init__(self, context: EngineContext, nics: Mapping[str, Nic]) -> None:
         """Takes this host's ``nics`` by name (none: all that are active). An HCA is opened when it is first needed."""
         super().__init__(context, context.limits.queue_pairs_per_path)

@@ -233,8 +233,6 @@ def _plan_read(chain: Chain, places: dict[bytes, shm_wire.ShmPlace]) -> tuple[li
 class ShmTransport(Endpoints[_Endpoint]):
     """The initiator's side of shm, where it is available; :class:`ShmService` is the serving side."""
 
-    name = "shm"
-
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context, context.limits.connections_per_peer)
         self.moves_bytes = context.limits.max_frame_bytes
