@@ -381,10 +381,7 @@ class Peer:
     def due_probes(self, now: float, most: int) -> list[Path]:
         """Returns at most ``most`` avoided paths to probe now; each must then be given to :meth:`probe`."""
         with self.lock:
-            due = self.board.due_probes(now)[:most]
-            for path in due:
-                self.board.probe_started(path, now)
-            return due
+            return self.board.begin_probes(now, most)
 
     def probe(self, path: Path, deadline: float) -> None:
         """Tries an avoided path with a connection of its own, so that no chain has to."""
