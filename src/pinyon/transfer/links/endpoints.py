@@ -77,7 +77,7 @@ class Endpoints(ABC, Generic[E]):
         self._most_free = most_free
         self._open: dict[EndpointKey, set[E]] = {}
         """All endpoints by path, changed with the lock held."""
-        self._free: dict[EndpointKey, list[E]] = {}
+        self._free: dict[EndpointKey, list[Any]] = {}
         """The free endpoints, the one used last at the end; a path has an entry while it has any endpoint.
 
         Only ``append``, ``pop`` and ``remove`` change an entry. They are atomic, so that one chain after another needs
@@ -148,7 +148,7 @@ class Endpoints(ABC, Generic[E]):
         free = self._free.get(key)
         while free:
             try:
-                endpoint = free.pop()
+                endpoint: E = free.pop()
             except IndexError:  # another thread was first
                 break
             if endpoint.is_open():
@@ -174,14 +174,12 @@ class Endpoints(ABC, Generic[E]):
         with self._lock:
             endpoint.leaving = self._closed
             self._open.setdefault(key, set()).add(endpoint)
-            self._free.setdefault(key, [])
+            endpoint.shelf = self._free.setdefault(key, [])
         return endpoint
 
     def release(self, endpoint: E) -> None:
         """Takes back an endpoint and keeps it for the next user, unless it was aborted or its path was forgotten."""
-        key = endpoint.key
-        assert key is not None
-        free = self._free[key]
+        free = endpoint.shelf
         if len(free) < self._most_free and not endpoint.leaving and not endpoint.aborted:
             endpoint.free_since = self._clock()
             free.append(endpoint)
@@ -244,10 +242,8 @@ class Endpoints(ABC, Generic[E]):
 
     def _retire(self, endpoint: E) -> None:
         """Closes an endpoint that nobody uses; does nothing if a thread has taken it meanwhile."""
-        key = endpoint.key
-        assert key is not None
         try:
-            self._free.get(key, []).remove(endpoint)
+            endpoint.shelf.remove(endpoint)
         except ValueError:
             return
         self._close(endpoint, hard=False)
