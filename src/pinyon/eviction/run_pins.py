@@ -7,11 +7,10 @@ from typing import Generic
 
 from pinyon.eviction.policy import Key
 from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
-from pinyon.eviction.run_note import RunNote
 
 
 class RunPins(Generic[Key]):
-    """The pinned keys, and ``pins`` and ``fixed`` of the runs' notes.
+    """The pinned keys, and ``pins`` and ``fixed`` of the runs.
 
     Calls cost O(keys), and in addition the number of free keys at the ends of their runs."""
 
@@ -32,7 +31,7 @@ class RunPins(Generic[Key]):
         self._keys.update(keys)
         found = self._tree.by_run(keys)
         for run, some in found.items():
-            run.note.pins += len(some)
+            run.pins += len(some)
             self._fix(run, len(run.keys))
         return found
 
@@ -41,31 +40,30 @@ class RunPins(Generic[Key]):
         self._keys.difference_update(keys)
         found = self._tree.by_run(keys)
         for run, some in found.items():
-            run.note.pins -= len(some)
-            self._fix(run, run.note.fixed)
+            run.pins -= len(some)
+            self._fix(run, run.fixed)
         return found
 
     def lost(self, run: TreeRun[Key], keys: Sequence[Key]) -> None:
         """Forgets keys, pinned or not, that the run has lost."""
-        run.note.pins -= sum(key in self._keys for key in keys)
+        run.pins -= sum(key in self._keys for key in keys)
         self._keys.difference_update(keys)
         self._fix(run, len(run.keys))
 
     def cut(self, run: TreeRun[Key], head: TreeRun[Key]) -> None:
         """Divides the pins, as the beginning of ``run`` has become the run ``head``."""
-        head.note.pins = sum(key in self._keys for key in head.keys)
-        run.note.pins -= head.note.pins
+        head.pins = sum(key in self._keys for key in head.keys)
+        run.pins -= head.pins
         self._fix(head, len(head.keys))
         self._fix(run, len(run.keys))
 
     def _fix(self, run: TreeRun[Key], below: int) -> None:
         """Updates ``fixed`` of a run in which no key from place ``below`` on is pinned."""
-        note: RunNote = run.note
-        if not note.pins:
+        if not run.pins:
             below = 0
         while below and run.keys[below - 1] not in self._keys:
             below -= 1
-        note.fixed = below
+        run.fixed = below
 
     def free_of(self, run: TreeRun[Key]) -> list[Key]:
         """Returns the run's keys that are not pinned, the deepest first."""
@@ -77,7 +75,7 @@ class RunPins(Generic[Key]):
         All runs are sorted for that, but once for many calls."""
         waiting = self._waiting
         for again in (False, True):
-            while waiting and waiting[-1].note.pins == len(waiting[-1].keys):
+            while waiting and waiting[-1].pins == len(waiting[-1].keys):
                 waiting.pop()
             if waiting or again or len(self._keys) == len(self._tree):
                 break
