@@ -200,12 +200,11 @@ class ChunkedHashTree(Generic[R]):
                 nodes.extend(each.children.values())
         return [self._by_arrival[arrival] for arrival in sorted([rank & ARRIVALS for rank in ranks])]
 
-    def branches(self) -> list[R]:
-        """Returns the best of each set of waiting requests that share their first level, the largest set first."""
+    def of_most(self) -> R:
+        """Returns the best of the largest set of waiting requests that share their first level; one must wait."""
         nodes = [node for node in self._root.children.values() if node.waiting]
-        nodes.sort(key=_most_waiting)
-        first = [self._by_arrival[node.best & ARRIVALS] for node in nodes]
-        return [*first, *[self._by_arrival[rank & ARRIVALS] for rank in sorted(self._root.ranks)]]
+        rank = min(nodes, key=_most_waiting).best if nodes else min(self._root.ranks)
+        return self._by_arrival[rank & ARRIVALS]
 
     def groups(self, most: int) -> list[ActiveGroup]:
         """Returns prefixes that two active requests or more share, the largest group first; none is part of another.

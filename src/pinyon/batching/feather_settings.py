@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pinyon.batching.prefix_line import SharedPrefixSettings
-from pinyon.batching.stopping import (
-    Always,
-    Bandit,
-    BanditSettings,
-    Heuristic,
-    HeuristicSettings,
-    StoppingPolicy,
-)
+from pinyon.batching.stopping import Always, Bandit, Heuristic, StoppingPolicy
 
 GROUPED = "grouped"
 """The kernel that reads once what each group of a batch shares."""
@@ -44,5 +37,5 @@ class FeatherSettings(SharedPrefixSettings):
         if self.stop is StoppingRule.HEURISTIC and kernel == GROUPED:
             return Always()
         if self.stop is StoppingRule.BANDIT:
-            return Bandit(BanditSettings())
-        return Heuristic(HeuristicSettings()) if self.stop is StoppingRule.HEURISTIC else Always()
+            return Bandit()
+        return Heuristic() if self.stop is StoppingRule.HEURISTIC else Always()

@@ -212,7 +212,7 @@ class PrefixRounds:
         depths: list[int] = []
         decisions: list[Taken] = []
         while tree.waiting:
-            batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
+            batch = self._batch(tree.of_most(), len(batches) + 1 >= BATCHES_MAX, decisions, told)
             depths.append(tree.tip_depth)
             for number in batch:
                 tree.finish(number)
