@@ -34,8 +34,6 @@ class FeatherSettings(SharedPrefixSettings):
         Where each group of a batch reads its own prefix once (``grouped``, as PAT does), a larger batch costs no prefix
         anything. Rules that keep it from growing are of no use, and those that learn find that out.
         """
-        if self.stop is StoppingRule.HEURISTIC and kernel == GROUPED:
-            return Always()
         if self.stop is StoppingRule.BANDIT:
             return Bandit()
-        return Heuristic() if self.stop is StoppingRule.HEURISTIC else Always()
+        return Heuristic() if self.stop is StoppingRule.HEURISTIC and kernel != GROUPED else Always()

@@ -8,8 +8,8 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
+from pinyon.eviction.fit import Fit
 from pinyon.eviction.policy import (
-    Belief,
     EvictionPolicy,
     Key,
     KnownOf,
@@ -250,7 +250,7 @@ class Evictor(Generic[Key]):
         """The regrets since the start."""
         return Regrets(self._regretted, self._regretted_s)
 
-    def beliefs(self) -> Mapping[str, Belief]:
+    def beliefs(self) -> Mapping[str, Fit]:
         """Returns the policy's :meth:`LearningEviction.beliefs`, or none if it does not learn."""
         policy = self._policy
         return policy.beliefs() if isinstance(policy, LearningEviction) else {}

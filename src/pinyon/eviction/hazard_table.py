@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon.eviction.policy import Belief
+from pinyon.eviction.fit import Fit
 
 EDGES_S = (0.0, *(2.0**step for step in range(17)))
 """The lower edges of the bins: 0, then 1 s to 65,536 s (18 h), doubling; the last bin is open."""
@@ -260,7 +260,7 @@ class HazardTable:
             if each.parent is not None and not (each.number < len(values) and there_was[each.number]):
                 self._values[each.number] = self._values[each.parent.number]
 
-    def beliefs(self) -> dict[str, Belief]:
+    def beliefs(self) -> dict[str, Fit]:
         """Returns the beliefs of the classes whose name is a string."""
         count = self._rows
         again, through = self._again[:count].copy(), self._through[:count].copy()
@@ -270,11 +270,11 @@ class HazardTable:
         uses = -np.diff(unused, axis=1, prepend=1.0)
         shares = uses.sum(1)
         means_s = uses @ (EDGES_S + WIDTHS_S / 2) / np.maximum(shares, 1e-12)
-        found = {}
-        for each in self._classes.values():
-            if isinstance(each.name, str):
-                found[each.name] = Belief(float(shares[each.number]), float(means_s[each.number]))
-        return found
+        return {
+            each.name: Fit(float(shares[each.number]), float(means_s[each.number]))
+            for each in self._classes.values()
+            if isinstance(each.name, str)
+        }
 
 
 def _add_parts(parents: NDArray[np.int64], depths: NDArray[np.int64], *counts: NDArray[np.float64]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.eviction.fit import Fit
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -52,15 +53,6 @@ class Use(NamedTuple):
         return cls(None if request == UNKNOWN_CLASS else Traits.of(request), first)
 
 
-class Belief(NamedTuple):
-    """An estimate by a policy of how the blocks of one category are reused."""
-
-    share: float
-    """The share of the blocks that are used again, in [0, 1]."""
-    mean_s: float
-    """The mean time until these are used again."""
-
-
 @runtime_checkable
 class LearningEviction(Protocol):
     """The further methods of policies that learn."""
@@ -71,8 +63,8 @@ class LearningEviction(Protocol):
     def adopt(self, fit: Any) -> None:
         """Applies what was learned from now on."""
 
-    def beliefs(self) -> Mapping[str, Belief]:
-        """Returns a belief per category, for people and metrics; ``""`` is for all without a belief of their own."""
+    def beliefs(self) -> Mapping[str, Fit]:
+        """Returns what is believed of each category, for people and metrics; ``""`` is for all that are not named."""
 
 
 Refit = Callable[[Callable[[], Any], Callable[[Any], object]], None]

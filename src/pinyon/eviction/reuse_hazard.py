@@ -25,9 +25,10 @@ from typing import Any, Generic
 
 from pinyon.core.policies import check_bounds
 from pinyon.eviction.fair_queues import FairQueues
+from pinyon.eviction.fit import Fit
 from pinyon.eviction.hazard_table import HazardTable, bin_of
 from pinyon.eviction.lru_guard import LruGuard
-from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
+from pinyon.eviction.policy import Key, Traits, kind_and_turn
 from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
 from pinyon.eviction.request_classes import RequestClasses
 from pinyon.eviction.run_pins import RunPins
@@ -66,7 +67,7 @@ class ReuseHazard(Generic[Key]):
         self._guard: LruGuard[Key] | None = LruGuard() if settings.guard else None
         self._ghosts: OrderedDict[Key, TreeRun[Key]] = OrderedDict()
         """Evicted runs whose samples go on, by their first keys."""
-        self._beliefs: Mapping[str, Belief] = {}
+        self._beliefs: Mapping[str, Fit] = {}
         self._refit_at_s = -math.inf
 
     # -- what happens
@@ -367,5 +368,5 @@ class ReuseHazard(Generic[Key]):
         self._beliefs = self._table.beliefs()
         self._queues.reorder()
 
-    def beliefs(self) -> Mapping[str, Belief]:
+    def beliefs(self) -> Mapping[str, Fit]:
         return self._beliefs

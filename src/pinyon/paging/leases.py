@@ -68,9 +68,5 @@ class LeaseTable(Generic[T]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    @property
-    def count(self) -> int:
-        return len(self._leases)
-
     def __len__(self) -> int:
         return len(self._leases)

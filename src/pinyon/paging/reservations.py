@@ -33,7 +33,7 @@ class Reservations:
 
     @property
     def leases(self) -> int:
-        return self._leases.count
+        return len(self._leases)
 
     # -- reservations
 

@@ -353,7 +353,7 @@ class ObjectTable:
 
     @property
     def leases(self) -> int:
-        return self._leases.count
+        return len(self._leases)
 
     @property
     def open_puts(self) -> int:
