@@ -108,9 +108,6 @@ class LastComes(ServiceOrder[Any]):
     def add(self, waiting: Any, came_s: float, seconds: float, deadline_s: float) -> None:
         self._all[waiting] = None
 
-    def next(self, now_s: float) -> Any:
-        return self._all.popitem()[0] if self._all else None
-
     def turns(self, now_s: float) -> Iterator[Any]:
         return iter(list(reversed(self._all)))
 

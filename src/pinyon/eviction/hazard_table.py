@@ -21,7 +21,6 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,13 +81,6 @@ class Sample:
         self.last_s = last_s
         self.bin = 0
         self.over = False
-
-
-class _Snapshot(NamedTuple):
-    parents: NDArray[np.int64]
-    depths: NDArray[np.int64]
-    again: NDArray[np.float64]
-    seen: NDArray[np.float64]
 
 
 class HazardTable:
@@ -238,15 +230,13 @@ class HazardTable:
         self._faded_s = now_s
         self._forget()
         count = self._rows
-        again = self._again[:count].copy()
-        seen = (
-            again + self._through[:count] + 0.5 * self._waiting[:count]
-        )  # a sample that is still in a bin counts as half
-        snapshot = _Snapshot(self._parents[:count].copy(), self._depths[:count].copy(), again, seen)
+        parents, depths, again = self._parents[:count].copy(), self._depths[:count].copy(), self._again[:count].copy()
+        # A sample that is still in a bin counts as half.
+        seen = again + self._through[:count] + 0.5 * self._waiting[:count]
         unused = [number for number in self._free if number < count]
 
         def work() -> NDArray[np.float64]:
-            values = values_of(hazards_of(snapshot))
+            values = values_of(hazards_of(parents, depths, again, seen))
             values[unused] = 0.0
             return values
 
@@ -285,9 +275,12 @@ def _add_parts(parents: NDArray[np.int64], depths: NDArray[np.int64], *counts: N
             np.add.at(each, parents[parts], each[parts])
 
 
-def hazards_of(snapshot: _Snapshot) -> NDArray[np.float64]:
-    """Returns the probability, by class and bin, that a sample which reached the bin is used in it."""
-    parents, depths, again, seen = snapshot
+def hazards_of(
+    parents: NDArray[np.int64], depths: NDArray[np.int64], again: NDArray[np.float64], seen: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns the probability, by class and bin, that a sample which reached the bin is used in it.
+
+    ``again`` and ``seen`` are those of each class without its parts; they are changed."""
     _add_parts(parents, depths, again, seen)
     hazards = np.empty_like(seen)
     rate = FIRST_RATE

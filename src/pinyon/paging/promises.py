@@ -41,14 +41,9 @@ class Promises:
             del self._block_of[key]
 
     def end_all(self, blocks: Iterable[int]) -> None:
-        block_of, key_of = self._block_of, self._key_of
-        if not block_of:
-            return
-        for block in blocks:
-            key = key_of[block]
-            if key is not None:
-                key_of[block] = None
-                del block_of[key]
+        if self._block_of:
+            for block in blocks:
+                self.end(block)
 
     def blocks(self) -> list[int]:
         return list(self._block_of.values())

@@ -62,7 +62,8 @@ def test_a_service_order() -> None:
     for name in "abc":
         order.add(name, 0.0, 1.0, math.inf)
     assert list(order.turns(0.0)) == ["c", "b", "a"]
-    assert order.next(0.0) == "c"
+    order.take("c", 0.0)
+    assert list(order) == ["a", "b"]
 
 
 def test_routing_and_pushing() -> None:
