@@ -17,7 +17,7 @@ from pinyon.batching.policy import BatchRequest, HeldBlocks, StepSeen
 from pinyon.batching.rounds import Formed
 from pinyon.batching.stopping import Always
 from pinyon.batching.waiting_line import ByNumber
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.interface import EvictionPolicy, Traits
 from pinyon.placement.at_one import at_one
 from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool

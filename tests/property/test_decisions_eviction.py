@@ -17,7 +17,7 @@ from pinyon.core.request import RequestClass
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header, replay_journal
 from pinyon.eviction import EVICTION_POLICIES, Traits, fit
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import LearningEviction
+from pinyon.eviction.interface import LearningEviction
 from pinyon.paging.second_tier import NO_SLOT
 from tests.long import usually
 

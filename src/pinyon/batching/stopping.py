@@ -17,7 +17,7 @@ Action = int
 LOSS_MAX: Final = 5
 """The heuristic's largest loss, in levels."""
 LOSS_MAX_MANY: Final = 7
-"""The same where at least :data:`MANY` requests share what is left."""
+"""The largest loss where at least :data:`MANY` requests share what is left, in levels."""
 MANY: Final = 10
 SMALL: Final = 4
 """Requests below which a batch takes any, by the heuristic."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from pinyon.eviction.fit import Fit
-from pinyon.eviction.policy import (
+from pinyon.eviction.interface import (
     EvictionPolicy,
     Key,
     KnownOf,
@@ -41,7 +41,7 @@ class Regrets(NamedTuple):
 class Evictor(Generic[Key]):
     """The evictor of one pool.
 
-    Its calls are those of :class:`pinyon.eviction.policy.EvictionPolicy`, and O(keys) besides the policy's own cost.
+    Its calls are those of :class:`pinyon.eviction.interface.EvictionPolicy`, and O(keys) besides the policy's own cost.
     Keys that waiting requests *want* are spared ("KVCache cache in the wild" §4.1): they go only when nothing else may,
     the deepest first. To the policy they are pinned until then; to all others they may go.
 

@@ -8,7 +8,7 @@ import math
 from typing import Generic
 
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
-from pinyon.eviction.policy import Key
+from pinyon.eviction.interface import Key
 from pinyon.eviction.prefix_tree import TreeRun
 from pinyon.eviction.tenant_shares import TenantShares
 

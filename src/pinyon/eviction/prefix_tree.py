@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic
 
 from pinyon.eviction.hazard_table import HazardClass, Sample
-from pinyon.eviction.policy import Key
+from pinyon.eviction.interface import Key
 
 
 class TreeRun(Generic[Key]):

@@ -27,8 +27,8 @@ from pinyon.core.policies import check_bounds
 from pinyon.eviction.fair_queues import FairQueues
 from pinyon.eviction.fit import Fit
 from pinyon.eviction.hazard_table import HazardTable, bin_of
+from pinyon.eviction.interface import Key, Traits, kind_and_turn
 from pinyon.eviction.lru_guard import LruGuard
-from pinyon.eviction.policy import Key, Traits, kind_and_turn
 from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
 from pinyon.eviction.request_classes import RequestClasses
 from pinyon.eviction.run_pins import RunPins

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic
 
-from pinyon.eviction.policy import Key
+from pinyon.eviction.interface import Key
 from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
 
 

@@ -27,7 +27,7 @@ from typing import Generic
 from pinyon.core.policies import check_bounds
 from pinyon.eviction.day_fits import NO_FITS, DayFits
 from pinyon.eviction.fit import PRIOR, UNKNOWN, Fit, Sums, fitted
-from pinyon.eviction.policy import Key, Traits, kind_and_turn
+from pinyon.eviction.interface import Key, Traits, kind_and_turn
 from pinyon.eviction.ranked import Ranked
 
 CATEGORIES_MAX = 256

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
+from pinyon.eviction.interface import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
 from pinyon.eviction.runs import runs
 from pinyon.paging.contents import Contents
 from pinyon.paging.key_changes import KeyChanges

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, Known, Traits
+from pinyon.eviction.interface import NO_TRAITS, Known, Traits
 
 
 class Contents:

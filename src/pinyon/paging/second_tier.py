@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import EvictionPolicy, Known, Refit, at_once
+from pinyon.eviction.interface import EvictionPolicy, Known, Refit, at_once
 
 NO_SLOT = -1
 SWAPS_OUT_MAX = 1024

@@ -73,7 +73,7 @@ _log = get_logger("refit")
 
 
 class RefitThread:
-    """A :data:`pinyon.eviction.policy.Refit` of an event loop, which adopts the results.
+    """A :data:`pinyon.eviction.interface.Refit` of an event loop, which adopts the results.
 
     Work that comes while the work of all ``policies`` is under way is dropped, as newer work comes soon.
     """

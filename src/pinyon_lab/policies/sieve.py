@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Generic
 
 from pinyon.core.sieve import Sieve
-from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.interface import Key, Traits
 
 
 class _Queue(Sieve[Key]):

@@ -121,7 +121,7 @@ def test_a_journal_imports_nothing_that_was_not_named(monkeypatch: pytest.Monkey
     ("registry", "base"),
     [
         (PLACEMENT_POLICIES, "pinyon.placement.interface.PlacementPolicy"),
-        (EVICTION_POLICIES, "pinyon.eviction.policy.EvictionPolicy"),
+        (EVICTION_POLICIES, "pinyon.eviction.interface.EvictionPolicy"),
         (BATCHING_POLICIES, "pinyon.batching.interface.Batching"),
         (SERVICE_ORDERS, "pinyon.batching.interface.ServiceOrder"),
         (ROUTING_POLICIES, "pinyon.routing.interface.TargetPolicy"),
