@@ -15,6 +15,7 @@ from pinyon.decisions import JOURNAL_TYPES, replay_journal
 from tests.integration.lb_harness import running_lb, spin
 from tests.integration.test_worker_exactness import check, make_asks, run_all
 from tests.integration.worker_parts import Fleet, submission
+from tests.worker_integrity import check_admission, check_prompts
 
 
 @pytest_asyncio.fixture
@@ -53,8 +54,8 @@ async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: 
         assert path.stat().st_mode & 0o077 == 0, "block keys are nobody else's business"
         seen = replayed(path)
         assert seen.calls > 100, role
-        for module in ("admission", "prompts"):
-            seen.modules[module].check_integrity()  # type: ignore[attr-defined]
+        check_admission(seen.modules["admission"])
+        check_prompts(seen.modules["prompts"])
         assert seen.modules["admission"].waiting == 0  # type: ignore[attr-defined]
 
 

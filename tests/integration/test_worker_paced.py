@@ -20,6 +20,7 @@ from tests.integration.worker_parts import (
     submission,
     tiny_card,
 )
+from tests.worker_integrity import check_pool
 
 PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 
@@ -43,7 +44,7 @@ async def start():
         await worker.parts.engine_loop.step_over()
     for worker in workers:
         assert not {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
-        worker.parts.cache.pool.check_integrity()
+        check_pool(worker.parts.cache.pool)
     for worker in reversed(workers):
         await worker.stop(0)
 

@@ -276,26 +276,3 @@ class PromptQueue:
 
     def _unclaim(self, prompt: Prompt) -> None:
         self.published(prompt.number, prompt.keys)
-
-    def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the books do not balance. O(prompts): for idle moments and tests."""
-        faults = [
-            (self._queue.keys() & self._active.keys(), "a prompt is both queued and on its way"),
-            (self._queue.keys() != set(self._order), "the order of service is of others than those that wait"),
-            (
-                set(self._owned) != {each for each, prompt in self._queue.items() if prompt.owned},
-                "who brought room along",
-            ),
-            (self._left.keys() != self._queue.keys() | self._active.keys(), "tokens of prompts that are not here"),
-            (self._pending_tokens != sum(self._left.values()), "pending tokens are not the sum of what is left"),
-            (not self._wanted.keys() <= self._left.keys(), "blocks are spared for prompts that are not here"),
-            (not self._roomless <= self._active.keys(), "a prompt that waits for room is not on its way"),
-            (not self._back.keys() <= self._active.keys() - self._roomless, "a prompt is held back that has no room"),
-            (
-                not set(self._claims.values()) <= self._active.keys() - self._roomless,
-                "a claim of a prompt that is not being computed",
-            ),
-        ]
-        broken = [text for wrong, text in faults if wrong]
-        if broken:
-            raise RuntimeError(f"prompt queue: {'; '.join(broken)}")

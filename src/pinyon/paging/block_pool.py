@@ -452,31 +452,3 @@ class BlockPool:
     def hits(self) -> int:
         """Blocks that requests found since the start, including those promoted for them."""
         return self._hits
-
-    def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
-        free, refs, key_of, below = self._free, self._refs, self._contents.key_of, self.below
-        evictable = [key in self.eviction for key in key_of]
-        promised = self._promises.blocks()
-        faults = [
-            (len(set(free)) != len(free), "a block is free twice"),
-            (any(refs[block] or key_of[block] is not None for block in free), "a free block is in use"),
-            (any(held < 0 for held in refs), "a negative reference count"),
-            (
-                evictable != [not held and key is not None for key, held in zip(key_of, refs, strict=True)],
-                "evictable is not what is cached",
-            ),
-            (self.used != sum(held > 0 for held in refs), "free + cached + used is not the total"),
-            (
-                any(key_of[block] is not None or not refs[block] for block in promised),
-                "a block is promised that has content, or that nobody has",
-            ),
-        ]
-        broken = [text for wrong, text in faults if wrong] + self._contents.faults()
-        if below is not None:
-            broken += below.faults()
-            both = len(below.eviction) != len(self.eviction) + len(below)
-            broken += ["a key in both tiers"] * any(key in below for key in self._contents.block_of)
-            broken += ["evictable in both tiers is not what is cached in both"] * both
-        if broken:
-            raise RuntimeError(f"block pool: {'; '.join(broken)}")

@@ -67,12 +67,3 @@ class Contents:
     def known_of(self, key: bytes) -> Known:
         block = self.block_of[key]
         return Known(self._traits[block], self._places[block], self._after[block])
-
-    def faults(self) -> list[str]:
-        """Returns the inconsistencies found, in words. O(blocks)."""
-        unlike = any(self.key_of[block] != key for key, block in self.block_of.items())
-        disagree = unlike or len(self.block_of) != sum(key is not None for key in self.key_of)
-        stale = any(
-            traits is not NO_TRAITS and key is None for key, traits in zip(self.key_of, self._traits, strict=True)
-        )
-        return ["keys and blocks disagree"] * disagree + ["traits of a block without a key"] * stale

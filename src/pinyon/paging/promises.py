@@ -44,6 +44,3 @@ class Promises:
         if self._block_of:
             for block in blocks:
                 self.end(block)
-
-    def blocks(self) -> list[int]:
-        return list(self._block_of.values())

@@ -157,9 +157,3 @@ class SecondTier:
     def pending(self) -> bool:
         """Copies are waiting for :meth:`take_swaps`."""
         return bool(self._swaps)
-
-    def faults(self) -> list[str]:
-        """Returns the inconsistencies found, in words. O(slots)."""
-        taken = [below.slot for below in self._held.values()]
-        wrong = [] if sorted([*taken, *self._free]) == list(range(self._slots)) else ["slots are neither held nor free"]
-        return wrong + (["keys that may not be lost"] if any(key not in self.eviction for key in self._held) else [])
