@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +9,7 @@ from pinyon.batching import Prompt, PromptQueue
 from pinyon.batching.prompt_queue import LOOK_AHEAD
 from pinyon.batching.service_order import SERVICE_ORDERS, FifoOrder
 from pinyon.core.errors import ResourceExhausted
+from tests.unit.batching.books import Counting
 from tests.worker_integrity import check_prompts
 
 A, B, C, D = (bytes([number]) * 16 for number in range(4))
@@ -178,28 +178,12 @@ def test_a_prompt_with_room_is_found_behind_all_that_must_wait(order):
 
 
 def test_only_turns_that_are_looked_at_are_asked_for() -> None:
-    asked: list[int] = []
-
-    class Counting:
-        short_first = False
-
-        def __init__(self) -> None:
-            self._order: FifoOrder[int] = FifoOrder()
-            self.add, self.take = self._order.add, self._order.take
-
-        def turns(self, now_s: float) -> Iterator[int]:
-            for number in self._order.turns(now_s):
-                asked.append(number)
-                yield number
-
-        def __iter__(self) -> Iterator[int]:
-            return iter(self._order)
-
-    queue = PromptQueue(Held(), active=2, limit=100, order=Counting())
+    order = Counting(FifoOrder())
+    queue = PromptQueue(Held(), active=2, limit=100, order=order)
     for number in range(50):
         queue.add(Prompt(number, 16, (), 0, owned=True), 0.0)
     assert queue.start(0.0) == [0, 1]
-    assert asked == [0, 1]
+    assert order.asked == [0, 1]
     check_prompts(queue)
 
 
