@@ -9,13 +9,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
 import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from launch.redis_server import RedisServer
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.messages.segment import segment_from_proto
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
@@ -24,7 +29,7 @@ from pinyon.store.directory import NODES_FRESH_S
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.reader import BlockReader
 from pinyon.store.writer import PutOutcome
-from pinyon.transfer import Region
+from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 from services.kvstore.app import serving
 from services.kvstore.node import StoreNode
 from services.kvstore.settings import KvStoreSettings
@@ -33,6 +38,7 @@ from tests.store_integrity import check_table
 WAIT_S = 60.0
 """Seconds far above what anything takes, far below a hang."""
 OBJECT = 64 * 1024
+STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
 
 
 def key(number: int) -> bytes:
@@ -86,6 +92,35 @@ async def running_node(redis_url: str, node_id: str = "kv-0", **settings: object
         yield Node(node, context)
 
 
+async def call(address: str, stub: Any, method: str, request: Any) -> Any:
+    """Makes a raw call, as a foreign client would."""
+    async with open_channel(address) as channel:
+        try:
+            return await getattr(stub(channel), method)(request, timeout=WAIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+
+
+async def start(node: Node, *numbers: int, object_bytes: int = OBJECT, timeout_ms: int = 0) -> Any:
+    keys = b"".join(map(key, numbers))
+    request = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=object_bytes, timeout_ms=timeout_ms)
+    return await call(node.address, STORE, "PutStart", request)
+
+
+async def end(node: Node, put: Any, *, commit: bool = False) -> Any:
+    return await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id, commit=commit))
+
+
+async def acquire(node: Node, *numbers: int, lease_ms: int = 60_000) -> Any:
+    request = kvstore_pb2.AcquireRequest(keys=b"".join(map(key, numbers)), lease_ms=lease_ms, allow_gaps=True)
+    return await call(node.address, READ, "Acquire", request)
+
+
+async def release(node: Node, lease: Any) -> bool:
+    reply = await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
+    return bool(reply.released)
+
+
 class Client:
     """A store client over a buffer of ``slots`` objects."""
 
@@ -130,6 +165,16 @@ class Client:
     def slot(self, slot: int) -> bytes:
         return bytes(self.memory[slot * OBJECT : (slot + 1) * OBJECT])
 
+    async def move(
+        self, opcode: Opcode, reply: Any, offset: int, length: int = OBJECT, slot: int = 0
+    ) -> TransferResult:
+        """Transfers between a slot and an offset of the node, with the key that the node gave in this answer."""
+        segment = segment_from_proto(reply.segment)
+        (region,) = segment.regions
+        request = TransferRequest(opcode, self.region.key, slot * OBJECT, segment, region.key, offset, length)
+        (result,) = await self.engine.transfer_async([request])
+        return result
+
     async def get(self, numbers: Sequence[int]) -> list[bool]:
         """Reads the objects and checks those that arrived."""
         self.memory[:] = bytes(len(self.memory))
@@ -151,10 +196,10 @@ class Client:
 
     async def remove(self, numbers: Sequence[int]) -> int:
         """Removes the objects wherever they are, by the nodes' own RPC; returns the number of replicas removed."""
-        request, stub = kvstore_pb2.RemoveRequest(keys=b"".join(map(key, numbers))), kvstore_pb2_grpc.KvStoreServiceStub
+        request = kvstore_pb2.RemoveRequest(keys=b"".join(map(key, numbers)))
         removed = 0
         for node in await self.store.nodes():
-            removed += (await self.reader.channels.call(node.address, stub, "Remove", request, WAIT_S)).removed
+            removed += (await self.reader.channels.call(node.address, STORE, "Remove", request, WAIT_S)).removed
         return removed
 
     async def listed(self, numbers: Sequence[int]) -> list[int]:
