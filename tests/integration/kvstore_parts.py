@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import inspect
 import time
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from launch.redis_server import RedisServer
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import PinyonError
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
@@ -27,6 +29,7 @@ from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engi
 from pinyon.store.client import StoreClient
 from pinyon.store.directory import NODES_FRESH_S
 from pinyon.store.metadata import StoreMetadata
+from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
@@ -132,10 +135,11 @@ class Client:
         self.engine = start_transfer_engine(TransferSettings(**transfer))  # type: ignore[arg-type]
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)
-        self.reader = BlockReader(self.engine)
+        self.channels = NodeChannels()
+        self.reader = BlockReader(self.engine, self.channels)
         self._ahead_s = 0.0
         metadata = StoreMetadata(redis_url, timeout_s=redis_timeout_s)
-        self.store = StoreClient(self.engine, metadata, self.reader, clock=lambda: time.monotonic() + self._ahead_s)
+        self.store = StoreClient(self.engine, metadata, self.channels, clock=lambda: time.monotonic() + self._ahead_s)
 
     def forget_nodes(self) -> None:
         """Advances the clock until the list of nodes is no longer fresh."""
@@ -144,6 +148,7 @@ class Client:
     async def close(self) -> None:
         await self.store.close()
         await self.reader.close()
+        await self.channels.close()
         await asyncio.to_thread(self.engine.close)
 
     def fill(self, numbers: Sequence[int]) -> list[tuple[bytes, Region, int]]:
@@ -175,23 +180,33 @@ class Client:
         (result,) = await self.engine.transfer_async([request])
         return result
 
-    async def get(self, numbers: Sequence[int]) -> list[bool]:
-        """Reads the objects and checks those that arrived."""
+    async def get(self, numbers: Sequence[int], timeout_s: float = WAIT_S) -> list[bool]:
+        """Reads the objects as a worker does, run by run, behind one that is not held, too; returns which arrived."""
+        arrived = [False] * len(numbers)
         self.memory[:] = bytes(len(self.memory))
-        offsets = [slot * OBJECT for slot in range(len(numbers))]
-        arrived = await self.store.get([key(each) for each in numbers], self.region, offsets, OBJECT, WAIT_S)
-        await settled(self.reader)  # the lease ends in the background
-        for slot, (number, whole) in enumerate(zip(numbers, arrived, strict=True)):
-            assert not whole or self.slot(slot) == content(number), f"object {number} holds something else"
+        at = 0
+        while at < len(numbers):
+            runs = await self.store.leading([key(each) for each in numbers[at:]], OBJECT, timeout_s)
+            for node, count in runs:
+                with contextlib.suppress(PinyonError):  # a node that fails is a miss
+                    found = await self._read(node.address, numbers[at : at + count], at, timeout_s)
+                    arrived[at : at + found] = [True] * found
+                at += count
+            at += not runs
         return arrived
 
     async def fetch(self, address: str, numbers: Sequence[int]) -> int:
-        """Reads from this holder; returns how many leading objects arrived, after checking them."""
+        """Reads from this holder; returns how many leading objects arrived."""
         self.memory[:] = bytes(len(self.memory))
-        keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(len(numbers))]
-        arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, WAIT_S)).leading
-        await settled(self.reader)
-        assert [self.slot(slot) for slot in range(arrived)] == [content(each) for each in numbers[:arrived]]
+        return await self._read(address, numbers, 0, WAIT_S)
+
+    async def _read(self, address: str, numbers: Sequence[int], slot: int, timeout_s: float) -> int:
+        """Reads to this slot and the next ones; returns how many leading objects arrived, after checking them."""
+        keys, offsets = [key(each) for each in numbers], [(slot + at) * OBJECT for at in range(len(numbers))]
+        arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, timeout_s)).leading
+        await settled(self.reader)  # the lease ends in the background
+        for at, number in enumerate(numbers[:arrived], slot):
+            assert self.slot(at) == content(number), f"object {number} holds something else"
         return arrived
 
     async def remove(self, numbers: Sequence[int]) -> int:
@@ -199,7 +214,7 @@ class Client:
         request = kvstore_pb2.RemoveRequest(keys=b"".join(map(key, numbers)))
         removed = 0
         for node in await self.store.nodes():
-            removed += (await self.reader.channels.call(node.address, STORE, "Remove", request, WAIT_S)).removed
+            removed += (await self.channels.call(node.address, STORE, "Remove", request, WAIT_S)).removed
         return removed
 
     async def listed(self, numbers: Sequence[int]) -> list[int]:

@@ -1,7 +1,8 @@
-"""The KV store as its users see it: put and get by block key (Mooncake §3.2.2).
+"""The KV store as its users see it: put and look-up by block key (Mooncake §3.2.2).
 
-A block's place is looked up in Redis; a new run's node is chosen by rendezvous hashing over the live nodes. After a
-failure, a node or Redis is left alone for a growing pause. The store is a cache, so what cannot be had is a miss."""
+A block's place is looked up in Redis, and a :class:`pinyon.store.reader.BlockReader` reads there. A new run's node is
+chosen by rendezvous hashing over the live nodes. After a failure, a node or Redis is left alone for a growing pause.
+The store is a cache, so what cannot be had is a miss."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.directory import BlockDirectory
 from pinyon.store.metadata import StoreMetadata
-from pinyon.store.reader import MAX_KEYS, BlockReader, ReadTerms
-from pinyon.store.records import NodeRecord, Replica
+from pinyon.store.node_channels import NodeChannels
+from pinyon.store.reader import MAX_KEYS
+from pinyon.store.records import NodeRecord
 from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, PutOutcome
 from pinyon.transfer import Region, TransferEngine
@@ -41,20 +43,19 @@ class _Allowed(NamedTuple):
 
 
 class StoreClient:
-    """A client of the KV store, one per process, on one event loop. It closes ``metadata``, but not the reader."""
+    """A client of the KV store, one per process, on one event loop. It closes ``metadata``, but not the channels."""
 
     def __init__(
         self,
         engine: TransferEngine,
         metadata: StoreMetadata,
-        reader: BlockReader,
+        channels: NodeChannels,
         *,
         clock: Clock = time.monotonic,
     ) -> None:
         self.metadata = metadata
         self._directory = BlockDirectory(metadata, clock)
-        self._reader = reader
-        self._writer = BlockWriter(engine, reader.channels, clock=clock)
+        self._writer = BlockWriter(engine, channels, clock=clock)
         self._clock = clock
         self._avoidance = Avoidance()
 
@@ -169,24 +170,7 @@ class StoreClient:
             for index, outcome in zip(part, written, strict=True):
                 outcomes[index] = outcome
 
-    # -- get
-
-    async def get(
-        self, keys: Sequence[BlockKey], region: Region, offsets: Sequence[int], object_bytes: int, timeout_s: float
-    ) -> list[bool]:
-        """Reads object ``keys[i]`` to byte ``offsets[i]`` of ``region``. Returns which keys arrived as a whole.
-
-        The target of a key that did not arrive may hold anything. Takes ``timeout_s`` at most; when it returns or
-        raises (cancelled, too), nothing writes to the region any more. Raises Unavailable if Redis cannot be asked; a
-        node that fails is a miss."""
-        allowed = _Allowed(self._clock() + timeout_s, timeout_s)
-        arrived = [False] * len(keys)
-        _, located = await self._directory.locate(keys, timeout_s)
-        await _all(
-            self._read(node, indexes, keys, region, offsets, object_bytes, allowed, arrived)
-            for node, indexes in self._sources(located, object_bytes)
-        )
-        return arrived
+    # -- look-up
 
     async def leading(
         self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float
@@ -204,57 +188,6 @@ class StoreClient:
             if not all(holders[at:]):
                 break
         return leading_runs(holders, FETCH_SPANS_MAX)
-
-    def _sources(self, located: Sequence[Sequence[Replica]], object_bytes: int) -> list[tuple[NodeRecord, list[int]]]:
-        """Returns which keys to read from which node: as few nodes as a greedy choice finds."""
-        holders: dict[NodeRecord, set[int]] = {}
-        for index, replicas in enumerate(located):
-            for node, size in replicas:
-                if size == object_bytes:
-                    holders.setdefault(node, set()).add(index)
-        usable = {node: holders[node] for node in self._usable(list(holders))}
-        plan: list[tuple[NodeRecord, list[int]]] = []
-        while usable:
-            node = max(usable, key=lambda each: (len(usable[each]), each.node_id))
-            indexes = usable.pop(node)
-            if indexes:
-                plan.append((node, sorted(indexes)))
-            for others in usable.values():
-                others -= indexes
-        return plan
-
-    async def _read(
-        self,
-        node: NodeRecord,
-        indexes: list[int],
-        keys: Sequence[BlockKey],
-        region: Region,
-        offsets: Sequence[int],
-        object_bytes: int,
-        allowed: _Allowed,
-        arrived: list[bool],
-    ) -> None:
-        asked_s = self._clock()
-        left_s = allowed.until_s - asked_s
-        if left_s <= 0:
-            return  # the node is not asked, so nothing is learned about it
-        try:
-            result = await self._reader.read(
-                node.address,
-                [keys[index] for index in indexes],
-                region,
-                [offsets[index] for index in indexes],
-                object_bytes,
-                left_s,
-                terms=ReadTerms(allow_gaps=True),
-            )
-            for index, whole in zip(indexes, result.arrived, strict=True):
-                arrived[index] = whole
-            result.raise_for_failure()
-            if result.worked:
-                self._avoidance.succeeded(str(node.life), asked_s)
-        except PinyonError as error:
-            self._failed(node, error, left_s, allowed.whole_s)
 
     # -- health
 

@@ -24,7 +24,8 @@ class Place:
         self.now = 0.0
         self.memory = bytearray(b"\xff" * BLOCK * 8)
         self.region = engine.register_local_memory(self.memory)
-        self.reader = BlockReader(engine, clock=lambda: self.now)
+        self.channels = NodeChannels()
+        self.reader = BlockReader(engine, self.channels, clock=lambda: self.now)
 
     async def fetch(self, keys: Sequence[bytes] = KEYS, timeout_s: float = WAIT_S) -> int:
         return (await self.read(keys, timeout_s)).leading
@@ -73,6 +74,7 @@ async def place(holder: Holder) -> AsyncIterator[Place]:
         place = engine.place = Place(address, engine)
         yield place
         await place.reader.close()
+        await place.channels.close()
     engine.close()
 
 
