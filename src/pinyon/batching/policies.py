@@ -6,16 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pinyon.batching.fcfs import Fcfs
-from pinyon.batching.feather_settings import FeatherSettings, StoppingRule
 from pinyon.batching.interface import Batching, BatchingPolicy, Rounds
 from pinyon.batching.policy import HeldBlocks
-from pinyon.batching.prefix_line import BySharedPrefix
+from pinyon.batching.prefix_line import BySharedPrefix, FeatherSettings
 from pinyon.batching.rounds import PrefixRounds
 from pinyon.batching.service_order import MostInTime
 from pinyon.batching.waiting_line import ByTurn, RoomInTimeSettings
 from pinyon.core.policies import NoSettings, Registry
-
-__all__ = ["BATCHING_DEFAULT", "BATCHING_POLICIES", "FeatherSettings", "StoppingRule"]
 
 
 def _everybody(kernel: str) -> None:

@@ -147,22 +147,22 @@ class FairQueues(Generic[Key]):
     """The runs that may go, in queues per group of tenants.
 
     If ``fair``, nothing is taken from a tenant within its share while another holds more than its own. Runs that are
-    old and all but worthless are not protected. If not ``fair``, worth alone decides."""
+    old and all but worthless are not protected. If not ``fair``, all tenants are one group, and worth alone decides."""
 
     def __init__(self, table: HazardTable, fair: bool) -> None:
         self._table = table
         self._queues: dict[int, RunQueues[Key]] = {}
         """The queues by group of tenants."""
         self._now_s = 0.0
-        self._shares = TenantShares() if fair else None
+        self._fair = fair
+        self._shares = TenantShares()
         self._nobody_above = False
         """True if shares let no run go since :meth:`advance`; then they decide nothing."""
 
     def whose(self, run: TreeRun[Key], tenant: str) -> None:
         """Sets the tenant of a run whose keys are not counted yet."""
         run.tenant = tenant
-        if self._shares is not None:
-            run.group = self._shares.group(tenant)
+        run.group = self._shares.group(tenant) if self._fair else 0
 
     def hand(self, run: TreeRun[Key], tenant: str, now_s: float) -> None:
         """Hands a run over to another tenant."""
@@ -174,14 +174,11 @@ class FairQueues(Generic[Key]):
 
     def count(self, run: TreeRun[Key], more: int) -> None:
         """Counts ``more`` keys for the tenant of this run."""
-        shares = self._shares
-        if shares is not None:
-            shares.add(run.group, more)
+        self._shares.add(run.group, more)
 
     def again(self, run: TreeRun[Key], now_s: float) -> None:
         """Counts a reuse of a run by its tenant, before its last use is updated."""
-        if self._shares is not None:
-            self._shares.again(run.group, now_s - run.last_s)
+        self._shares.again(run.group, now_s - run.last_s)
 
     def most(self, run: TreeRun[Key]) -> int:
         """Returns how many of the run's keys may be taken now."""
@@ -189,13 +186,13 @@ class FairQueues(Generic[Key]):
         return free if self._faded(run) else min(free, self.above(run.group))
 
     def _faded(self, run: TreeRun[Key]) -> bool:
-        if self._shares is not None and self._now_s - run.last_s < self._shares.protects_s(run.group):
+        if self._now_s - run.last_s < self._shares.protects_s(run.group):
             return False
         return FADED * self._table.value(run.of.number, run.bin) <= self._table.value(run.of.number, 0)
 
     def above(self, group: int) -> int:
         """Returns how many keys may be taken from a group of tenants now."""
-        return MANY if self._shares is None or self._nobody_above else self._shares.above(group)
+        return MANY if self._nobody_above else self._shares.above(group)
 
     def place(self, run: TreeRun[Key], now_s: float) -> None:
         """Queues a run if its end may go, else takes it out: another run extends it, or its end is pinned."""
