@@ -190,11 +190,7 @@ class Bandit:
         """Decisions that were rewarded."""
         self._scale = 0.0
         self._drift = Drift()
-        self._explored = 0.0
-
-    @property
-    def exploring(self) -> float:
-        return self._explored
+        self.exploring = 0.0
 
     @property
     def shifts(self) -> int:
@@ -211,7 +207,7 @@ class Bandit:
         else:
             chosen = self._bound(add) >= self._bound(stop)
             best = chosen == (add.mean() >= stop.mean())
-        self._explored += SCALE_WEIGHT * ((0.0 if best else 1.0) - self._explored)
+        self.exploring += SCALE_WEIGHT * ((0.0 if best else 1.0) - self.exploring)
         return chosen
 
     def _bound(self, arm: _Arm) -> float:

@@ -18,25 +18,17 @@ class OffsetAllocator:
         if alignment_bytes <= 0 or alignment_bytes & (alignment_bytes - 1):
             raise ValueError(f"the alignment must be a power of two, got {alignment_bytes}")
         self._alignment = alignment_bytes
-        self._capacity = capacity_bytes // alignment_bytes * alignment_bytes
-        if self._capacity <= 0:
+        self.capacity_bytes = capacity_bytes // alignment_bytes * alignment_bytes
+        if self.capacity_bytes <= 0:
             raise ValueError(f"{capacity_bytes} bytes hold nothing at an alignment of {alignment_bytes}")
-        self._used = 0
+        self.used_bytes = 0
+        """The bytes taken, including the rounding up to the alignment."""
         self._taken: dict[int, int] = {}  # offset → size
         self._hole_at: dict[int, int] = {}  # offset → size
         self._hole_before: dict[int, int] = {}  # end → offset
         self._holes: dict[int, dict[int, None]] = {}  # size → offsets
         self._sizes: list[int] = []  # the keys of _holes, sorted
-        self._add_hole(0, self._capacity)
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self._capacity
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes taken, including the rounding up to the alignment."""
-        return self._used
+        self._add_hole(0, self.capacity_bytes)
 
     @property
     def largest_hole_bytes(self) -> int:
@@ -60,7 +52,7 @@ class OffsetAllocator:
         if hole_size > size:
             self._add_hole(offset + size, hole_size - size)
         self._taken[offset] = size
-        self._used += size
+        self.used_bytes += size
         return offset
 
     def free(self, offset: int) -> None:
@@ -68,7 +60,7 @@ class OffsetAllocator:
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"nothing was allocated at {offset}")
-        self._used -= size
+        self.used_bytes -= size
         before = self._hole_before.get(offset)
         if before is not None:
             size += self._drop_hole(before)
