@@ -18,9 +18,8 @@ from collections.abc import Container, Iterable, Sequence
 from pinyon.eviction.evictor import Evictor
 from pinyon.eviction.interface import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
 from pinyon.eviction.runs import runs
-from pinyon.paging.contents import Contents
+from pinyon.paging.contents import Contents, Promises
 from pinyon.paging.key_changes import KeyChanges
-from pinyon.paging.promises import Promises
 from pinyon.paging.second_tier import SecondTier
 
 

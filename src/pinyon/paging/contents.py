@@ -1,4 +1,4 @@
-"""The key of each block, and what the eviction policy is told about it."""
+"""The key of each block, now or once its holders have computed it, and what the eviction policy is told about it."""
 
 from __future__ import annotations
 
@@ -67,3 +67,46 @@ class Contents:
     def known_of(self, key: bytes) -> Known:
         block = self.block_of[key]
         return Known(self._traits[block], self._places[block], self._after[block])
+
+
+class Promises:
+    """The keys of used blocks whose content is still being computed: requests that wait for room may count on them.
+
+    A promise holds until the block has its content or no holder. The blocks are ``0 .. blocks - 1``."""
+
+    def __init__(self, blocks: int) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: list[bytes | None] = [None] * blocks
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def run(self, keys: Sequence[bytes]) -> list[int]:
+        """Returns the blocks of the leading run of ``keys`` that is promised."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def add(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Adds promises; keys that are promised already keep their blocks."""
+        block_of, key_of = self._block_of, self._key_of
+        for key, block in zip(keys, blocks, strict=True):
+            if key not in block_of:
+                block_of[key] = block
+                key_of[block] = key
+
+    def end(self, block: int) -> None:
+        """Ends the promise of a block, if any: the block has its content, or nobody uses it."""
+        key = self._key_of[block]
+        if key is not None:
+            self._key_of[block] = None
+            del self._block_of[key]
+
+    def end_all(self, blocks: Iterable[int]) -> None:
+        if self._block_of:
+            for block in blocks:
+                self.end(block)

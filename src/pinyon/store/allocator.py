@@ -1,10 +1,15 @@
-"""An allocator of offsets in a pool of bytes: best fit over the holes, with neighbours merged at once. Pure."""
+"""An allocator of offsets in a pool of bytes: best fit over the holes, with neighbours merged at once. Pure.
+
+Beside it is the room that idle objects, which nobody reads, would give to others."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
+
+NO_RUN_S = 1.0
+"""The seconds for which it is believed that no idle objects side by side make room for an object of some size."""
 
 
 class OffsetAllocator:
@@ -117,3 +122,41 @@ class OffsetAllocator:
             del self._holes[size]
             del self._sizes[bisect_left(self._sizes, size)]
         return size
+
+
+class IdleRoom:
+    """The sizes of the idle objects; it is told of each object that becomes idle or ceases to be."""
+
+    def __init__(self, allocator: OffsetAllocator) -> None:
+        self._allocator = allocator
+        self._sizes: dict[int, int] = {}  # size with its rounding → objects
+        self._no_run = (float("-inf"), 0)
+
+    def count(self, size_bytes: int, change: int) -> None:
+        """Counts an object of this size that became idle (``change`` 1) or is idle no more (-1)."""
+        size = self._allocator.rounded(size_bytes)
+        count = self._sizes.get(size, 0) + change
+        if count:
+            self._sizes[size] = count
+        else:
+            del self._sizes[size]
+
+    @property
+    def largest_bytes(self) -> int:
+        """The size of the largest idle object, with its rounding."""
+        return max(self._sizes, default=0)
+
+    def side_by_side(self, object_bytes: int, now_s: float, every: Iterable[tuple[int, bytes]]) -> list[bytes]:
+        """Returns the keys of neighbouring objects that make room together, as few bytes as possible; or none.
+
+        Offset and key of ``every`` idle object are asked for where they are looked at. That none make room is believed
+        for ``NO_RUN_S``, so that repeated requests do not repeat the search."""
+        looked_s, refused_bytes = self._no_run
+        if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
+            return []
+        idle = dict(every)
+        found = self._allocator.fewest_to_free(object_bytes, idle)
+        if found is None:
+            self._no_run = (now_s, object_bytes)
+            return []
+        return [idle[offset] for offset in found]

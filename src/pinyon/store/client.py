@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
@@ -33,13 +32,6 @@ LOOK_KEYS = 512
 """The number of keys that are looked up at once where mostly only some of the first ones are there."""
 
 _log = get_logger("store")
-
-
-class _Allowed(NamedTuple):
-    """The time that a node may take: until ``until_s`` by the clock, of ``whole_s`` that the caller gave in all."""
-
-    until_s: float
-    whole_s: float
 
 
 class StoreClient:
@@ -123,11 +115,11 @@ class StoreClient:
                 at.setdefault(choices[runs[index]][-tries], []).append(index)
             now_s = self._clock()
             # A node that hangs leaves the next node its share of the time.
-            allowed = _Allowed(now_s + (deadline - now_s) / tries, timeout_s)
-            await _all(
-                self._write(usable[node_id], indexes, objects, object_bytes, allowed, request_class, places, outcomes)
-                for node_id, indexes in at.items()
-            )
+            until_s = now_s + (deadline - now_s) / tries
+            async with asyncio.TaskGroup() as group:  # when cancelled, it waits until every transfer has let go
+                for node_id, indexes in at.items():
+                    node, rest = usable[node_id], (request_class, places, outcomes)
+                    group.create_task(self._write(node, indexes, objects, object_bytes, until_s, timeout_s, *rest))
             left = [index for index in left if outcomes[index] in (PutOutcome.FAILED, PutOutcome.NO_SPACE)]
         for index, key in enumerate(keys):  # repeated keys share the outcome of the first
             if (first := wanted.get(key, index)) != index and outcomes[first] is not PutOutcome.STORED:
@@ -140,15 +132,17 @@ class StoreClient:
         indexes: Sequence[int],
         objects: Sequence[tuple[BlockKey, Region, int]],
         object_bytes: int,
-        allowed: _Allowed,
+        until_s: float,
+        whole_s: float,
         request_class: RequestClass,
         places: Sequence[int],
         outcomes: list[PutOutcome],
     ) -> None:
+        """Puts objects to one node until ``until_s`` by the clock; the caller gave ``whole_s`` in all."""
         for start in range(0, len(indexes), MAX_KEYS):
             part = indexes[start : start + MAX_KEYS]
             asked_s = self._clock()
-            left_s = allowed.until_s - asked_s
+            left_s = until_s - asked_s
             if left_s <= 0:
                 return  # the node is not asked, so nothing is learned about it
             try:
@@ -161,10 +155,10 @@ class StoreClient:
                     [places[index] for index in part],
                 )
             except PinyonError as error:
-                self._failed(node, error, left_s, allowed.whole_s)
+                self._failed(node, error, left_s, whole_s)
                 return
             if PutOutcome.FAILED in written:
-                self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, allowed.whole_s)
+                self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, whole_s)
             else:
                 self._avoidance.succeeded(str(node.life), asked_s)
             for index, outcome in zip(part, written, strict=True):
@@ -202,10 +196,3 @@ class StoreClient:
             return
         self._avoidance.failed(str(node.life), self._clock())
         _log.info("store node %s is avoided: %s", node.node_id, error.message)
-
-
-async def _all(duties: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs the duties side by side; when cancelled, waits until every transfer has let go."""
-    async with asyncio.TaskGroup() as group:
-        for duty in duties:
-            group.create_task(duty)
