@@ -131,12 +131,6 @@ class ChunkedHashTree(Generic[R]):
         """Levels that all active requests share."""
         return self._tip.level
 
-    @property
-    def tip(self) -> Hashable | None:
-        """Hash at that depth; None at depth 0."""
-        hashes = self._tip.hashes
-        return hashes[len(hashes) - 1] if hashes else None
-
     def levels(self, request: R) -> int:
         return self._entries[request].node.level
 

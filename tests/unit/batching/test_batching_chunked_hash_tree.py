@@ -139,18 +139,6 @@ def test_unknown_ids_are_refused() -> None:
     assert cht.active == 0
 
 
-def test_the_tip_is_the_last_hash_that_all_share() -> None:
-    cht = tree(a="xy", b="xz")
-    cht.add_to_batch("a")
-    assert cht.tip == "xy"
-    assert cht.find_best() == BestRequest("b", 2, 1, 1)
-    cht.add_to_batch("b")
-    assert cht.tip == "x"
-    cht.finish("a")
-    cht.finish("b")
-    assert cht.tip is None
-
-
 def test_hashes_are_of_all_tokens_before() -> None:
     tokens = np.arange(10, dtype=np.uint32)
     hashes = chunk_hashes(tokens, 4)
