@@ -197,8 +197,10 @@ class ChunkedHashTree(Generic[R]):
     def of_most(self) -> R:
         """Returns the best of the largest set of waiting requests that share their first level; one must wait."""
         nodes = [node for node in self._root.children.values() if node.waiting]
-        rank = min(nodes, key=_most_waiting).best if nodes else min(self._root.ranks)
-        return self._by_arrival[rank & ARRIVALS]
+        if not nodes:
+            return self._by_arrival[min(self._root.ranks) & ARRIVALS]
+        most = min(nodes, key=lambda node: (-node.waiting, node.best & ARRIVALS))
+        return self._by_arrival[most.best & ARRIVALS]
 
     def groups(self, most: int) -> list[ActiveGroup]:
         """Returns prefixes that two active requests or more share, the largest group first; none is part of another.
@@ -223,9 +225,9 @@ class ChunkedHashTree(Generic[R]):
                 tips.append(node)
             else:
                 nodes.extend([child for child in node.children.values() if child.active > 1])
-        tips.sort(key=_least_saved)
+        tips.sort(key=lambda node: (1 - node.active) * node.level)
         found = [ActiveGroup(node.hashes[len(node.hashes) - 1], node.level, node.active) for node in tips[:most]]
-        found.sort(key=_fewest_requests)
+        found.sort(key=lambda group: -group.requests)
         return found
 
     def add_to_batch(self, request: R) -> None:
@@ -431,15 +433,3 @@ class ChunkedHashTree(Generic[R]):
                 del self._by_hash[each]
             self._nodes -= 1
             node = parent
-
-
-def _least_saved(node: _TreeNode) -> int:
-    return (1 - node.active) * node.level
-
-
-def _fewest_requests(group: ActiveGroup) -> int:
-    return -group.requests
-
-
-def _most_waiting(node: _TreeNode) -> tuple[int, int]:
-    return -node.waiting, node.best & ARRIVALS

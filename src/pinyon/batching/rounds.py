@@ -164,10 +164,9 @@ class PrefixRounds:
         self._place += 1
 
     def observe(self, step: StepSeen) -> None:
-        if not step.decoded:
-            self._decode_time.of(step)
-            return
         seconds = self._decode_time.of(step)
+        if not step.decoded:
+            return
         self._measured = self._measured and seconds > 0.0
         self._tokens += step.decoded
         self._seconds += seconds
