@@ -29,9 +29,8 @@ from pinyon.eviction.fit import Fit
 from pinyon.eviction.hazard_table import HazardTable, bin_of
 from pinyon.eviction.interface import Key, Traits, kind_and_turn
 from pinyon.eviction.lru_guard import LruGuard
-from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
+from pinyon.eviction.prefix_tree import PrefixTree, RunPins, TreeRun
 from pinyon.eviction.request_classes import RequestClasses
-from pinyon.eviction.run_pins import RunPins
 
 STALE_MIN = 1024
 LATER_MAX = 64
