@@ -26,7 +26,6 @@ from pinyon.store.objects import ObjectTable
 from pinyon.transfer import Access, Grant, RegionDescriptor, SegmentDescriptor, TransferEngine
 from services.kvstore.settings import KvStoreSettings
 
-ALIGNMENT_BYTES = 64
 END_S = 30.0
 """The seconds that ending all puts may take when the node stops."""
 
@@ -47,7 +46,7 @@ class StoreNode:
         self._refits = RefitThread()
         # Ids start at random: calls meant for the process before a restart must not hit a lease or put of this one.
         self.table = ObjectTable(
-            OffsetAllocator(self._pool.nbytes, ALIGNMENT_BYTES),
+            OffsetAllocator(self._pool.nbytes),
             self.policy(settings.eviction),
             LeaseTable(first_id=1 + secrets.randbits(62), max_leases=settings.leases_max),
             first_put_id=1 + secrets.randbits(62),

@@ -91,8 +91,7 @@ class StoreMetadata:
             raise InvalidArgument(f"not a Redis URL: {error}", field="redis_url") from None
         use_tls(pool, tls)
         pool.connection_kwargs["decode_responses"] = False  # keys are raw bytes, whatever the URL says
-        self._redis: Redis = Redis(connection_pool=pool)
-        self._pool = pool
+        self._redis: Redis = Redis.from_pool(pool)
         self._timeout_s = timeout_s
         every = scripts.ANNOUNCE, scripts.LEAVE, scripts.WRITE, scripts.UNLIST, scripts.FORGET
         self._announce, self._leave, self._write, self._unlist, self._forget = (
@@ -104,7 +103,6 @@ class StoreMetadata:
 
     async def close(self) -> None:
         await self._redis.aclose()
-        await self._pool.aclose()
 
     async def _ask(self, answer: Awaitable[Any]) -> Any:
         task = asyncio.current_task()
