@@ -57,7 +57,6 @@ LEFT_OUT = {
     "*/__init__.py": "a line of text",
     "*/policies.py": "read once: tables of names and lambdas",
     "*/interface.py": "protocols that Python derives from, or isinstance asks for: compiled they allow neither",
-    "eviction/policy.py": "as */interface.py",
     "core/journal.py": "puts attributes into objects while it runs",
     "decisions/front.py": "puts a journal's recorder where another class stands, which only Python allows",
     "decisions/growth.py": "is handed what decisions/front.py records",

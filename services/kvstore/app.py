@@ -46,7 +46,6 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         stack.push_async_callback(asyncio.to_thread, engine.close)
         node = StoreNode(context.instance_id, settings, engine)
         stack.push_async_callback(node.close)
-        node.start()
         server = GrpcServer(settings.listen, security.tls)
         services = kvstore_pb2.DESCRIPTOR.services_by_name
         server.add(

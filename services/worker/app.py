@@ -150,7 +150,7 @@ class Worker:
         layered = self.transfer if served.role is Role.PREFILL and source is None else None
         if store is None and settings.redis_url:
             metadata = StoreMetadata(settings.redis_url, tls=security.tls)
-            store = self._store = StoreClient(self.transfer, metadata, self._reader)
+            store = self._store = StoreClient(self.transfer, metadata, self._channels)
         self.parts = Parts(
             limits=settings,
             served=served,

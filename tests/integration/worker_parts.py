@@ -40,6 +40,7 @@ from services.worker.engines.protocol import StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
 from tests.integration.kvstore_parts import eventually
+from tests.worker_integrity import check_admission
 
 BLOCK_TOKENS = 8
 WAIT_S = 60.0
@@ -283,7 +284,7 @@ class Fleet:
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"
-            worker.parts.cache.admission.check_integrity()
+            check_admission(worker.parts.cache.admission)
 
     def _release(self) -> None:
         for worker in self.workers:
@@ -302,7 +303,7 @@ class Fleet:
         self._release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
-            worker.parts.cache.admission.check_integrity()
+            check_admission(worker.parts.cache.admission)
             assert worker.parts.cache.pool.used == 0, worker.served.instance_id
             assert worker.transfer.stats().requests_now == 0
         if self.conductor is not None:

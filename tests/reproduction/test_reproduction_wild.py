@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pinyon.eviction.interface import Traits
 from pinyon.eviction.lru import Lru
-from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
 from pinyon_lab.figures.figure import Rows, Section, Table
 from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served

@@ -6,12 +6,13 @@ from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.prefill_reference import PrefillReference
 from tests.queue_integrity import check_queue
+from tests.worker_integrity import check_admission, check_prompts
 
 
 def check_idle(engine: SimEngine) -> None:
     """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
-    engine.admission.check_integrity()
-    engine.prompts.check_integrity()
+    check_admission(engine.admission)
+    check_prompts(engine.prompts)
     held = {
         "blocks": engine.pool.used,
         "waiting": engine.admission.waiting,

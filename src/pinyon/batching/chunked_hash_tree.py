@@ -20,10 +20,6 @@ from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-import xxhash
-
 R = TypeVar("R", bound=Hashable)
 
 _ARRIVAL_BITS: Final = 40
@@ -99,11 +95,7 @@ class ChunkedHashTree(Generic[R]):
     Memory is taken for the different hashes of the requests that are here, and for nothing else.
     """
 
-    def __init__(self, chunk: int) -> None:
-        """Takes the tokens of one level, ``chunk``. Raises ``ValueError`` if that is less than 1."""
-        if chunk < 1:
-            raise ValueError(f"a chunk has at least one token, not {chunk}")
-        self.chunk = chunk
+    def __init__(self) -> None:
         self._root = _TreeNode(None, 0, [])
         self._entries: dict[R, _Entry] = {}
         self._by_arrival: dict[int, R] = {}
@@ -139,23 +131,14 @@ class ChunkedHashTree(Generic[R]):
         """Levels that all active requests share."""
         return self._tip.level
 
-    @property
-    def tip(self) -> Hashable | None:
-        """Hash at that depth; None at depth 0."""
-        hashes = self._tip.hashes
-        return hashes[len(hashes) - 1] if hashes else None
-
     def levels(self, request: R) -> int:
         return self._entries[request].node.level
 
-    def insert(self, request: R, tokens: Sequence[int] | npt.NDArray[np.generic]) -> None:
-        """Inserts a waiting request. If it is here already, it is taken out first and counts as new.
+    def insert(self, request: R, hashes: Sequence[Hashable]) -> None:
+        """Inserts a waiting request by its hashes: cumulative ones, as a prompt's block keys are.
 
-        Raises ``ValueError`` for a token that is not a 32-bit number, or more than ``LEVELS_MAX`` chunks."""
-        self.insert_hashes(request, chunk_hashes(tokens, self.chunk))
-
-    def insert_hashes(self, request: R, hashes: Sequence[Hashable]) -> None:
-        """Inserts a request by known hashes: cumulative ones, as a prompt's block keys are."""
+        If it is here already, it is taken out first and counts as new. Raises ``ValueError`` for more than
+        ``LEVELS_MAX`` hashes."""
         levels = len(hashes)
         if levels > LEVELS_MAX:
             raise ValueError(f"{levels} levels are too many, at most {LEVELS_MAX} are possible")
@@ -211,12 +194,13 @@ class ChunkedHashTree(Generic[R]):
                 nodes.extend(each.children.values())
         return [self._by_arrival[arrival] for arrival in sorted([rank & ARRIVALS for rank in ranks])]
 
-    def branches(self) -> list[R]:
-        """Returns the best of each set of waiting requests that share their first level, the largest set first."""
+    def of_most(self) -> R:
+        """Returns the best of the largest set of waiting requests that share their first level; one must wait."""
         nodes = [node for node in self._root.children.values() if node.waiting]
-        nodes.sort(key=_most_waiting)
-        first = [self._by_arrival[node.best & ARRIVALS] for node in nodes]
-        return [*first, *[self._by_arrival[rank & ARRIVALS] for rank in sorted(self._root.ranks)]]
+        if not nodes:
+            return self._by_arrival[min(self._root.ranks) & ARRIVALS]
+        most = min(nodes, key=lambda node: (-node.waiting, node.best & ARRIVALS))
+        return self._by_arrival[most.best & ARRIVALS]
 
     def groups(self, most: int) -> list[ActiveGroup]:
         """Returns prefixes that two active requests or more share, the largest group first; none is part of another.
@@ -241,9 +225,9 @@ class ChunkedHashTree(Generic[R]):
                 tips.append(node)
             else:
                 nodes.extend([child for child in node.children.values() if child.active > 1])
-        tips.sort(key=_least_saved)
+        tips.sort(key=lambda node: (1 - node.active) * node.level)
         found = [ActiveGroup(node.hashes[len(node.hashes) - 1], node.level, node.active) for node in tips[:most]]
-        found.sort(key=_fewest_requests)
+        found.sort(key=lambda group: -group.requests)
         return found
 
     def add_to_batch(self, request: R) -> None:
@@ -449,37 +433,3 @@ class ChunkedHashTree(Generic[R]):
                 del self._by_hash[each]
             self._nodes -= 1
             node = parent
-
-
-def _least_saved(node: _TreeNode) -> int:
-    return (1 - node.active) * node.level
-
-
-def _fewest_requests(group: ActiveGroup) -> int:
-    return -group.requests
-
-
-def _most_waiting(node: _TreeNode) -> tuple[int, int]:
-    return -node.waiting, node.best & ARRIVALS
-
-
-def chunk_hashes(tokens: Sequence[int] | npt.NDArray[np.generic], chunk: int) -> list[int]:
-    """Returns one hash for each ``chunk`` tokens, and one for what is left; each is of all tokens up to there.
-
-    A chunk's hash has the one before as its seed: one call each (Algorithm 2's chain, without hashing chunks apart).
-    Raises ``ValueError`` for a token that is not a 32-bit number.
-    """
-    known = np.asarray(tokens)
-    if known.dtype != np.uint32:
-        if known.size and (known.dtype.kind not in "iu" or int(known.min()) < 0 or int(known.max()) >= 1 << 32):
-            raise ValueError("tokens must be numbers from 0 to 2**32 - 1")
-        known = known.astype(np.uint32)
-    data = memoryview(known.tobytes())
-    size = 4 * chunk
-    digest = xxhash.xxh3_64_intdigest
-    previous = 0
-    hashes = []
-    for start in range(0, len(data), size):
-        previous = digest(data[start : start + size], previous)
-        hashes.append(previous)
-    return hashes

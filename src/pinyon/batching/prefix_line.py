@@ -10,9 +10,12 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
+from pinyon.batching.engine_step import GROUPED
 from pinyon.batching.policy import BatchRequest
+from pinyon.batching.stopping import Always, Bandit, Heuristic, StoppingPolicy
 from pinyon.batching.waiting_line import AgainFirst, passed_over_max_s
 from pinyon.core.policies import check_bounds
 
@@ -32,6 +35,31 @@ class SharedPrefixSettings:
         check_bounds(self, chunk_blocks=(1, 4096), passed_over_s=(0, 3600))
 
 
+class StoppingRule(StrEnum):
+    """The rule by which ``feather`` decides that a batch stays as it is."""
+
+    BANDIT = "bandit"
+    HEURISTIC = "heuristic"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatherSettings(SharedPrefixSettings):
+    """Options of the whole policy ``feather``: with ``stop``, the rule by which a batch stays as it is."""
+
+    stop: StoppingRule = StoppingRule.BANDIT
+
+    def stopping(self, kernel: str = "") -> StoppingPolicy:
+        """Returns the rule for a ``kernel``: how the engine's decode attention reads shared KV.
+
+        Where each group of a batch reads its own prefix once (``grouped``, as PAT does), a larger batch costs no prefix
+        anything. Rules that keep it from growing are of no use, and those that learn find that out.
+        """
+        if self.stop is StoppingRule.BANDIT:
+            return Bandit()
+        return Heuristic() if self.stop is StoppingRule.HEURISTIC and kernel != GROUPED else Always()
+
+
 class BySharedPrefix(AgainFirst):
     """A :class:`pinyon.batching.interface.WaitingLine` by shared prefix, after those that gave way, as they came.
 
@@ -41,7 +69,7 @@ class BySharedPrefix(AgainFirst):
     def __init__(self, settings: SharedPrefixSettings, tree: ChunkedHashTree[int] | None = None) -> None:
         super().__init__()
         self._settings = settings
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree() if tree is None else tree
         """Tree in which new requests wait, and taken ones are active."""
         self._running: set[int] = set()
         self._unpassed: OrderedDict[int, None] = OrderedDict()
@@ -65,7 +93,7 @@ class BySharedPrefix(AgainFirst):
         number = request.number
         self._new[number] = request
         self._unpassed[number] = None
-        self._tree.insert_hashes(number, self._path(request))
+        self._tree.insert(number, self._path(request))
 
     def remove(self, number: int) -> bool:
         if number not in self._new:
@@ -99,7 +127,7 @@ class BySharedPrefix(AgainFirst):
         return None if best is None else self._new[best.request]
 
     def adopt(self, request: BatchRequest) -> None:
-        self._tree.insert_hashes(request.number, self._path(request))
+        self._tree.insert(request.number, self._path(request))
         self._run(request.number)
 
     def _run(self, number: int) -> None:
@@ -116,7 +144,7 @@ class BySharedPrefix(AgainFirst):
             self._pass_over_before(number)
         else:
             self._again.take(number, room_blocks)
-            self._tree.insert_hashes(number, self._path(request))
+            self._tree.insert(number, self._path(request))
         self._run(number)
 
     def _pass_over_before(self, number: int) -> None:

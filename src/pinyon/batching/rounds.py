@@ -76,7 +76,7 @@ class PrefixRounds:
         """Takes the ``tree`` that says which request is offered next."""
         self.chunk_blocks = chunk_blocks
         self.stopping = stopping
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree() if tree is None else tree
         """Tree in which all requests wait, except while batches are made."""
         self._paths: dict[int, Sequence[int]] = {}
         """Paths of running requests."""
@@ -99,7 +99,7 @@ class PrefixRounds:
 
     def add(self, number: int, path: Sequence[int]) -> None:
         self._paths[number] = path
-        self._tree.insert_hashes(number, path)
+        self._tree.insert(number, path)
         self._changed = True
 
     def remove(self, number: int) -> None:
@@ -164,10 +164,9 @@ class PrefixRounds:
         self._place += 1
 
     def observe(self, step: StepSeen) -> None:
-        if not step.decoded:
-            self._decode_time.of(step)
-            return
         seconds = self._decode_time.of(step)
+        if not step.decoded:
+            return
         self._measured = self._measured and seconds > 0.0
         self._tokens += step.decoded
         self._seconds += seconds
@@ -212,14 +211,14 @@ class PrefixRounds:
         depths: list[int] = []
         decisions: list[Taken] = []
         while tree.waiting:
-            batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
+            batch = self._batch(tree.of_most(), len(batches) + 1 >= BATCHES_MAX, decisions, told)
             depths.append(tree.tip_depth)
             for number in batch:
                 tree.finish(number)
             batches.append(batch)
         self._batches, self._depths, self._decisions = batches, depths, decisions
         for number, path in self._paths.items():
-            tree.insert_hashes(number, path)
+            tree.insert(number, path)
 
     def _batch(self, first: int, last: bool, decisions: list[Taken], told: dict[tuple[int, ...], bool]) -> list[int]:
         tree = self._tree

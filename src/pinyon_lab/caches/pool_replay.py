@@ -24,7 +24,7 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from pinyon.core.policies import NoSettings, Registry, check_bounds
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.interface import EvictionPolicy, Traits
 from pinyon.eviction.runs import runs
 from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
 from pinyon_lab.caches.replay import CacheReplay, MakePolicy, Replaying

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from pinyon.eviction.policy import Traits
+from pinyon.eviction.interface import Traits
 from pinyon_lab.caches.replay import CacheRequest
 from pinyon_lab.traces import TraceRow
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from pinyon.batching import LEVEL_BLOCKS, BatchRequest, StepPlan
-from pinyon.batching.feather_settings import GROUPED
+from pinyon.batching.engine_step import GROUPED
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import BlockKey, pack_keys

@@ -8,7 +8,7 @@ from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.decisions import FrontDecisions
 from pinyon.eviction import Traits
-from pinyon.eviction.policy import kind_and_turn
+from pinyon.eviction.interface import kind_and_turn
 from pinyon_lab.simulator.attempt import SimRequest
 from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.cluster_settings import ClusterSettings

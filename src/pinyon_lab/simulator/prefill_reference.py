@@ -183,9 +183,10 @@ class PrefillReference:
             self._start(instance, now_s)
 
     def _start(self, instance: _ReferenceInstance, now_s: float) -> None:
-        job = instance.waiting.next(now_s)
+        job = next(instance.waiting.turns(now_s), None)
         if job is None:
             return
+        instance.waiting.take(job, now_s)
         reused, moving_us = instance.cache.read(job.arrival.blocks, now_s, job.arrival.traits)
         job.hit_tokens = job.request.reused_tokens(reused, self._block_tokens)
         job.started_s = now_s

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pinyon.batching.feather_settings import GROUPED
+from pinyon.batching.engine_step import GROUPED
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import by, near, number
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits

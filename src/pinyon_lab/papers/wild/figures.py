@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import mean
 
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.interface import EvictionPolicy, Traits
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.lru_curve import LruCurve
