@@ -88,8 +88,7 @@ def add_command(commands: Any) -> None:
 
 _NAMES = (
     *("advertise_host", "transfer_transports", "transfer_nics", "transfer_topology", "transfer_allow_shm"),
-    *("transfer_nixl", "transfer_nixl_without_authentication", "tls_dir", "cluster_secret_file"),
-    *("transfer_checksum", "transfer_spin_us"),
+    *("tls_dir", "cluster_secret_file", "transfer_checksum", "transfer_spin_us"),
 )
 _SETTINGS = {name: "--" + name.removeprefix("transfer_").replace("_", "-") for name in _NAMES}
 """The options of the settings that a bench has."""

@@ -35,8 +35,7 @@ class TransferSettings(ServiceSettings):
 
     everyday: ClassVar[dict[str, str]] = {"transfer of KV": "transfer_listen transfer_nics"}
     further: ClassVar[dict[str, str]] = {
-        "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_nixl "
-        "transfer_nixl_without_authentication transfer_checksum transfer_spin_us"
+        "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_checksum transfer_spin_us"
     }
 
     transfer_listen: Address = Field(
@@ -55,15 +54,6 @@ class TransferSettings(ServiceSettings):
     )
     transfer_allow_shm: bool = Field(
         False, description="with TLS, use shared memory on one host too: whoever may copy can read all of a process"
-    )
-    transfer_nixl: Literal["off", "auto", "prefer"] = Field(
-        "off",
-        description="READ by NIXL (an optional extra) what is measured to be faster so (auto), or all (prefer); a peer "
-        "can crash this process then",
-    )
-    transfer_nixl_without_authentication: bool = Field(
-        False,
-        description="with TLS or a cluster secret, use NIXL too, whose connections know neither (docs/use/security.md)",
     )
     transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
     transfer_spin_us: int = Field(
@@ -100,8 +90,6 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
             transports=Transports(
                 _transports(settings),
                 offer_shm=settings.offers_shm,
-                nixl=settings.transfer_nixl,
-                nixl_without_authentication=settings.transfer_nixl_without_authentication,
                 checksum=settings.transfer_checksum,
             ),
             limits=TransferLimits(spin_s=settings.transfer_spin_us / 1e6),

@@ -34,7 +34,6 @@ from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import forked, until_stopped
 from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device
-from tests.unit.transfer.fake_nixl import fake_nixl
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 """Short limits, for tests that wait only for one of them: a busy machine stops a thread for longer."""
@@ -97,9 +96,6 @@ VARIANTS = {
     "tcp-far-device": Variant(("tcp",), ways={"checksum": "on"}, on_device="far"),
     "tcp-devices": Variant(("tcp",), on_device="near far"),
     "auto-devices": Variant(("local", "shm", "tcp"), on_device="near far"),
-    "nixl": Variant(
-        ("tcp",), {"secret": b"cluster secret"}, ways={"nixl": "prefer", "nixl_without_authentication": True}
-    ),
     "auto": Variant(("local", "shm", "tcp"), {"secret": b"cluster secret", "network": Network(RAILS)}),
 }
 
@@ -138,7 +134,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())
 
-    with fake_device() as driver, fake_nixl():  # the real NIXL: tests/nixl
+    with fake_device() as driver:
         yield make
     for engine in engines:
         engine.close()

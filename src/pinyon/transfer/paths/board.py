@@ -27,7 +27,7 @@ class PathLimits:
     pause_jitter: float = 0.2
     """Largest random share by which a pause is shortened: paths that failed together must not come back together."""
     prior_rates: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "nixl": 3e9, "rdma": 1e10, "tcp": 2e9})
+        default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "rdma": 1e10, "tcp": 2e9})
     )
     """Assumed rates per transport until something is measured; 1e9 for others."""
     sample_bytes: int = 256 << 10

@@ -17,12 +17,12 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
-from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, NIXL, PeerPaths, Reach
+from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, PeerPaths, Reach
 from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
 from pinyon.transfer.types.path import Path, Tiers
-from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.request import Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
@@ -66,33 +66,26 @@ class Peer:
         self.room: dict[Path, int] = {}
         """Number of further chains that each path takes now."""
         self._last_failure = _NO_PATH
-        self._waiting: dict[tuple[str, str, bool], deque[Chain]] = {}
-        """Waiting chains by memory locations and whether NIXL was the better way; no queue is empty.
+        self._waiting: dict[tuple[str, str], deque[Chain]] = {}
+        """Waiting chains by memory locations; no queue is empty.
 
-        Chains that wait for a busy NIC, or for NIXL's one connection, do not hold up chains that want another one."""
-        self._short: dict[tuple[str, str, bool], ShortWay] = {}
-        """Short ways by memory locations and whether they are for NIXL, while nothing is wrong with them."""
+        Chains that wait for a busy NIC do not hold up chains that want another one."""
+        self._short: dict[tuple[str, str], ShortWay] = {}
+        """Short ways by memory locations, while nothing is wrong with them."""
         self._failed_at: dict[Path, float] = {}
         self._closed = False
         self.last_used = self._clock()
 
     # --- one request, by its caller ---
 
-    def short_way(
-        self, remote: SegmentDescriptor, local_location: str, remote_location: str, opcode: Opcode, nbytes: int
-    ) -> ShortWay | None:
+    def short_way(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> ShortWay | None:
         """Returns the short way, or None if there is none now or ``remote`` has news about the paths.
 
         Needs no lock: the user checks ``open`` once others can see that it uses the way."""
         paths = self.paths
         if paths.beyond or (remote is not paths.remote and paths.is_news(remote)):
             return None
-        by_nixl = (
-            paths.has_nixl
-            and paths.known_by_nixl(local_location, remote_location, opcode, nbytes)
-            and self.board.usable(NIXL)
-        )
-        return self._short.get((local_location, remote_location, by_nixl))
+        return self._short.get((local_location, remote_location))
 
     def adopt(self, chain: Chain, way: ShortWay, outcome: ChainOutcome, started: float) -> bool:
         """Adopts a chain for a request that ended with ``outcome`` on the short way, as if the chain had run there.
@@ -108,7 +101,7 @@ class Peer:
 
     def _learn_short(self, chain: Chain, path: Path) -> None:
         """Makes the path on which a chain has completed a short way, if it can be one. Lock held."""
-        where = (chain.local_location, chain.remote_location, path.transport == "nixl")
+        where = chain.local_location, chain.remote_location
         if where in self._short or not self.board.usable(path) or self.tiers(chain)[:1] != ((path,),):
             return
         transport = self._transports[path.transport]
@@ -135,13 +128,7 @@ class Peer:
     def tiers(self, chain: Chain) -> Tiers:
         """Returns the paths that the chain may take, best first. Lock held."""
         regions = (part.remote_region for part in chain.slices)
-        where = chain.local_location, chain.remote_location
-        return self.paths.tiers(*where, regions, by_nixl=self._by_nixl(chain))
-
-    def _by_nixl(self, chain: Chain) -> bool:
-        """Returns whether NIXL is the better way, and not avoided. Lock held."""
-        where, paths = (chain.local_location, chain.remote_location), self.paths
-        return paths.has_nixl and paths.by_nixl(*where, chain.opcode, chain.nbytes) and self.board.usable(NIXL)
+        return self.paths.tiers(chain.local_location, chain.remote_location, regions)
 
     def carries(self, tiers: Tiers) -> bool:
         """Returns whether anything runs on one of these paths. Lock held."""
@@ -233,7 +220,7 @@ class Peer:
         return room
 
     def _wait(self, chain: Chain, *, first: bool = False) -> None:
-        where = chain.local_location, chain.remote_location, self._by_nixl(chain)
+        where = chain.local_location, chain.remote_location
         queue = self._waiting.setdefault(where, deque())
         (queue.appendleft if first else queue.append)(chain)
 
