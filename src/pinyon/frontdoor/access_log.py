@@ -15,7 +15,7 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.head import Logged, sane_id
-from pinyon.runtime.interceptors import within
+from pinyon.runtime.interceptors import Behaviour, within
 from pinyon.runtime.logging import get_logger, log_line
 
 _log = get_logger("lb.access")
@@ -53,8 +53,8 @@ class AccessLog:
 
     # -- gRPC
 
-    def around(self, handler: Any, method: str) -> Any:
-        return within(handler, lambda context: self._seen(method, context))
+    def around(self, behaviour: Behaviour, method: str) -> Behaviour:
+        return within(behaviour, lambda context: self._seen(method, context))
 
     @asynccontextmanager
     async def _seen(self, method: str, context: Any) -> AsyncIterator[None]:

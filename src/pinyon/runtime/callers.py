@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Awaitable, Hashable, Mapping
 from math import inf
 from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, Unauthenticated
 from pinyon.runtime.identity import ROLES, WORKER, caller
-from pinyon.runtime.interceptors import behaviour_of, doing
+from pinyon.runtime.interceptors import Behaviour
 from pinyon.runtime.logging import get_logger
 
 Callers = Mapping[str, frozenset[str]]
@@ -60,17 +60,16 @@ class CallerCheck:
         self._table = table
         self._refusals = Refusals(_log, time.monotonic)
 
-    def around(self, handler: Any, method: str) -> Any:
+    def around(self, behaviour: Behaviour, method: str) -> Behaviour:
         roles = self._table.get(method, _UNKNOWN)
         if roles is ANYBODY:
-            return handler
-        behaviour = behaviour_of(handler)
+            return behaviour
 
-        def call(requests: Any, context: Any) -> Any:
+        def call(requests: Any, context: Any) -> Awaitable[Any]:
             self._check(method, roles, context)
             return behaviour(requests, context)
 
-        return doing(handler, call)
+        return call
 
     def _check(self, method: str, roles: frozenset[str], context: Any) -> None:
         """Raises :class:`Unauthenticated` or :class:`PermissionDenied` if the caller has none of the roles."""

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
-from pinyon.runtime.interceptors import behaviour_of, doing
+from pinyon.runtime.interceptors import Behaviour
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
@@ -42,31 +42,28 @@ class FirstMessages:
         self._message_s = message_s
         self._arrivals = Arrivals()
 
-    def around(self, handler: Any, method: str) -> Any:
-        look = self._doors.get(method)
+    def behaviour(self, handler: Any, method: str) -> Behaviour:
+        """Returns the behaviour of a method, whose own behaviour gets its one message, or an iterator of many."""
+        own = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        many = handler.request_streaming
+        timed = many and handler.response_streaming and method in self._timed
+        look = None if many else self._doors.get(method)
+        stays = timed or not (many or look)
+
         # On the wire, a method of one message is a stream with one message.
-        if handler.request_streaming:
-            behaviour = behaviour_of(handler)
-            if handler.response_streaming and method in self._timed:
-                behaviour = self._streams(behaviour, method)
-        elif handler.response_streaming:
-            behaviour = self._streaming(handler.unary_stream, method, look)
-        else:
-            behaviour = self._unary(handler.unary_unary, method, look)
-        return doing(handler, behaviour, _parsing(handler.request_deserializer))
+        async def answer(requests: Any, context: Any) -> Any:
+            if not many:
+                requests = await self._message(context, method if look is None else look(context))
+            return await own(requests, context)
 
-    def _unary(self, behaviour: Any, method: str, look: Callable[[Any], str] | None) -> Any:
-        async def call(_: object, context: Any) -> Any:
+        async def write(requests: Any, context: Any) -> None:
+            # It would go with the first write. If that is cancelled on its way, no status could follow.
+            await context.send_initial_metadata(())
             name = method if look is None else look(context)
-            return await behaviour(await self._message(context, name), context)
-
-        return call
-
-    def _streaming(self, behaviour: Any, method: str, look: Callable[[Any], str] | None) -> Any:
-        async def write(context: Any) -> None:
-            name = method if look is None else look(context)
-            with nullcontext() if look is not None else self._stay(method):
-                result = behaviour(await self._message(context, name), context)
+            with self._stay(method) if stays else nullcontext():
+                if timed:
+                    requests = self._each(requests)
+                result = own(requests if many else await self._message(context, name), context)
                 if not hasattr(result, "__aiter__"):  # the method writes its answers itself
                     await result
                     return
@@ -74,15 +71,7 @@ class FirstMessages:
                     async for message in result:
                         await context.write(message)
 
-        return lambda _, context: write(context)
-
-    def _streams(self, behaviour: Any, method: str) -> Any:
-        async def write(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            with self._stay(method):
-                async for message in behaviour(self._each(requests), context):
-                    yield message
-
-        return write
+        return write if handler.response_streaming else answer
 
     def _stay(self, method: str) -> AbstractContextManager[None]:
         """Returns a place for the call where there are doors, which may raise :class:`ResourceExhausted`."""
@@ -115,7 +104,7 @@ class FirstMessages:
         return DeadlineExceeded(f"no message came within {self._message_s:g} s")
 
 
-def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+def parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
     """Makes a parser whose errors :func:`pinyon.runtime.interceptors.with_statuses` sees; else they are UNKNOWN."""
 
     def parse(raw: bytes) -> Any:

@@ -16,7 +16,7 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerCheck, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
-from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages
+from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages, parsing
 from pinyon.runtime.http2.server import Http2Server
 from pinyon.runtime.interceptors import Interceptor, with_statuses
 
@@ -158,8 +158,8 @@ class GrpcServer:
             *outermost,
             with_statuses,
             *(() if tls is None else (CallerCheck(self._callers).around,)),
-            FirstMessages(self._doors, REFLECTION_METHODS, message_s).around,
         )
+        self._first_messages = FirstMessages(self._doors, REFLECTION_METHODS, message_s)
         self._server: grpc.aio.Server | Http2Server
         if sessions:
             self._server = Http2Server(
@@ -220,13 +220,19 @@ class GrpcServer:
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Adds a service's handlers, wrapped by the interceptors."""
-        made = dict(handlers)
-        for around in reversed(self._interceptors):
-            made = {name: around(each, f"/{service}/{name}") for name, each in made.items()}
+        made = {name: self._wrapped(handler, f"/{service}/{name}") for name, handler in handlers.items()}
         if isinstance(self._server, Http2Server):
             self._server.add(service, made)
         else:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
+
+    def _wrapped(self, handler: Any, method: str) -> Any:
+        behaviour = self._first_messages.behaviour(handler, method)
+        for around in reversed(self._interceptors):
+            behaviour = around(behaviour, method)
+        many = handler.response_streaming
+        make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
+        return make(behaviour, parsing(handler.request_deserializer), handler.response_serializer)
 
     async def start(self, *, serving: bool = True) -> str:
         """Binds and serves; reports SERVING if ``serving``. Returns ``host:port``.

@@ -6,7 +6,7 @@ Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NoReturn, cast
 
@@ -44,60 +44,28 @@ def _known(method: str, error: BaseException) -> PinyonError:
     return Internal("internal error")
 
 
-Interceptor = Callable[[Any, str], Any]
-"""A function that returns a handler in place of this one, which it wraps; it takes the method's full name as well.
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+"""A method as a server calls it, with the iterator of its messages and its context.
 
-:class:`pinyon.runtime.first_message.FirstMessages` is the innermost. All others get handlers that read their messages
-themselves, so there are only two kinds: with one answer, and with a stream.
-"""
+It reads its messages itself. It returns its one answer; a method with a stream of answers writes them itself."""
 
-
-def behaviour_of(handler: Any) -> Any:
-    """Returns the behaviour of a handler that reads its messages itself."""
-    return handler.stream_stream if handler.response_streaming else handler.stream_unary
+Interceptor = Callable[[Behaviour, str], Behaviour]
+"""A function that returns a behaviour in place of this one, which it wraps; it takes the method's full name as well."""
 
 
-def doing(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None = None) -> Any:
-    """Returns a handler with another ``behaviour``, which reads its messages itself, parsed by ``parse`` if given."""
-    many = handler.response_streaming
-    make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
-    return make(
-        behaviour,
-        request_deserializer=parse or handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+def within(behaviour: Behaviour, guard: Callable[[Any], AbstractAsyncContextManager[None]]) -> Behaviour:
+    """Returns a behaviour that runs within the context manager that ``guard`` makes of a call's context."""
 
-
-def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None]]) -> Any:
-    """Returns a handler that runs within the context manager that ``guard`` makes of a call's context."""
-    behaviour = behaviour_of(handler)
-
-    async def one(requests: Any, context: Any) -> Any:
+    async def call(requests: Any, context: Any) -> Any:
         async with guard(context):
             return await behaviour(requests, context)
 
-    async def many(requests: Any, context: Any) -> AsyncIterator[Any]:
-        async with guard(context):
-            result = behaviour(requests, context)
-            if hasattr(result, "__aiter__"):
-                async for message in result:
-                    yield message
-                return
-            # The method writes its answers itself. Initial metadata would go with the first write; if that is cancelled
-            # on its way, no status can follow.
-            try:
-                await context.send_initial_metadata(())
-            except BaseException:
-                result.close()  # the coroutine has not begun, and nobody will await it
-                raise
-            await result
-
-    return doing(handler, many if handler.response_streaming else one)
+    return call
 
 
-def with_statuses(handler: Any, method: str) -> Any:
-    """Returns a handler whose errors become statuses."""
-    return within(handler, lambda context: _told(method, context))
+def with_statuses(behaviour: Behaviour, method: str) -> Behaviour:
+    """Returns a behaviour whose errors become statuses."""
+    return within(behaviour, lambda context: _told(method, context))
 
 
 @asynccontextmanager

@@ -285,12 +285,7 @@ class Http2Server:
                     return
                 context.codecs(handler.request_deserializer, handler.response_serializer)
                 if handler.response_streaming:
-                    result = handler.stream_stream(_requests(context), context)
-                    if hasattr(result, "__aiter__"):
-                        async for message in result:
-                            await context.write(message)
-                    else:
-                        await result
+                    await handler.stream_stream(_requests(context), context)
                 else:
                     await context.write(await handler.stream_unary(_requests(context), context))
             context.served = True
