@@ -102,10 +102,10 @@ class RedisServer(Process):
             start_new_session=True,  # Ctrl-C is for this process, which ends its children in order
         )
 
-    def announced(self, timeout_s: float) -> bool:
-        """Returns whether it answers, which takes a second at most, or ``timeout_s`` if that is more."""
+    def announced(self) -> bool:
+        """Returns whether it answers, which takes a second at most."""
         try:
-            _ping(self.url, max(1.0, timeout_s), self._client)
+            _ping(self.url, 1.0, self._client)
         except redis.RedisError as error:
             if not self.alive:
                 raise Unavailable(f"{self._command[0]} did not start: {error}{self.log_tail()}") from error
@@ -116,7 +116,7 @@ class RedisServer(Process):
         """Starts our process, and waits until it answers. Raises ``OSError``, or :class:`Unavailable` after its end."""
         self.spawn()
         deadline = time.monotonic() + self.start_s
-        while not self.announced(0):
+        while not self.announced():
             if time.monotonic() > deadline:
                 self.kill()  # a process that does not answer is useless and occupies the port
             time.sleep(0.02)  # a poll, since the process gives no other sign

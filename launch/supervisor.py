@@ -107,7 +107,7 @@ class Supervisor:
 
     def _await_ready(self, watched: _WatchedProcess, process: Process, ready_by_s: float, now_s: float) -> None:
         try:
-            ready = process.announced(0)
+            ready = process.announced()
         except PinyonError:  # the process has ended, or is about to
             watched.ready_by_s = None
             return

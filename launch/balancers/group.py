@@ -64,7 +64,7 @@ class BalancerGroup(Collector):
             except OSError as error:
                 raise Unavailable(f"{each} cannot be started: {error}") from None
         waiting = list(self.balancers)
-        while waiting := [each for each in waiting if not each.announced(0)]:
+        while waiting := [each for each in waiting if not each.announced()]:
             if time.monotonic() >= started_s + waiting[0].start_s:
                 raise Unavailable(f"{waiting[0]} was not ready within {waiting[0].start_s:g} s")
             if await _is_set(stopping, LOOK_S / 4):
