@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.files import read_file
 from pinyon.runtime.identity import ANY
 
 FILE_BYTES_MAX = 4 << 20
@@ -222,14 +223,9 @@ def read_json(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T
     Raises :class:`InvalidArgument`, with the setting's name as its ``field``, if the file cannot be used."""
     if not path:
         return nothing
+    content = read_file(path, FILE_BYTES_MAX, field)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise InvalidArgument(f"there are more than {FILE_BYTES_MAX >> 20} MiB", field=field)
-        return parse(json.loads(data))
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
+        return parse(json.loads(content))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no JSON: {error}", field=field) from None
     except InvalidArgument as error:

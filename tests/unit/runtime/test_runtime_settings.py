@@ -67,8 +67,8 @@ def test_one_file_does_for_a_suite(tmp_path):
         ("[example]\npool_mib = " + "[" * 5000 + "]" * 5000 + "\n", "too deep"),
         ("[example\n", "line 1"),
         ("[example]\nlisten = '\xff'\n", "utf-8"),
-        ("#" * (1 << 20) + "\n", "at most 1048576 bytes"),
-        (None, "cannot be read"),
+        ("#" * (1 << 20) + "\n", "larger than 1048576 bytes"),
+        (None, "cannot read"),
     ],
 )
 def test_a_bad_file_ends_with_its_name(content, words, tmp_path, capsys):
