@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.json_format import MessageToJson, Parse
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
 
 
-_ALPHA, _V1 = "grpc.reflection.v1alpha", "grpc.reflection.v1"
 _METHOD = "ServerReflectionInfo"
 
 
@@ -35,22 +35,13 @@ def _v1_service() -> ServiceDescriptor:
     package's name differs, so v1 is made from v1alpha, with the same messages on the wire and the same answers.
     """
     pool = descriptor_pool.Default()
-    name = f"{_V1}.ServerReflection"
+    name = "grpc.reflection.v1.ServerReflection"
     try:
         return pool.FindServiceByName(name)
     except KeyError:
         pass
-    file = descriptor_pb2.FileDescriptorProto()
-    reflection_pb2.DESCRIPTOR.CopyToProto(file)
-    file.name, file.package = "grpc/reflection/v1/reflection.proto", _V1
-    for message in file.message_type:
-        for field in message.field:
-            if field.type_name:
-                field.type_name = field.type_name.replace(f".{_ALPHA}.", f".{_V1}.")
-    for service in file.service:
-        for method in service.method:
-            method.input_type = method.input_type.replace(f".{_ALPHA}.", f".{_V1}.")
-            method.output_type = method.output_type.replace(f".{_ALPHA}.", f".{_V1}.")
+    said = MessageToJson(descriptor_pb2.FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb))
+    file = Parse(said.replace("v1alpha", "v1"), descriptor_pb2.FileDescriptorProto())
     pool.AddSerializedFile(file.SerializeToString())
     return pool.FindServiceByName(name)
 
