@@ -82,10 +82,8 @@ class Duplex(Generic[Sent, Received]):
         self._write_s = write_s
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._write_began_s: float | None = None
-        """The loop's time at which a write began; None while nothing is written."""
         self._blocked_s: float | None = None
-        """The loop's time of the last push, if the peer had no room for all of it; else None."""
+        """The loop's time of the last push, if the peer had no room for all of it, or of a write that goes on."""
         self._deadlines = deadlines_of(self._loop)
         self._watch: int | None = None
         """The slot in the deadlines, while one watches the writes."""
@@ -159,12 +157,12 @@ class Duplex(Generic[Sent, Received]):
         if self.push(message):
             return
         async with self._writing:
-            self._write_began_s = self._loop.time()
+            self._blocked_s = self._loop.time()
             self._watch_writes()
             try:
                 await self._send(message)
             finally:
-                self._write_began_s = None
+                self._blocked_s = None
 
     def _watch_writes(self) -> None:
         if self._watch is None:
@@ -173,9 +171,9 @@ class Duplex(Generic[Sent, Received]):
     def is_over(self) -> None:
         """Ends the stream if a write takes too long."""
         self._watch = None
-        if self._blocked_s is not None and self._has_room():
+        if self._has_room() and not self._writing.locked():
             self._blocked_s = None
-        began_s = self._blocked_s if self._write_began_s is None else self._write_began_s
+        began_s = self._blocked_s
         if began_s is None or self.ending:
             return
         if began_s + self._write_s > self._loop.time():
