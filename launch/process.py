@@ -21,6 +21,7 @@ from pinyon.runtime.process import child_environment
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 60.0
 """The time within which a service must serve after its start."""
+LOG_END_BYTES = 2000
 READY_LOOK_S = 0.01
 """The time between two looks whether processes serve."""
 KILLED_S = 60.0
@@ -157,10 +158,17 @@ class Process:
         self.signal(signal.SIGKILL)
         self.wait(KILLED_S)
 
+    def log_end(self) -> str:
+        """Returns the end of the log; empty without one."""
+        if self.log_path is None or not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_END_BYTES))
+            return log.read().decode(errors="replace")
+
     def log_tail(self) -> str:
         """Returns the end of the log as a clause to append to a message; empty without a log."""
-        path = self.log_path
-        text = path.read_text(errors="replace")[-2000:] if path is not None and path.exists() else ""
+        text = self.log_end()
         return f"; its log ends with:\n{text}" if text else ""
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from launch.process import Process
 from pinyon.core.errors import PinyonError
@@ -18,7 +16,6 @@ MAX_PAUSE_S = 10.0
 QUICK_S = 30.0
 """The time after a start within which a death counts as quick."""
 QUICK_DEATHS_MAX = 8
-LOG_TAIL_BYTES = 4096
 SHOWN_CHARS = 200
 
 
@@ -97,8 +94,9 @@ class Supervisor:
         elif not process.alive:
             watched.ready_by_s = None
             code = process.process.returncode if process.process is not None else None
-            how = _how_it_ended(code) + (_last_words(process.log_path) if code and code > 0 else "")
-            self._plan(watched, how, now_s)
+            lines = [line.strip() for line in process.log_end().splitlines() if line.strip()]
+            last_words = f" ({lines[-1][:SHOWN_CHARS]})" if lines and code and code > 0 else ""
+            self._plan(watched, _how_it_ended(code) + last_words, now_s)
         elif watched.ready_by_s is not None:
             self._await_ready(watched, process, watched.ready_by_s, now_s)
         elif process.hangs(now_s):
@@ -141,16 +139,3 @@ def _how_it_ended(code: int | None) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def _last_words(path: Path | None) -> str:
-    """Returns the last line of a log, in brackets; empty if there is none."""
-    if path is None:
-        return ""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - LOG_TAIL_BYTES))
-            lines = deque((line for line in log.read().decode(errors="replace").splitlines() if line.strip()), 1)
-    except OSError:
-        return ""
-    return f" ({lines[0].strip()[:SHOWN_CHARS]})" if lines else ""
