@@ -16,6 +16,7 @@ MAX_PAUSE_S = 10.0
 QUICK_S = 30.0
 """The time after a start within which a death counts as quick."""
 QUICK_DEATHS_MAX = 8
+"""The number of quick deaths in a row after which one more is the last."""
 SHOWN_CHARS = 200
 
 
@@ -24,8 +25,6 @@ class Restarts:
     """The restart schedule of one process. Pure; times are in seconds by the caller's clock."""
 
     started_s: float
-    quick_deaths_max: int = QUICK_DEATHS_MAX
-    """The number of quick deaths in a row after which one more is the last."""
     quick_deaths: int = 0
     pause_s: float = 0.0
 
@@ -38,7 +37,7 @@ class Restarts:
             self.quick_deaths += 1
         else:
             self.quick_deaths, self.pause_s = 0, 0.0
-        if self.quick_deaths > self.quick_deaths_max:
+        if self.quick_deaths > QUICK_DEATHS_MAX:
             return None
         self.pause_s = min(MAX_PAUSE_S, 2 * self.pause_s or FIRST_PAUSE_S)
         return self.pause_s
@@ -60,16 +59,10 @@ class _WatchedProcess:
 class Supervisor:
     """The supervisor of processes: call ``tick`` every ``LOOK_S``, from the thread that started them."""
 
-    def __init__(
-        self,
-        processes: Iterable[Process],
-        say: Callable[[str], None],
-        started_s: float,
-        quick_deaths_max: int = QUICK_DEATHS_MAX,
-    ) -> None:
+    def __init__(self, processes: Iterable[Process], say: Callable[[str], None], started_s: float) -> None:
         """Takes the processes, which serve since ``started_s``; ``say`` receives a line about each event."""
         self._say = say
-        self._watched = [_WatchedProcess(each, Restarts(started_s, quick_deaths_max)) for each in processes]
+        self._watched = [_WatchedProcess(each, Restarts(started_s)) for each in processes]
         self.given_up: list[str] = []
         """The messages about processes that are not restarted any more."""
 

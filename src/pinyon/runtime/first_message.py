@@ -125,9 +125,8 @@ EACH_MAX = 64
 class Arrivals:
     """The places, for one event loop. Senders go by name; a sender that holds no place is forgotten."""
 
-    def __init__(self, all_max: int = ALL_MAX, each_max: int = EACH_MAX) -> None:
-        self._each_max = each_max
-        self._all = asyncio.Semaphore(all_max)
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(ALL_MAX)
         self._each: dict[str, tuple[asyncio.Semaphore, set[object]]] = {}
         self._staying: Counter[str] = Counter()
 
@@ -138,7 +137,7 @@ class Arrivals:
     @asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[None]:
         """Waits for a place, in the order of asking; the caller limits how long."""
-        own, here = self._each.setdefault(name, (asyncio.Semaphore(self._each_max), set()))
+        own, here = self._each.setdefault(name, (asyncio.Semaphore(EACH_MAX), set()))
         ticket = object()
         here.add(ticket)
         try:
@@ -152,7 +151,7 @@ class Arrivals:
     @contextmanager
     def stay(self, name: str) -> Iterator[None]:
         """Takes a place for a call that may last long; raises :class:`ResourceExhausted` if there is none now."""
-        if self._staying[name] >= self._each_max:
+        if self._staying[name] >= EACH_MAX:
             raise ResourceExhausted("too many of these calls at once", retry_after_s=1.0)
         self._staying[name] += 1
         try:

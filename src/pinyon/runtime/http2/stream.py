@@ -109,23 +109,6 @@ class Http2Stream:
 
     It keeps messages for which the peer has no room: at most one, if senders check ``blocked``."""
 
-    __slots__ = (
-        "_connection",
-        "_ended",
-        "_held",
-        "_partial",
-        "_partial_told",
-        "_pending",
-        "_trailers",
-        "_window",
-        "closed",
-        "local_closed",
-        "receiver",
-        "remote_closed",
-        "send_window",
-        "stream_id",
-    )
-
     def __init__(self, connection: StreamLink, stream_id: int, send_window: int, window: int) -> None:
         self._connection = connection
         self.receiver: Receiver = NOBODY
