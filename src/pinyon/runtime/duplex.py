@@ -44,6 +44,8 @@ from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 
+WRITE_S = 5.0
+"""Seconds after which a peer that takes no message is frozen."""
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 _REFUSALS = (InvalidArgument, Unauthenticated, PermissionDenied, FailedPrecondition)
@@ -237,7 +239,11 @@ class Dialed(Duplex[Sent, Received]):
     """The end that opens the stream, to ``address`` (``host:port``), by dialing with ``connect``."""
 
     def __init__(
-        self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenSession = open_session
+        self,
+        address: str,
+        method: Method[Sent, Received],
+        write_s: float = WRITE_S,
+        connect: OpenSession = open_session,
     ) -> None:
         super().__init__(write_s)
         self.address = address
@@ -276,7 +282,7 @@ class Dialed(Duplex[Sent, Received]):
 class Accepted(Duplex[Sent, Received]):
     """The end of a server, whose method was called with ``context``."""
 
-    def __init__(self, context: Any, write_s: float) -> None:
+    def __init__(self, context: Any, write_s: float = WRITE_S) -> None:
         super().__init__(write_s)
         self._carry(context)
 
@@ -343,7 +349,6 @@ class Redialer(Generic[Sent, Received]):
         method: Method[Sent, Received],
         converse: Callable[[Dialed[Sent, Received]], Awaitable[None]],
         *,
-        write_s: float,
         connect: OpenSession = open_session,
         log: logging.Logger = _log,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -352,7 +357,6 @@ class Redialer(Generic[Sent, Received]):
         self._address = address
         self._method = method
         self._converse = converse
-        self._write_s = write_s
         self._connect = connect
         self._log = log
         self._sleep = sleep
@@ -383,7 +387,7 @@ class Redialer(Generic[Sent, Received]):
 
     async def _once(self, pauses: Avoidance) -> None:
         """Runs one stream, and waits for the pause after it."""
-        stream = Dialed(self._address, self._method, self._write_s, self._connect)
+        stream = Dialed(self._address, self._method, connect=self._connect)
         try:
             await self._converse(stream)
         except PinyonError as error:

@@ -26,8 +26,6 @@ KEYS_PER_MESSAGE = 65536
 REQUESTS_PER_MESSAGE = 4096
 PERIOD_S = 0.5
 GAP_S = 0.02
-WRITE_S = 5.0
-"""Seconds after which a stream that takes no message counts as broken."""
 
 Report = conductor_pb2.ReportSessionRequest
 METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ReportSession", Report, conductor_pb2.ReportSessionResponse)
@@ -81,7 +79,7 @@ class ReportSession:
         self._resync = False
         self._every = 1
         """The sampling interval of reported keys (:mod:`pinyon.core.key_sample`) that the conductor last asked for."""
-        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
+        self._link = Redialer("conductor", address, METHOD, self._converse, connect=connect, log=_log)
         self.registered = asyncio.Event()
         """Set while the conductor has confirmed the registration."""
         self.sessions = 0

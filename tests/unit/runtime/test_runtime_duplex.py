@@ -531,7 +531,7 @@ class Naps:
 
 
 def redialer(address: str, naps: Naps, converse: Callable[[Dialed[Ask, Answer]], Awaitable[None]]) -> Redialer:
-    return Redialer("peer", address, METHOD, converse, write_s=WAIT_S, sleep=naps.sleep)
+    return Redialer("peer", address, METHOD, converse, sleep=naps.sleep)
 
 
 async def test_the_pause_doubles_until_the_peer_speaks() -> None:
