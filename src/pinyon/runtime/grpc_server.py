@@ -18,6 +18,7 @@ from pinyon.core.errors import Unavailable
 from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerCheck, Callers
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages, parsing
+from pinyon.runtime.http2 import listener
 from pinyon.runtime.http2.server import Http2Server
 from pinyon.runtime.interceptors import Interceptor, with_statuses
 
@@ -104,10 +105,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in th
 
 
 MAX_CONCURRENT_STREAMS = 4096
-MAX_CONNECTIONS = 4096
-"""The limit of connections per listening address; further ones are closed."""
-HANDSHAKE_S = 10.0
-"""Seconds for a connection's TLS handshake; with grpcio, also for that of HTTP/2."""
 
 _COMMON = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
@@ -153,11 +150,7 @@ class GrpcServer:
         self._first_messages = FirstMessages(self._doors, REFLECTION_METHODS, message_s)
         self._server: grpc.aio.Server | Http2Server
         if sessions:
-            self._server = Http2Server(
-                connections_max=MAX_CONNECTIONS,
-                handshake_s=HANDSHAKE_S,
-                tls=None if tls is None else lambda: tls.sessions_context,
-            )
+            self._server = Http2Server(None if tls is None else lambda: tls.sessions_context)
         else:
             self._server = grpc.aio.server(
                 options=(
@@ -170,8 +163,8 @@ class GrpcServer:
                     # stranger's 300 streams held 1.3 GB. A stream that is read grows its window by its message's
                     # size anyway.
                     ("grpc.http2.bdp_probe", 0),
-                    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-                    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
+                    ("grpc.max_allowed_incoming_connections", listener.CONNECTIONS_MAX),
+                    ("grpc.server_handshake_timeout_ms", int(listener.HANDSHAKE_S * 1e3)),
                     *keepalive,
                     # Peers ping a silent stream a few times a second; the default would answer with GOAWAY.
                     ("grpc.http2.min_ping_interval_without_data_ms", 200),

@@ -210,21 +210,10 @@ class ServerProtocol(Http2Protocol):
 class Http2Server:
     """A server that is used as one of grpcio: ``add`` handlers, then ``bind`` → ``start`` → ``stop``."""
 
-    def __init__(
-        self,
-        *,
-        connections_max: int,
-        handshake_s: float,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-    ) -> None:
-        """Takes the limits and ``tls`` of :class:`Listener`."""
+    def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """Takes ``tls`` of :class:`Listener`."""
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self.listener = Listener(
-            lambda done, met: ServerProtocol(self, done, met),
-            connections_max=connections_max,
-            handshake_s=handshake_s,
-            tls=tls,
-        )
+        self.listener = Listener(lambda done, met: ServerProtocol(self, done, met), tls)
         self.protocols: set[ServerProtocol] = set()
         self.draining = False
 
