@@ -162,11 +162,9 @@ def fit(lines: Sequence[Text], width: int, height: int) -> list[Text]:
     if len(shown) > height:
         left = len(shown) - height + 1
         shown = [*shown[: height - 1], Text(f"... {left} more", "dim")]
-    return [Text(_clipped(plain(line.plain), width), line.style, no_wrap=True, overflow="crop") for line in shown]
-
-
-def _clipped(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + ">"
+    texts = [plain(line.plain) for line in shown]
+    clipped = [text if len(text) <= width else text[: width - 1] + ">" for text in texts]
+    return [Text(text, line.style, no_wrap=True, overflow="crop") for text, line in zip(clipped, shown, strict=True)]
 
 
 TTFT, TBT = "pinyon_lb_ttft_seconds", "pinyon_lb_tbt_seconds"

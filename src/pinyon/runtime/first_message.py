@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -60,7 +60,7 @@ class FirstMessages:
             # It would go with the first write. If that is cancelled on its way, no status could follow.
             await context.send_initial_metadata(())
             name = method if look is None else look(context)
-            with self._stay(method) if stays else nullcontext():
+            with self._arrivals.stay(method) if stays and self._doors else nullcontext():
                 if timed:
                     requests = self._each(requests)
                 result = own(requests if many else await self._message(context, name), context)
@@ -72,10 +72,6 @@ class FirstMessages:
                         await context.write(message)
 
         return write if handler.response_streaming else answer
-
-    def _stay(self, method: str) -> AbstractContextManager[None]:
-        """Returns a place for the call where there are doors, which may raise :class:`ResourceExhausted`."""
-        return self._arrivals.stay(method) if self._doors else nullcontext()
 
     async def _message(self, context: Any, name: str) -> Any:
         """Reads the message. Raises :class:`DeadlineExceeded`, or :class:`InvalidArgument` if none comes."""
