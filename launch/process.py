@@ -28,12 +28,7 @@ KILLED_S = 60.0
 """The time for the kernel to end a killed process, however busy the machine is."""
 
 
-_LISTENING = {
-    "grpc": "--listen",
-    "admin": "--admin-listen",
-    "metrics": "--metrics-listen",
-    "http": "--http-listen",
-}
+_LISTENING = {"grpc": "--listen", "admin": "--admin-listen", "metrics": "--metrics-listen", "http": "--http-listen"}
 """The options that set the addresses of a service's endpoints."""
 
 

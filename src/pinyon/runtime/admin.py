@@ -54,10 +54,7 @@ def changeable_flag(name: str, read: Callable[[], bool], write: Callable[[bool],
 
 
 def changeable_policy(
-    registry: Registry[Any],
-    chosen: str,
-    use: Callable[[Any, str], None],
-    make: Callable[[str], Any] | None = None,
+    registry: Registry[Any], chosen: str, use: Callable[[Any, str], None], make: Callable[[str], Any] | None = None
 ) -> Changeable:
     """Returns a changeable policy of the registry's kind, ``chosen`` at the start.
 

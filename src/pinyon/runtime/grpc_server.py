@@ -106,10 +106,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in th
 
 MAX_CONCURRENT_STREAMS = 4096
 
-_COMMON = (
-    health_pb2.DESCRIPTOR.services_by_name["Health"],
-    *REFLECTION,
-)
+_COMMON = (health_pb2.DESCRIPTOR.services_by_name["Health"], *REFLECTION)
 """The services for all callers that a server admits."""
 
 
@@ -142,11 +139,7 @@ class GrpcServer:
         self._tls = tls
         self._callers: dict[str, frozenset[str]] = {}
         self._doors: dict[str, Callable[[Any], str]] = {}
-        self._interceptors = (
-            *outermost,
-            with_statuses,
-            *(() if tls is None else (CallerCheck(self._callers).around,)),
-        )
+        self._interceptors = (*outermost, with_statuses, *(() if tls is None else (CallerCheck(self._callers).around,)))
         self._first_messages = FirstMessages(self._doors, REFLECTION_METHODS, message_s)
         self._server: grpc.aio.Server | Http2Server
         if sessions:
@@ -169,7 +162,7 @@ class GrpcServer:
                     # Peers ping a silent stream a few times a second; the default would answer with GOAWAY.
                     ("grpc.http2.min_ping_interval_without_data_ms", 200),
                     ("grpc.http2.max_ping_strikes", 0),
-                ),
+                )
             )
         self._health = Health()
         self._names: list[str] = []

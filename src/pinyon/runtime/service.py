@@ -61,12 +61,7 @@ class ServiceContext:
         """Announces the bound endpoints by name, as one JSON line on ``ready_fd`` and in the log, once all is built."""
         tune_process()
         self.endpoints.update(endpoints)
-        line = {
-            "service": self.service,
-            "instance_id": self.instance_id,
-            "pid": os.getpid(),
-            **self.endpoints,
-        }
+        line = {"service": self.service, "instance_id": self.instance_id, "pid": os.getpid(), **self.endpoints}
         _log.info("ready", extra=dict(self.endpoints))
         if self.ready_fd >= 0:
             try:

@@ -63,11 +63,7 @@ def authority(tmp_path: Path) -> TestAuthority:
 
 class Server:
     def __init__(
-        self,
-        tls: Tls | None,
-        callers: Callers = KVSTORE_CALLERS,
-        admin_listen: str = "",
-        sessions: bool = False,
+        self, tls: Tls | None, callers: Callers = KVSTORE_CALLERS, admin_listen: str = "", sessions: bool = False
     ) -> None:
         self.node = Node()
         self.server = GrpcServer("127.0.0.1:0", tls, admin_listen=admin_listen, sessions=sessions)

@@ -45,8 +45,7 @@ class Source:
     def news(self) -> conductor_pb2.ReportSessionRequest:
         ended, self.ended = self.ended, []
         return conductor_pb2.ReportSessionRequest(
-            prefills=[conductor_pb2.PrefillMeasurement(computed_tokens=7)],
-            ended_prefill_request_ids=ended,
+            prefills=[conductor_pb2.PrefillMeasurement(computed_tokens=7)], ended_prefill_request_ids=ended
         )
 
     def decoding(self) -> Sequence[str]:

@@ -257,9 +257,7 @@ class Http2Stream:
             raise StreamFailed(ErrorCode.CANCEL, "compressed messages are not taken", "UNIMPLEMENTED")
         if size > MESSAGE_BYTES:
             raise StreamFailed(
-                ErrorCode.CANCEL,
-                f"a message of {size} bytes: {MESSAGE_BYTES} are taken",
-                "RESOURCE_EXHAUSTED",
+                ErrorCode.CANCEL, f"a message of {size} bytes: {MESSAGE_BYTES} are taken", "RESOURCE_EXHAUSTED"
             )
         return size
 
