@@ -26,7 +26,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -360,7 +359,7 @@ class Redialer(Generic[Sent, Received]):
         self._connect = connect
         self._log = log
         self._sleep = sleep
-        self._pause_ends_s = 0.0
+        self._pause_s = FIRST_PAUSE_S / 2
         self._task: asyncio.Task[None] | None = None
         self.closing = False
         """True once no further stream will be opened."""
@@ -381,12 +380,12 @@ class Redialer(Generic[Sent, Received]):
         self._task = None
 
     async def _run(self) -> None:
-        pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         while not self.closing:
-            await self._once(pauses)
+            await self._once()
 
-    async def _once(self, pauses: Avoidance) -> None:
+    async def _once(self) -> None:
         """Runs one stream, and waits for the pause after it."""
+        began_s = time.monotonic()
         stream = Dialed(self._address, self._method, connect=self._connect)
         try:
             await self._converse(stream)
@@ -399,10 +398,6 @@ class Redialer(Generic[Sent, Received]):
             self._log.exception("%s session failed", self._peer)
         if self.closing:
             return
-        if stream.spoke:
-            pauses.succeeded(self._address)
-        now_s = max(time.monotonic(), self._pause_ends_s)  # timers may fire early
-        pauses.failed(self._address, now_s)
-        pause_s = pauses.left_s(self._address, now_s)
-        self._pause_ends_s = now_s + pause_s
-        await self._sleep(pause_s)
+        anew = stream.spoke or time.monotonic() - began_s > MAX_PAUSE_S
+        self._pause_s = FIRST_PAUSE_S if anew else min(MAX_PAUSE_S, 2 * self._pause_s)
+        await self._sleep(self._pause_s)

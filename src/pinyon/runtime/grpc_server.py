@@ -231,7 +231,7 @@ class GrpcServer:
         host, _ = parse_address(listen)
         try:
             if isinstance(self._server, Http2Server):
-                port = self._server.bind(listen)
+                port = self._server.listener.bind(listen)
             elif self._tls is None:
                 port = self._server.add_insecure_port(listen)
             else:
