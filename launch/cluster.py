@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import SuiteAccess, role_of
 from launch.ports import HeldPorts, Port, next_port
-from launch.process import INTERPRETER, START_S, Launch, Process, Progress, ServiceProcess, await_ready, end_all
+from launch.process import START_S, Launch, Process, Progress, ServiceProcess, await_ready, end_all, start_module
 from launch.redis_server import NoRedis, RedisServer, find_redis
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
@@ -203,7 +203,7 @@ class ClusterSpec:
 class LocalCluster:
     """The suite as local processes: use it as a context manager, or call :meth:`stop` in any case."""
 
-    def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
+    def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
         self._launch_one = launch
         self.services: dict[str, ServiceProcess] = {}

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -48,35 +47,33 @@ class Child(Protocol):
 
 
 Launch = Callable[..., Child]
-"""A function that starts a module as a process in a session of its own; it is called as :class:`Interpreter` is."""
+"""A function that starts a module as a process in a session of its own; it is called as :func:`start_module` is."""
 
 
-@dataclass(frozen=True)
-class Interpreter:
-    """A :class:`Launch` by ``python -m MODULE``."""
+def start_module(
+    module: str,
+    arguments: Sequence[str],
+    log: BinaryIO | None,
+    ready_fd: int,
+    more_fds: Sequence[int] = (),
+    inside: Sequence[str] = (),
+) -> Child:
+    """Starts ``python -m MODULE``, which inherits ``ready_fd`` (passed by ``--ready-fd``) and ``more_fds``.
 
-    inside: tuple[str, ...] = ()
-    """A command that replaces itself by the command after it (exec), such as ``ip netns exec NAME``."""
-
-    def __call__(
-        self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
-    ) -> Child:
-        """Starts the process, which inherits ``ready_fd`` (passed by ``--ready-fd``) and ``more_fds``.
-
-        ``log`` takes its output; None sends it to the parent's output.
-        """
-        return subprocess.Popen(
-            [*self.inside, sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=None if log is None else subprocess.STDOUT,
-            pass_fds=(ready_fd, *more_fds),
-            env=child_environment(ROOT, os.getpid()),
-            start_new_session=True,
-        )
+    ``log`` takes its output; None sends it to the parent's output. ``inside`` is a command that replaces itself by the
+    command after it (exec), such as ``ip netns exec NAME``.
+    """
+    return subprocess.Popen(
+        [*inside, sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=None if log is None else subprocess.STDOUT,
+        pass_fds=(ready_fd, *more_fds),
+        env=child_environment(ROOT, os.getpid()),
+        start_new_session=True,
+    )
 
 
-INTERPRETER = Interpreter()
 Progress = Callable[[str], None]
 """A callback that receives a line about each started service."""
 
@@ -176,7 +173,7 @@ class ServiceProcess(Process):
         module: str,
         arguments: Sequence[str],
         log_path: Path | None,
-        launch: Launch = INTERPRETER,
+        launch: Launch = start_module,
         *,
         moves: bool = False,
     ) -> None:

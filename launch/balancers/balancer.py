@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException
 from typing import BinaryIO, Final
 
-from launch.process import INTERPRETER, Child, Launch, ServiceProcess
+from launch.process import Child, Launch, ServiceProcess, start_module
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 
@@ -25,7 +25,7 @@ PIPE_BYTES: Final = 1 << 16
 class Balancer(ServiceProcess):
     """A load balancer process, which prints to the output of its parent."""
 
-    def __init__(self, number: int, arguments: Sequence[str], launch: Launch = INTERPRETER) -> None:
+    def __init__(self, number: int, arguments: Sequence[str], launch: Launch = start_module) -> None:
         super().__init__(f"process {number}", "services.lb", arguments, None, launch)
         self.number = number
         self.missed = 0
