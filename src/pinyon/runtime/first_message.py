@@ -126,10 +126,6 @@ class Arrivals:
         self._each: dict[str, tuple[asyncio.Semaphore, set[object]]] = {}
         self._staying: Counter[str] = Counter()
 
-    def __len__(self) -> int:
-        """Returns the number of senders that hold or wait for a place."""
-        return len(self._each.keys() | self._staying.keys())
-
     @asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[None]:
         """Waits for a place, in the order of asking; the caller limits how long."""

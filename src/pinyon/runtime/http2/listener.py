@@ -180,9 +180,6 @@ class Newcomers:
         self._ends: dict[str, dict[Hashable, Callable[[], object]]] = {}
         """The functions that end connections, by address and connection, the oldest first."""
 
-    def __len__(self) -> int:
-        return len(self._addresses)
-
     def enter(self, connection: Hashable, address: str, end: Callable[[], object]) -> None:
         """Adds a connection; if its address has too many, the oldest of them is ended."""
         self._addresses[connection] = address
