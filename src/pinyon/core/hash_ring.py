@@ -42,17 +42,15 @@ class HashRing:
 
     def change(self, new: Iterable[str], gone: Iterable[str]) -> None:
         """Adds and removes members. Only points of new members are computed, and inserted among the existing points."""
-        self._change(new, gone)
-        self._bytes = self._at.tobytes(), self._owners.tobytes()
-
-    def _change(self, new: Iterable[str], gone: Iterable[str]) -> None:
         lost = [self._numbers.pop(name) for name in gone]
         if lost:
             stay = ~np.isin(self._owners, lost)
             self._at, self._owners = self._at[stay], self._owners[stay]
-        names = sorted(new)
-        if not names:
-            return
+        if names := sorted(new):
+            self._insert(names)
+        self._bytes = self._at.tobytes(), self._owners.tobytes()
+
+    def _insert(self, names: list[str]) -> None:
         count = self._virtual_nodes
         at = _points(names, count, self._seed)
         self._number_anew()
