@@ -85,10 +85,7 @@ def add_admin(
 
     ``fixed`` names settings that people may expect here, and why they cannot be changed."""
     server.add(
-        admin_pb2_grpc.add_AdminServiceServicer_to_server,
-        AdminServicer(changeable, fixed or {}, record),
-        admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
-        _CALLERS,
+        AdminServicer(changeable, fixed or {}, record), admin_pb2.DESCRIPTOR.services_by_name["AdminService"], _CALLERS
     )
 
 

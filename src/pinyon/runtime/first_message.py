@@ -14,6 +14,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontex
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
@@ -42,25 +43,24 @@ class FirstMessages:
         self._message_s = message_s
         self._arrivals = Arrivals()
 
-    def behaviour(self, handler: Any, method: str) -> Behaviour:
-        """Returns the behaviour of a method, whose own behaviour gets its one message, or an iterator of many."""
-        own = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        many = handler.request_streaming
-        timed = many and handler.response_streaming and method in self._timed
-        look = None if many else self._doors.get(method)
+    def behaviour(self, own: Any, method: MethodDescriptor, path: str) -> Behaviour:
+        """Returns the behaviour of a servicer's ``own`` method, which gets its one message, or an iterator of many."""
+        many = method.client_streaming
+        timed = many and method.server_streaming and path in self._timed
+        look = None if many else self._doors.get(path)
         stays = timed or not (many or look)
 
         # On the wire, a method of one message is a stream with one message.
         async def answer(requests: Any, context: Any) -> Any:
             if not many:
-                requests = await self._message(context, method if look is None else look(context))
+                requests = await self._message(context, path if look is None else look(context))
             return await own(requests, context)
 
         async def write(requests: Any, context: Any) -> None:
             # It would go with the first write. If that is cancelled on its way, no status could follow.
             await context.send_initial_metadata(())
-            name = method if look is None else look(context)
-            with self._arrivals.stay(method) if stays and self._doors else nullcontext():
+            name = path if look is None else look(context)
+            with self._arrivals.stay(path) if stays and self._doors else nullcontext():
                 if timed:
                     requests = self._each(requests)
                 result = own(requests if many else await self._message(context, name), context)
@@ -71,7 +71,7 @@ class FirstMessages:
                     async for message in result:
                         await context.write(message)
 
-        return write if handler.response_streaming else answer
+        return write if method.server_streaming else answer
 
     async def _message(self, context: Any, name: str) -> Any:
         """Reads the message. Raises :class:`DeadlineExceeded`, or :class:`InvalidArgument` if none comes."""
@@ -100,12 +100,10 @@ class FirstMessages:
         return DeadlineExceeded(f"no message came within {self._message_s:g} s")
 
 
-def parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+def parsing(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Makes a parser whose errors :func:`pinyon.runtime.interceptors.with_statuses` sees; else they are UNKNOWN."""
 
     def parse(raw: bytes) -> Any:
-        if deserializer is None:
-            return raw
         try:
             return deserializer(raw)
         except DecodeError:

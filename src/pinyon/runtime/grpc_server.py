@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.json_format import MessageToJson, Parse
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
@@ -24,9 +25,6 @@ from pinyon.runtime.interceptors import Interceptor, with_statuses
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
-
-
-_METHOD = "ServerReflectionInfo"
 
 
 def _v1_service() -> ServiceDescriptor:
@@ -54,19 +52,6 @@ REFLECTION: tuple[ServiceDescriptor, ...] = (
 REFLECTION_METHODS = frozenset(
     f"/{service.full_name}/{method.name}" for service in REFLECTION for method in service.methods
 )
-
-
-def enable_reflection(names: Iterable[str], server: Any) -> None:
-    """Adds both versions of reflection, for the services of these full names and for reflection itself."""
-    own = (service.full_name for service in REFLECTION)
-    servicer: Any = reflection.aio.ReflectionServicer((*names, *own))  # type: ignore[attr-defined]
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    server.add_registered_method_handlers(REFLECTION[0].full_name, {_METHOD: handler})
 
 
 Status = health_pb2.HealthCheckResponse
@@ -106,7 +91,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in th
 
 MAX_CONCURRENT_STREAMS = 4096
 
-_COMMON = (health_pb2.DESCRIPTOR.services_by_name["Health"], *REFLECTION)
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_COMMON = (HEALTH, *REFLECTION)
 """The services for all callers that a server admits."""
 
 
@@ -171,14 +157,9 @@ class GrpcServer:
         """The address to which ``admin_listen`` was bound; empty if there is none."""
 
     def add(
-        self,
-        register: Callable[[Any, Any], None],
-        servicer: Any,
-        descriptor: ServiceDescriptor,
-        callers: Callers | None = None,
-        doors: Doors | None = None,
+        self, servicer: Any, descriptor: ServiceDescriptor, callers: Callers | None = None, doors: Doors | None = None
     ) -> None:
-        """Adds a servicer; ``register`` is the generated ``add_XServicer_to_server``.
+        """Adds a service's methods, which are those of ``servicer``.
 
         ``callers`` names the roles of every method. ``doors``, by method name, check a call before its message is read.
         """
@@ -189,27 +170,26 @@ class GrpcServer:
                 raise ValueError(f"{descriptor.full_name} has {sorted(methods)}, but callers of {sorted(table)}")
             self._callers |= {f"/{descriptor.full_name}/{name}": roles for name, roles in table.items()}
         self._doors |= {f"/{descriptor.full_name}/{name}": look for name, look in (doors or {}).items()}
-        register(servicer, self)
+        self._serve(servicer, descriptor, descriptor.full_name)
         self._names.append(descriptor.full_name)
 
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Does nothing, though grpcio's servers do: the same methods are also registered by name."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Adds a service's handlers, wrapped by the interceptors."""
-        made = {name: self._wrapped(handler, f"/{service}/{name}") for name, handler in handlers.items()}
+    def _serve(self, servicer: Any, descriptor: ServiceDescriptor, name: str) -> None:
+        """Adds the methods, wrapped by the interceptors, as those of a service of this full name."""
+        made = {each.name: self._handler(getattr(servicer, each.name), each, name) for each in descriptor.methods}
         if isinstance(self._server, Http2Server):
-            self._server.add(service, made)
+            self._server.add(name, made)
         else:
-            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, made),))
 
-    def _wrapped(self, handler: Any, method: str) -> Any:
-        behaviour = self._first_messages.behaviour(handler, method)
+    def _handler(self, own: Any, method: MethodDescriptor, service: str) -> Any:
+        path = f"/{service}/{method.name}"
+        behaviour = self._first_messages.behaviour(own, method, path)
         for around in reversed(self._interceptors):
-            behaviour = around(behaviour, method)
-        many = handler.response_streaming
+            behaviour = around(behaviour, path)
+        many = method.server_streaming
         make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
-        return make(behaviour, parsing(handler.request_deserializer), handler.response_serializer)
+        asked, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        return make(behaviour, parsing(asked.FromString), answer.SerializeToString)
 
     async def start(self, *, serving: bool = True) -> str:
         """Binds and serves; reports SERVING if ``serving``. Returns ``host:port``.
@@ -218,8 +198,11 @@ class GrpcServer:
         everyone = ANYBODY if self._admin_listen else MEMBERS
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self)
-        enable_reflection((*self._names, health.SERVICE_NAME), self)
+        self._serve(self._health, HEALTH, HEALTH.full_name)
+        known = (*self._names, *[service.full_name for service in _COMMON])
+        reflecting: Any = reflection.aio.ReflectionServicer(known)  # type: ignore[attr-defined]
+        for service in REFLECTION:  # with the messages of the one that grpcio knows
+            self._serve(reflecting, REFLECTION[-1], service.full_name)
         address = self._bind(self._listen, ask_clients=not self._admin_listen)
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)

@@ -67,8 +67,8 @@ class Server:
     ) -> None:
         self.node = Node()
         self.server = GrpcServer("127.0.0.1:0", tls, admin_listen=admin_listen, sessions=sessions)
-        self.server.add(kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, self.node, KV_SERVICE, callers)
-        self.server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Worker(), WORKER_SERVICE, WORKER_CALLERS)
+        self.server.add(self.node, KV_SERVICE, callers)
+        self.server.add(Worker(), WORKER_SERVICE, WORKER_CALLERS)
         self.address = ""
 
     async def __aenter__(self) -> Server:
@@ -229,11 +229,10 @@ async def test_an_open_port_lets_people_in_an_admin_port_only_members(authority:
 
 async def test_a_server_with_tls_says_for_every_method_who_may_call_it(authority: TestAuthority) -> None:
     server = GrpcServer("127.0.0.1:0", authority.tls("kvstore", "kv-0"))
-    register = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
     incomplete = {name: roles for name, roles in KVSTORE_CALLERS.items() if name != "Remove"}
     for callers in (None, {}, incomplete, {**KVSTORE_CALLERS, "Typo": ANYBODY}):
         with pytest.raises(ValueError, match="KvStoreService"):
-            server.add(register, Node(), KV_SERVICE, callers)
+            server.add(Node(), KV_SERVICE, callers)
 
 
 def test_tables_name_known_roles_and_only_lbs_speak_for_tenants() -> None:

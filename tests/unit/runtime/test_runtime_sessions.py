@@ -78,7 +78,7 @@ class Running:
     ) -> None:
         self.worker = worker or Worker()
         self.server = GrpcServer(listen, tls, sessions=sessions)
-        self.server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, self.worker, SERVICE, WORKER_CALLERS)
+        self.server.add(self.worker, SERVICE, WORKER_CALLERS)
         self.address = ""
 
     @property
