@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
-from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerCheck, Callers
+from pinyon.runtime.callers import ANYBODY, MEMBERS, Callers, caller_check
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages, parsing
 from pinyon.runtime.http2 import listener
@@ -125,7 +125,7 @@ class GrpcServer:
         self._tls = tls
         self._callers: dict[str, frozenset[str]] = {}
         self._doors: dict[str, Callable[[Any], str]] = {}
-        self._interceptors = (*outermost, with_statuses, *(() if tls is None else (CallerCheck(self._callers).around,)))
+        self._interceptors = (*outermost, with_statuses, *(() if tls is None else (caller_check(self._callers),)))
         self._first_messages = FirstMessages(self._doors, REFLECTION_METHODS, message_s)
         self._server: grpc.aio.Server | Http2Server
         if sessions:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from pinyon.runtime.callers import ANYBODY, BLOCK_READ_CALLERS, CallerCheck, Callers
+from pinyon.runtime.callers import ANYBODY, BLOCK_READ_CALLERS, Callers, caller_check
 from pinyon.runtime.channel import Channels, open_channel, tls_options
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import ROLES, caller, peer_name
@@ -259,4 +259,4 @@ async def test_a_method_that_is_in_no_table_is_for_nobody() -> None:
     async def there(requests: Any, context: Any) -> None: ...
 
     with pytest.raises(Exception, match="role admin may not call"):
-        await CallerCheck({}).around(there, "/a.B/C")(b"", Context())
+        await caller_check({})(there, "/a.B/C")(b"", Context())
