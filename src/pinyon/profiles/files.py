@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.files import read_file
 from pinyon.core.near import did_you_mean
 
 FILE_BYTES_MAX = 65_536
@@ -37,11 +36,15 @@ def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Pro
         hint = did_you_mean(name, known_names)
         raise bad(f"no such profile{hint}; known: {', '.join(known_names)}, or a JSON file")
     try:
-        values: Any = json.loads(read_file(path, FILE_BYTES_MAX, what.replace(" ", "_")))
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        values: Any = json.loads(data) if len(data) <= FILE_BYTES_MAX else None
+    except OSError as error:
+        raise bad(f"cannot read {name}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise bad(f"{name} is not valid JSON") from None
     if not isinstance(values, dict):
-        raise bad(f"{name} must hold a JSON object")
+        raise bad(f"{name} must hold a JSON object of at most {FILE_BYTES_MAX} bytes")
     known = fields(kind)  # type: ignore[arg-type]
     needed = {field.name for field in known if field.default is MISSING}
     wrong = (needed - values.keys()) | (values.keys() - {field.name for field in known})

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.files import read_file
 from pinyon.core.request import TENANT_CHARS_MAX, check_geographies, check_kind, check_priority
+from pinyon.runtime.files import read_file
 
 KEY_CHARS_MAX = 512
 KEYS_MAX = 100_000

@@ -7,10 +7,10 @@ import time
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.files import read_file
 from pinyon.core.policies import split_choice
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.day_fits import DayFits
+from pinyon.runtime.files import read_file
 
 FILE_BYTES_MAX = 1 << 20
 DAY_S = 86_400.0

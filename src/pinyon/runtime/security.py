@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.files import read_file
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
+from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import BLOCKS_NAME, Identity
 from pinyon.runtime.settings import ServiceSettings
 

@@ -121,7 +121,7 @@ def run_service(
     ``make_registry`` makes the registry of metrics, by default with the process's own.
     """
     faulthandler.enable()
-    service = str(settings.model_config.get("title", "pinyon service")).removeprefix("pinyon ")
+    service = settings.service()
     parent = os.environ.pop("PINYON_PARENT_PID", "")
     if parent.isdecimal():
         die_with_parent(int(parent))

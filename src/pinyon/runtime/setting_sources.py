@@ -20,9 +20,9 @@ from pydantic.fields import FieldInfo
 
 from pinyon.core.compiled import version_line
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.files import read_file
 from pinyon.core.near import did_you_mean
 from pinyon.runtime.arguments import Parser, module_as_typed
+from pinyon.runtime.files import read_file
 from pinyon.runtime.settings import Address, ServiceSettings, with_tls_files
 
 Settings = TypeVar("Settings", bound=ServiceSettings)

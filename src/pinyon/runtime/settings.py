@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, PinyonError
-from pinyon.core.files import read_file
+from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import ANY
 
 FILE_BYTES_MAX = 4 << 20

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.files import read_file
+from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import Identity, identity_from_names
 
 FILE_BYTES_MAX = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.files import read_file
+from pinyon.runtime.files import read_file
 
 UPSTREAMS_MAX = 1024
 FILE_BYTES_MAX = 1 << 20
