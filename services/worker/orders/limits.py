@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pinyon.runtime.settings import ServiceSettings, service_config, setting
+from pinyon.runtime.settings import ServiceSettings, setting
 
 
 class WorkerLimits(ServiceSettings):
     """The bounds on requests and prompts; a part of the worker's settings."""
 
-    model_config = service_config("service")
     everyday: ClassVar[dict[str, str]] = {"requests": "max_batch request_timeout_s"}
     further: ClassVar[dict[str, str]] = {
         "requests": "max_requests max_prefills room_timeout_s load_interval_s outbox_tokens write_timeout_s",

@@ -17,7 +17,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Journal
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.settings import ServiceSettings, service_config, setting
+from pinyon.runtime.settings import ServiceSettings, setting
 
 BUFFER_BYTES = 1 << 16
 """The number of waiting bytes that are written without waiting for ``FLUSH_S``."""
@@ -36,7 +36,6 @@ _log = get_logger("journal")
 class JournalSettings(ServiceSettings):
     """The settings of a service that writes its decisions down."""
 
-    model_config = service_config("service")
     further: ClassVar[dict[str, str]] = {"journal": "journal journal_mib"}
 
     journal: str = setting("", "file for what is decided and from which inputs; empty: none is written")
