@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
@@ -37,16 +37,14 @@ class FirstMessages:
     Messages then need a place of their sender's, and a streaming method without a door keeps its place to its end.
     """
 
-    def __init__(self, doors: Doors, timed: Collection[str], message_s: float = MESSAGE_S) -> None:
+    def __init__(self, doors: Doors, message_s: float = MESSAGE_S) -> None:
         self._doors = doors
-        self._timed = timed
         self._message_s = message_s
         self._arrivals = Arrivals()
 
-    def behaviour(self, own: Any, method: MethodDescriptor, path: str) -> Behaviour:
+    def behaviour(self, own: Any, method: MethodDescriptor, path: str, *, timed: bool = False) -> Behaviour:
         """Returns the behaviour of a servicer's ``own`` method, which gets its one message, or an iterator of many."""
         many = method.client_streaming
-        timed = many and method.server_streaming and path in self._timed
         look = None if many else self._doors.get(path)
         stays = timed or not (many or look)
 

@@ -49,9 +49,6 @@ REFLECTION: tuple[ServiceDescriptor, ...] = (
     _v1_service(),
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )
-REFLECTION_METHODS = frozenset(
-    f"/{service.full_name}/{method.name}" for service in REFLECTION for method in service.methods
-)
 
 
 Status = health_pb2.HealthCheckResponse
@@ -126,7 +123,7 @@ class GrpcServer:
         self._callers: dict[str, frozenset[str]] = {}
         self._doors: dict[str, Callable[[Any], str]] = {}
         self._interceptors = (*outermost, with_statuses, *(() if tls is None else (caller_check(self._callers),)))
-        self._first_messages = FirstMessages(self._doors, REFLECTION_METHODS, message_s)
+        self._first_messages = FirstMessages(self._doors, message_s)
         self._server: grpc.aio.Server | Http2Server
         if sessions:
             self._server = Http2Server(None if tls is None else lambda: tls.sessions_context)
@@ -173,17 +170,18 @@ class GrpcServer:
         self._serve(servicer, descriptor, descriptor.full_name)
         self._names.append(descriptor.full_name)
 
-    def _serve(self, servicer: Any, descriptor: ServiceDescriptor, name: str) -> None:
+    def _serve(self, servicer: Any, descriptor: ServiceDescriptor, name: str, *, timed: bool = False) -> None:
         """Adds the methods, wrapped by the interceptors, as those of a service of this full name."""
-        made = {each.name: self._handler(getattr(servicer, each.name), each, name) for each in descriptor.methods}
+        methods = [(each, getattr(servicer, each.name)) for each in descriptor.methods]
+        made = {each.name: self._handler(own, each, name, timed) for each, own in methods}
         if isinstance(self._server, Http2Server):
             self._server.add(name, made)
         else:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, made),))
 
-    def _handler(self, own: Any, method: MethodDescriptor, service: str) -> Any:
+    def _handler(self, own: Any, method: MethodDescriptor, service: str, timed: bool) -> Any:
         path = f"/{service}/{method.name}"
-        behaviour = self._first_messages.behaviour(own, method, path)
+        behaviour = self._first_messages.behaviour(own, method, path, timed=timed)
         for around in reversed(self._interceptors):
             behaviour = around(behaviour, path)
         many = method.server_streaming
@@ -202,7 +200,7 @@ class GrpcServer:
         known = (*self._names, *[service.full_name for service in _COMMON])
         reflecting: Any = reflection.aio.ReflectionServicer(known)  # type: ignore[attr-defined]
         for service in REFLECTION:  # with the messages of the one that grpcio knows
-            self._serve(reflecting, REFLECTION[-1], service.full_name)
+            self._serve(reflecting, REFLECTION[-1], service.full_name, timed=True)
         address = self._bind(self._listen, ask_clients=not self._admin_listen)
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)
