@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.distances import parse_position
 from pinyon.federation.members import LbInfo, OwnedCluster
-from pinyon.federation.position import parse_position
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.app import HttpApp

@@ -32,7 +32,7 @@ async def federated(place_by="conductor", **settings):
 async def test_instances_of_a_failed_balancer_are_served_by_another(place_by):
     async with federated(place_by) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
-        await regions.knows("eu", "us", ROOMY)
+        await regions.knows("eu", "us", room=True)
         assert not eu.lb.clusters.adopted
         # It dies: both its session and its port are gone.
         await us.lb.membership.session._link.close()
@@ -114,7 +114,7 @@ async def test_given_back_while_a_request_is_placed_it_runs_there():
     """The request counts where it runs, and not at the instance of that name at home."""
     async with federated() as (_, regions):
         us, eu = regions["us"], regions["eu"]
-        await regions.knows("eu", "us", ROOMY)
+        await regions.knows("eu", "us", room=True)
         await us.lb.membership.session._link.close()
         await us.lb.grpc.drain(0)
         await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})

@@ -13,8 +13,7 @@ from pinyon.frontdoor.instances.dispatcher import routed
 from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
-from pinyon.routing.target import Report
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Report, Routed
 
 
 def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:

@@ -10,7 +10,7 @@ from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from pinyon.routing.two_layers import RoutedRequest
 
 ROOTS_MAX = 4096
