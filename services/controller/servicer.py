@@ -38,8 +38,6 @@ CONTROLLER_CALLERS: Callers = {
     "RemoveInstance": frozenset((ADMIN,)),
     "ForgetLoadBalancer": frozenset((ADMIN,)),
 }
-WRITE_S = 5.0
-"""A session whose peer takes no message for this long has ended."""
 FIRST_S = 10.0
 """A session whose peer says nothing at all for this long has ended."""
 SESSIONS_MAX = 512
@@ -65,7 +63,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
                 await self._converse(context)
 
     async def _converse(self, context: Any) -> None:
-        stream = Accepted[controller_pb2.SessionResponse, controller_pb2.SessionRequest](context, WRITE_S)
+        stream = Accepted[controller_pb2.SessionResponse, controller_pb2.SessionRequest](context)
         first = await stream.first(FIRST_S)
         if first is None:
             return

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.served import parse_more_models
@@ -87,13 +87,7 @@ class Lb(LoadBalancer):
         routes = OwnRoutes(completions, Tokenization(admission, self.prompts, self.off_loop), self.prompts)
         self.open_doors(routes, asked, metrics)
         servicer = LbServicer(admission, self.dispatcher, self.prompts, self.keys, self.models, timeout_s, clock)
-        self.grpc.add(
-            lb_pb2_grpc.add_LbServiceServicer_to_server,
-            servicer,
-            lb_pb2.DESCRIPTOR.services_by_name["LbService"],
-            LB_CALLERS,
-            servicer.doors,
-        )
+        self.grpc.add(servicer, lb_pb2.DESCRIPTOR.services_by_name["LbService"], LB_CALLERS, servicer.doors)
         serving = TokenServing(
             self.own, self.line, metrics, self.readiness, self.models, self.access,
             Budget(settings.bodies_limit_mib << 20), timeout_s, clock, self.prompts, self.dispatcher,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar
 
-from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
+from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.distances import parse_position
@@ -163,12 +163,7 @@ class LoadBalancer:
         operators can change at run time; a new pushing rule calls ``pushed``."""
         context, settings, controller = self.context, self.settings, self.settings.controller
         self.serving = serving
-        self.grpc.add(
-            peer_pb2_grpc.add_PeerServiceServicer_to_server,
-            serving,
-            peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
-            PEER_CALLERS,
-        )
+        self.grpc.add(serving, peer_pb2.DESCRIPTOR.services_by_name["PeerService"], PEER_CALLERS)
         self.membership = member = RegionMembership(self.models, self.line, self.regions, metrics, self.clusters)
         session = member.session = ControllerSession(
             controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,

@@ -324,7 +324,7 @@ async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
         for number in range(12):
             await client.stored([number])
         assert len(node.node.table) == 12
-        assert len(client.store._avoidance) == 1
+        assert len(client.store._avoidance._until) == 1
         await client.until_listed([3])
         assert await client.get([500, 3]) == [False, True]
 

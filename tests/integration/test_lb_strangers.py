@@ -12,9 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.runtime import grpc_server
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import EACH_MAX
+from pinyon.runtime.http2 import listener
 from tests.integration.lb_harness import WAIT_S, Connection, live_lb, running_lb, spin
 
 STREAMS = 300
@@ -133,8 +133,8 @@ async def test_messages_without_an_end_are_few(tmp_path, method, held):
 
 async def test_silent_connections_are_closed_and_few(tmp_path, monkeypatch):
     """A connection without a byte is soon closed: such connections took all descriptors of the process."""
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 1.0)
-    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 16)
     async with running_lb() as bench, contextlib.AsyncExitStack() as stack:
         own = psutil.Process()
         before = own.num_fds()

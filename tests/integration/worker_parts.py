@@ -24,7 +24,7 @@ from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import SamplingParams
-from pinyon.messages.logprobs import append_logprob, append_logprob_rows, logprobs_from_proto
+from pinyon.messages.logprobs import SentLogprobs, append_logprob, logprobs_from_proto
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceState
@@ -180,7 +180,7 @@ def alone(prompt: Sequence[int], sampling: SamplingParams) -> Alone:
             out += result.prefill_tokens
             logprob = result.logprobs.prefills[0] if sampling.logprobs >= 0 else None
             if sampling.prompt_logprobs:
-                append_logprob_rows(told_of_prompt, result.logprobs.prompts[0])
+                SentLogprobs(told_of_prompt).add_rows(result.logprobs.prompts[0])
         else:
             slot = DecodeSlot(out[-1], len(prompt) + len(out) - 1, table, sampling, len(out), counts)
             result = engine.step([], [slot])

@@ -28,7 +28,6 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
-WRITE_S = 5.0
 PERIOD_S = 1.0
 GAP_S = 0.05
 """The minimum time between two reports; changes in between travel together."""
@@ -71,7 +70,7 @@ class ControllerSession:
         self._draining = draining
         self._clock = clock
         self._period_s = period_s
-        self._link = Redialer("controller", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
+        self._link = Redialer("controller", address, METHOD, self._converse, connect=connect, log=_log)
         self._info: LbInfo | None = None
         self._changed = False
         """True while the load balancer's own description has not been reported."""

@@ -47,9 +47,7 @@ class _Eviction(Collector):
             labels=("category",),
         )
         mean_s = GaugeMetricFamily(
-            f"{prefix}_eviction_reuse_mean_seconds",
-            "Mean time until then, as it believes.",
-            labels=("category",),
+            f"{prefix}_eviction_reuse_mean_seconds", "Mean time until then, as it believes.", labels=("category",)
         )
         for category, belief in shown(evictor.beliefs()).items():
             share.add_metric((category,), belief.share)

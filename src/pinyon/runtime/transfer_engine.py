@@ -9,12 +9,11 @@ from typing import ClassVar, Literal
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import Field
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.runtime.security import NO_SECURITY, Security
-from pinyon.runtime.settings import Address, ServiceSettings
+from pinyon.runtime.settings import Address, ServiceSettings, setting
 from pinyon.transfer import (
     LATENCY_BUCKETS_S,
     InvalidTransfer,
@@ -38,30 +37,25 @@ class TransferSettings(ServiceSettings):
         "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_checksum transfer_spin_us"
     }
 
-    transfer_listen: Address = Field(
-        "127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one"
+    transfer_listen: Address = setting("127.0.0.1:0", "host:port of the transfer engine; port 0 takes a free one")
+    transfer_transports: str = setting(
+        "auto", "auto, or those to use to reach peers, best first: shm,rdma,tcp", max_length=64
     )
-    transfer_transports: str = Field(
-        "auto", max_length=64, description="auto, or those to use to reach peers, best first: shm,rdma,tcp"
+    transfer_nics: str = setting(
+        "", "more NICs to use: auto (all), or names: eth1,mlx5_0; empty: --transfer-listen only", max_length=2048
     )
-    transfer_nics: str = Field(
-        "",
-        max_length=2048,
-        description="more NICs to use: auto (all), or names: eth1,mlx5_0; empty: --transfer-listen only",
+    transfer_topology: str = setting(
+        "", "which NICs are near to which memory: JSON or a file with it; empty: discovered"
     )
-    transfer_topology: str = Field(
-        "", description="which NICs are near to which memory: JSON or a file with it; empty: discovered"
+    transfer_allow_shm: bool = setting(
+        False, "with TLS, use shared memory on one host too: whoever may copy can read all of a process"
     )
-    transfer_allow_shm: bool = Field(
-        False, description="with TLS, use shared memory on one host too: whoever may copy can read all of a process"
-    )
-    transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
-    transfer_spin_us: int = Field(
+    transfer_checksum: Literal["on", "off"] = setting("on", "checksums of tcp payloads")
+    transfer_spin_us: int = setting(
         100,
+        "time for which threads of links poll before they sleep, unless a link is idle or cores are short; 0 saves CPU",
         ge=0,
         le=10_000,
-        description="time for which threads of links poll before they sleep, unless a link is idle or cores are short; "
-        "0 saves CPU",
     )
 
     def listeners(self) -> dict[str, str]:

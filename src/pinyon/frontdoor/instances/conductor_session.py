@@ -20,7 +20,6 @@ from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outgoing import FRAME_BYTES, Outgoing, Pace
 
-WRITE_S = 5.0
 MESSAGES_MAX = 1024
 """The number of messages that wait for a conductor which does not keep up."""
 PARTS_PER_MESSAGE = 64
@@ -58,7 +57,7 @@ class ConductorSession:
         self._on_instances = on_instances
         self._answer_timeout_s = answer_timeout_s
         self._in_flight = in_flight
-        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
+        self._link = Redialer("conductor", address, METHOD, self._converse, connect=connect, log=_log)
         self._stream: Dialed[SessionRequest, SessionResponse]
         self._heard = 0
         self._listed = False

@@ -52,7 +52,6 @@ REQUESTS_MAX = 4096
 MESSAGES_MAX = 16
 """The messages, of at most 2 MiB and ``PARTS_MAX`` parts, that may wait for a caller which takes none."""
 PARTS_MAX = 4096
-WRITE_S = 5.0
 FIRST_S = 5.0
 SESSIONS_MAX = 256
 LB_ID_CHARS_MAX = 128
@@ -149,7 +148,7 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
 
     async def _converse(self, context: Any) -> None:
         own = self.own
-        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
+        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context)
         first = await stream.first(FIRST_S)
         if first is None:
             return

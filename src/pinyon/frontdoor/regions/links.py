@@ -22,7 +22,6 @@ from pinyon.runtime.outgoing import in_messages
 
 PEERS_MAX = 256
 PEER_VERSION = 2
-WRITE_S = 5.0
 TICK_S = 0.25
 PROBE_TICKS = 4
 """The ticks between two probes of the latency."""
@@ -133,7 +132,7 @@ class RegionLink(Redialer[peer_pb2.SessionRequest, peer_pb2.SessionResponse]):
 
     def __init__(self, owner: RegionLinks, peer: PeerBalancer, connect: OpenSession) -> None:
         name = f"load balancer of {peer.region}"
-        super().__init__(name, peer.address, METHOD, self._speak, write_s=WRITE_S, connect=connect, log=_log)
+        super().__init__(name, peer.address, METHOD, self._speak, connect=connect, log=_log)
         self.owner, self.peer = owner, peer
         self.talk: Talk | None = None
         """The present session, if there is one."""
