@@ -55,10 +55,10 @@ class Lb(LoadBalancer):
         super().__init__(settings, context, clock, cards)
         self.workers = WorkerSessions(
             settings.unread_tokens,
+            lambda *heard: self.clusters.load(*heard),
+            lambda lost: self.clusters.silent(lost),
             clock,
             security.channels,
-            lambda *heard: self.clusters.load(*heard),
-            lambda *lost: self.clusters.silent(*lost),
         )
         self.clusters: Clusters = Clusters(
             self.models, self.workers, settings.conductor, self._make_conductor, self._make_view, clock
@@ -98,7 +98,7 @@ class Lb(LoadBalancer):
             self.own, self.line, metrics, self.readiness, self.models, self.access,
             Budget(settings.bodies_limit_mib << 20), timeout_s, clock, self.prompts, self.dispatcher,
         )  # fmt: skip
-        self.join(serving, metrics, self.recorder.record, self.clusters.watch)
+        self.join(serving, metrics, self.recorder.record, self.clusters.update_sessions)
 
     def _make_conductor(
         self, address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]

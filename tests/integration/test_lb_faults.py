@@ -179,7 +179,7 @@ async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
         await worker.until(lambda: worker.open)
         worker.boot = "2"
         bench.conductor.push()
-        await spin(lambda: bench.lb.view.restarted)
+        await spin(lambda: not bench.lb.workers._sessions)
         second = asyncio.ensure_future(bench.complete("new", max_tokens=3))
         await worker.until(lambda: len(worker.submissions) == 2)
         assert [each.stream_id for each in worker.submissions] == [1, 1], "each is the first one of its session"

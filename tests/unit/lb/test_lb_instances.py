@@ -133,8 +133,8 @@ def test_instances_a_new_conductor_omits_stay_for_the_grace_time():
     assert view.unconfirmed == 1
     assert set(view.failures.avoided(101.0)) == {"a"}, "there is no news of it"
     assert view.addresses == {"a:1", "b:1"}
-    view.update(listed(a="1", b="1"), 102.0)
-    assert (view.unconfirmed, view.renewed) == (0, {"a:1"})
+    renewed, _ = view.update(listed(a="1", b="1"), 102.0)
+    assert (view.unconfirmed, renewed) == (0, {"a:1"})
     assert set(view.failures.avoided(102.0)) == set(), "it has registered"
     view.update(listed(), 200.0, first=True)
     assert chosen(view, 209.9) in "ab"
@@ -146,10 +146,8 @@ def test_instances_a_new_conductor_omits_stay_for_the_grace_time():
 
 def test_another_process_at_an_address_is_told_apart():
     view = view_of(a="1", b="1")
-    view.update(listed(a="2", b="1", c="1"), 1.0)
-    assert (view.renewed, view.restarted) == ({"a:1", "c:1"}, {"a:1"})
-    view.update(listed(a="2", b="1", c="1"), 2.0)
-    assert (view.renewed, view.restarted) == (frozenset(), frozenset())
+    assert view.update(listed(a="2", b="1", c="1"), 1.0) == ({"a:1", "c:1"}, {"a:1"})
+    assert view.update(listed(a="2", b="1", c="1"), 2.0) == (set(), set())
 
 
 def test_whose_weights_are_whose():

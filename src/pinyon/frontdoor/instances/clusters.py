@@ -6,7 +6,7 @@ when the regional controller says so; requests that run there run to their end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -58,8 +58,7 @@ class Clusters(Adopted[ConductorCluster]):
         cluster = ConductorCluster(name, address, self._make_view(name))
 
         def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
-            cluster.view.update(message, self._clock(), first)
-            self._listed(cluster)
+            self.update_sessions(*cluster.view.update(message, self._clock(), first))
 
         cluster.conductor = self._make_conductor(address, on_instances)
         return cluster
@@ -99,35 +98,29 @@ class Clusters(Adopted[ConductorCluster]):
         cluster.removed = frozenset(told.removed)
 
     def end(self, cluster: ConductorCluster) -> Coroutine[Any, Any, None]:
-        self._listed(cluster)
+        self.update_sessions()
         return cluster.conductor.close()
 
     # -- instances
 
-    def _listed(self, cluster: ConductorCluster) -> None:
-        """Updates the sessions to instances after a new list, or when a cluster is given back."""
-        addresses = frozenset().union(*(each.view.addresses for each in self))
-        view = cluster.view
-        self._workers.keep_only(addresses, view.renewed, view.restarted)
-        self.watch()
+    def update_sessions(self, renewed: Collection[str] = (), restarted: Collection[str] = ()) -> None:
+        """Updates the sessions to instances after a new list, or when a cluster is given back. All instances report
+        their load, if requests may have to wait for room, or if the region has a name."""
+        known: dict[str, str] = {}
+        for each in self:
+            known.update(each.view.known(self.models.by_name.keys()))
+        watch = self.models.selective or bool(self.models.region)
+        self._workers.keep(known, watch=watch, renewed=renewed, restarted=restarted)
         self.models.tell()
 
-    def watch(self) -> None:
-        """Has all instances report their load, if requests may have to wait for room, or if the region has a name."""
-        if self.models.selective or self.models.region:
-            watched: dict[str, str] = {}
-            for each in self:
-                watched.update(each.view.watched(self.models.by_name.keys()))
-            self._workers.watch(watched)
-
-    def load(self, address: str, instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
+    def load(self, address: str, load: worker_pb2.Load, unseen: int) -> None:
         """Records an instance's own report. A draining one takes nothing new, as if a request waited there."""
         report = Report(max(load.pending, load.draining), load.running, load.room)
         for cluster in self:
             if (known := cluster.view.at(address)) is not None:
                 self.models.load(cluster.name, *known, report, unseen)
 
-    def silent(self, address: str, instance_id: str) -> None:
+    def silent(self, address: str) -> None:
         """Records that the session of an instance has ended."""
         for cluster in self:
             if (known := cluster.view.at(address)) is not None:

@@ -75,10 +75,6 @@ class InstanceView:
         """The instances that the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
         self._changed = asyncio.Event()
-        self.renewed: frozenset[str] = frozenset()
-        """The addresses of instances that came, came back or restarted with the last list."""
-        self.restarted: frozenset[str] = frozenset()
-        """The addresses among them at which another process was before."""
         self.addresses: frozenset[str] = frozenset()
         self.in_flight = 0
         """The requests counted on instances, once per role."""
@@ -92,9 +88,14 @@ class InstanceView:
         """Returns whether there may be more instances of the model than those that the conductor places on."""
         return bool(self._roster.unconfirmed or self._doubtful.get(model))
 
-    def update(self, message: conductor_pb2.InstanceList, now_s: float, first: bool = False) -> None:
+    def update(
+        self, message: conductor_pb2.InstanceList, now_s: float, first: bool = False
+    ) -> tuple[set[str], set[str]]:
         """Takes a new list; ``first`` if its conductor has just begun to answer. Inconsistent instances (no layout, no
-        role) are left out."""
+        role) are left out.
+
+        Returns the addresses of instances that came, came back or restarted, and those among them at which another
+        process was before."""
         before, listed = self._instances, _parsed(message)
         self._leave_out_strangers(listed)
         unsure = before.keys() if first else self._roster.unconfirmed
@@ -119,8 +120,8 @@ class InstanceView:
                 self._roster.forget(instance_id)
             else:
                 listed[instance_id] = kept
-        self.renewed, self.restarted = frozenset(renewed), frozenset(restarted)
         self._take(listed, now_s)
+        return renewed, restarted
 
     def _leave_out_strangers(self, listed: dict[str, _Instance]) -> None:
         strangers = frozenset(name for name, each in listed.items() if each.info.key_secret_id != self._secret_id)
@@ -181,8 +182,8 @@ class InstanceView:
                 layer.report(name, Report(), now_s)  # it gets time until its first report
             layer.set_draining(name, not new.schedulable)
 
-    def watched(self, models: Collection[str]) -> dict[str, str]:
-        """Returns the instances of these models, by address, whose load is to be reported."""
+    def known(self, models: Collection[str]) -> dict[str, str]:
+        """Returns the ids of the instances of these models that requests can be sent to, by address."""
         return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
 
     def same_keys(self, other: InstanceView, model: str) -> bool:

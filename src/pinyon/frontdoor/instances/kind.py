@@ -149,7 +149,7 @@ class InstanceKind:
         view, model, decode, placed_s = cluster.view, request.model, placement.decode_instance_id, self.clock()
         size_bytes = request.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
         try:
-            opened = await self.workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
+            opened = await self.workers.open(placement.decode_address, decode, size_bytes, request.gap_s)
         except Unavailable as error:
             request.error = error
             return
