@@ -124,7 +124,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             if asks and not told and delta.tokens:
                 message.prompt_logprobs.CopyFrom(state.prompt_logprobs)
                 told = True
-            if state.finished:
+            if state.finish_reason is not None:
                 last = message
                 return None
             return context.write(message)

@@ -7,6 +7,7 @@ when the regional controller says so; requests that run there run to their end.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -24,14 +25,16 @@ HOME = ""
 """The name of the region's own cluster."""
 
 
+@dataclass(slots=True, eq=False)
 class ConductorCluster:
-    """One cluster: its ``conductor`` and the ``view`` of its instances. The ``removed`` ones get no new requests."""
+    """One cluster: its ``conductor``, which is at ``address``, and the ``view`` of its instances. The ``removed`` ones
+    get no new requests."""
 
-    def __init__(self, name: str, address: str, view: InstanceView) -> None:
-        self.name, self.address = name, address
-        self.view = view
-        self.conductor: ConductorSession
-        self.removed: frozenset[str] = frozenset()
+    name: str
+    address: str
+    conductor: ConductorSession
+    view: InstanceView
+    removed: frozenset[str] = frozenset()
 
 
 class Clusters(Adopted[ConductorCluster]):
@@ -55,13 +58,12 @@ class Clusters(Adopted[ConductorCluster]):
         self.home = self._make(HOME, home_address)
 
     def _make(self, name: str, address: str) -> ConductorCluster:
-        cluster = ConductorCluster(name, address, self._make_view(name))
+        view = self._make_view(name)
 
         def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
-            self.update_sessions(*cluster.view.update(message, self._clock(), first))
+            self.update_sessions(*view.update(message, self._clock(), first))
 
-        cluster.conductor = self._make_conductor(address, on_instances)
-        return cluster
+        return ConductorCluster(name, address, self._make_conductor(address, on_instances), view)
 
     def __iter__(self) -> Iterator[ConductorCluster]:
         return iter([self.home, *self.adopted.values()])

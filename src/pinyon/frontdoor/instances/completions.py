@@ -76,12 +76,9 @@ class Completions:
                     return 200
                 request = requests[0]
                 answer_format = make_format(head.unique, call.model, created_s, call.include_usage)
-                if call.stream:
-                    events = _Events(request, ticket, answer_format, reply)
-                    await self.dispatcher.run(request, ticket, events.take)
-                    await events.end(call.include_usage, self._facts(head, request))
-                else:
-                    await self._whole(head, request, ticket, answer_format, reply)
+                text = _Text(request, ticket, answer_format, reply)
+                await self.dispatcher.run(request, ticket, text.take)
+                await text.end(call.include_usage, self.facts(head, requests))
             return 200
         except Exception as raised:
             error = broken_by(raised, reply, self.timeout_s, head.log_id)
@@ -90,23 +87,18 @@ class Completions:
         await reply.end(error_event(error) + DONE)
         return 200
 
-    async def _whole(
-        self, head: Head, request: Request, ticket: Ticket, answer_format: AnswerFormat, reply: Reply
-    ) -> None:
-        texts: list[str] = []
-        await self.dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
-        assert request.finish_reason is not None
-        facts, usage = self._facts(head, request), request.usage()
-        body = answer_format.whole("".join(texts), request.finish_reason.value, usage, facts)
-        reply.whole(200, body, JSON, rate_fields(ticket.levels))
-
-    def _facts(self, head: Head, request: Request) -> Facts | None:
-        return request.report(self.clock()) if head.report else None
+    def facts(self, head: Head, requests: Sequence[Request]) -> Facts | None:
+        """Returns the facts about all requests of one call, if the client asked for them."""
+        if not head.report:
+            return None
+        reports = [request.report(self.clock()) for request in requests]
+        return reports[0] if len(reports) == 1 else {"choices": reports}
 
 
-class _Events:
-    """A streamed answer. It begins with the first text: until then, a failure still has a status of its own. From then
-    on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
+class _Text:
+    """The answer to a call that wants one text. A stream begins with the first text: until then, a failure still has a
+    status of its own. From then on text goes out as it comes, and :meth:`take` is called only while the client does not
+    keep up."""
 
     def __init__(self, request: Request, ticket: Ticket, answer_format: AnswerFormat, reply: Reply) -> None:
         self._request = request
@@ -114,11 +106,11 @@ class _Events:
         self._format = answer_format
         self._reply = reply
         self._tail = ""
-        """The text that came with the last update."""
+        """The text that came with the last update: all of it, if the answer is not streamed."""
 
     def take(self, delta: Delta) -> Awaitable[None] | None:
         request = self._request
-        if request.finished:
+        if request.finish_reason is not None:
             self._tail += delta.text
             return None
         if not delta.text:
@@ -141,6 +133,10 @@ class _Events:
         request, answer_format = self._request, self._format
         reason = request.finish_reason
         assert reason is not None
+        if request.whole:
+            body = answer_format.whole(self._tail, reason.value, request.usage(), facts)
+            self._reply.whole(200, body, JSON, rate_fields(self._ticket.levels))
+            return
         events = answer_format.finish(self._tail, reason.value, None if include_usage else facts)
         if include_usage:
             events += answer_format.usage(request.usage(), facts)
@@ -188,10 +184,11 @@ class _Choices:
             await self._run_all()
         finally:
             ticket.leave(sum(request.used_tokens for request in requests))
+        usage, facts = self._usage(), self._owner.facts(self._head, requests)
         if self._call.stream:
-            await self._reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
+            await self._reply.end(self._format.usage(usage, facts) + DONE)
         else:
-            arguments = (self._choices, self._usage(), self._facts())
+            arguments = (self._choices, usage, facts)
             if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
                 body = await self._owner.off_loop.run(self._head.client.holder, self._format.whole, *arguments)
             else:
@@ -240,7 +237,7 @@ class _Choices:
 
         def take(delta: Delta) -> Awaitable[None] | None:
             self._add(request, choice, delta)
-            if call.stream and not request.finished and (choice.text or (rich and choice.tokens)):
+            if call.stream and request.finish_reason is None and (choice.text or (rich and choice.tokens)):
                 return self._send(choice)
             return None
 
@@ -292,12 +289,6 @@ class _Choices:
             sum(choice.completion_tokens for choice in self._choices),
             sum(usage.cached_tokens for usage in firsts),
         )
-
-    def _facts(self) -> Facts | None:
-        if not self._head.report:
-            return None
-        reports = [request.report(self._owner.clock()) for request in self._requests]
-        return reports[0] if len(reports) == 1 else {"choices": reports}
 
 
 def _leave(place: Place, _: asyncio.Task[None]) -> None:

@@ -137,7 +137,7 @@ class InstanceKind:
         finally:
             view.end(counted)
             self.models.tell()
-            if request.finished:
+            if request.finish_reason is not None:
                 view.failures.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # An instance that still lives reports the end itself; a dead one cannot.
@@ -196,7 +196,7 @@ class InstanceKind:
         assert take is not None
         while request.finish_reason is None and request.error is None:
             delta = _fold(request, await stream.take(), clock())
-            if waits and (delta.tokens or request.finished):
+            if waits and (delta.tokens or request.finish_reason is not None):
                 waits = False
                 begun()
             if not delta.tokens and not delta.text:

@@ -172,11 +172,6 @@ class Request(Flight):
         prompt = len(self.tokens_le32) + len(self.block_keys)
         return prompt + self.texts_bytes + self.sampling.list_bytes + FIXED_BYTES
 
-    @property
-    def finished(self) -> bool:
-        """True if the request has its ``finish_reason``."""
-        return self.finish_reason is not None
-
     def traced(self, span: Span) -> None:
         span.classify(self.request_class)
         super().traced(span)
