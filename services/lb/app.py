@@ -56,7 +56,7 @@ class Lb(LoadBalancer):
         self.workers = WorkerSessions(
             settings.unread_tokens,
             lambda *heard: self.clusters.load(*heard),
-            lambda lost: self.clusters.silent(lost),
+            lambda address: self.clusters.lost(address),
             clock,
             security.channels,
         )

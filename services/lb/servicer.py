@@ -39,6 +39,7 @@ LB_CALLERS: Callers = {
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_LABELS = ("kind", "turn", "session", "user", "cache_salt", "no_store")
 _SAMPLING = frozenset(each.name for each in SAMPLING_FIELDS)
 
 
@@ -189,13 +190,7 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
 
 
 def _labels(message: lb_pb2.RequestLabels) -> Labels:
-    return Labels(
-        message.kind,
-        message.turn,
-        message.session,
-        message.user,
-        message.priority if message.HasField("priority") else None,
-        tuple(message.geographies),
-        message.cache_salt,
-        message.no_store,
-    )
+    labels = Labels(**{name: getattr(message, name) for name in _LABELS})
+    labels.priority = message.priority if message.HasField("priority") else None
+    labels.geographies = tuple(message.geographies)
+    return labels

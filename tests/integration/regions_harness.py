@@ -21,8 +21,10 @@ class Regions(dict[str, Bench]):
 
     def say(self, region: str, report: Report) -> None:
         """Makes all instances of a region report this."""
+        lb = self[region].lb
         for worker in self[region].workers:
-            self[region].lb.models.load("", MODEL, worker.name, report)
+            lb.view.heard(worker.address, report, lb.clock())
+        lb.models.tell()
 
     async def knows(self, region: str, other: str, report: Report) -> None:
         """Waits until ``region`` has heard that ``other`` has room, or has none."""

@@ -13,7 +13,7 @@ from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.federation.members import LbState
 from tests.integration.controller_parts import running_controller
-from tests.integration.lb_harness import MODEL, expected_text, spin
+from tests.integration.lb_harness import expected_text, spin
 from tests.integration.regions_harness import FULL, ROOMY, running_regions
 
 
@@ -42,7 +42,7 @@ async def test_instances_of_a_failed_balancer_are_served_by_another(place_by):
         assert member.state is LbState.FAILED
         await spin(lambda: bool(eu.lb.clusters.get("us/us").view.addresses))
         regions.say("eu", FULL)
-        eu.lb.models.load("us/us", MODEL, "w0", ROOMY)
+        eu.lb.clusters.get("us/us").view.heard(us.workers[0].address, ROOMY, eu.lb.clock())
         reply = await eu.complete(max_tokens=5)
         assert reply.status == 200
         assert reply.json["choices"][0]["text"] == expected_text(5, 5)
@@ -121,7 +121,7 @@ async def test_given_back_while_a_request_is_placed_it_runs_there():
         cluster = eu.lb.clusters.get("us/us")
         await spin(lambda: bool(cluster.view.addresses))
         regions.say("eu", FULL)
-        eu.lb.models.load("us/us", MODEL, "w0", ROOMY)
+        cluster.view.heard(us.workers[0].address, ROOMY, eu.lb.clock())
         us.conductor.late.clear()
         us.workers[0].go.clear()
         asked = len(us.conductor.requests)

@@ -1,6 +1,6 @@
 """The models that are served, here or in other regions: where their requests may go, and which targets have room.
 
-Sessions and watches report what they hear of instances, servers and other load balancers. Values in, choices out.
+Sessions and watches report what they hear of servers and other load balancers. Values in, choices out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import LongestPrefix
 from pinyon.routing.pushing import PUSHING_RULES, Blind, remote_pushing
-from pinyon.routing.target import UNKNOWN, Report, Target
+from pinyon.routing.target import Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.routing.two_layers import ModelRoom, Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
@@ -183,24 +183,6 @@ class ServedModels:
         """Sets whether there is anything to choose; called after any change to what that depends on."""
         several = bool(self.others) or bool(self._adopted)
         self.selective = not self._fixed or several or not self._pushing.startswith(Blind.name)
-
-    # -- reports about instances
-
-    def load(self, cluster: str, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
-        """Records an instance's own report; ``unseen`` of our requests were on their way to it at that time."""
-        layer = self.layer(model, cluster)
-        if layer is not None:
-            layer.set_live(instance_id, True)
-            layer.report(instance_id, report, self._clock(), unseen)
-            self.tell()
-
-    def silent(self, cluster: str, model: str, instance_id: str) -> None:
-        """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost."""
-        layer = self.layer(model, cluster)
-        if layer is not None:
-            layer.set_live(instance_id, False)
-            layer.begin_session(instance_id)
-            self.tell()
 
     # -- reports about other regions
 

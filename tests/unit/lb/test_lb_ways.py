@@ -69,7 +69,8 @@ class Waiting:
         assert layer is not None
         if layer.get("i") is None:
             layer.join("i", 8)
-        self.ways.load("", "m", "i", Report(0 if room else 1, 0, room=room))
+        layer.set_live("i", True)
+        layer.report("i", Report(0 if room else 1, 0, room=room), self.now_s)
 
 
 def test_who_may_go_to_the_same_waits_for_the_same():

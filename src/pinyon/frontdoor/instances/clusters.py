@@ -119,11 +119,11 @@ class Clusters(Adopted[ConductorCluster]):
         """Records an instance's own report. A draining one takes nothing new, as if a request waited there."""
         report = Report(max(load.pending, load.draining), load.running, load.room)
         for cluster in self:
-            if (known := cluster.view.at(address)) is not None:
-                self.models.load(cluster.name, *known, report, unseen)
+            cluster.view.heard(address, report, self._clock(), unseen)
+        self.models.tell()
 
-    def silent(self, address: str) -> None:
+    def lost(self, address: str) -> None:
         """Records that the session of an instance has ended."""
         for cluster in self:
-            if (known := cluster.view.at(address)) is not None:
-                self.models.silent(cluster.name, *known)
+            cluster.view.lost(address)
+        self.models.tell()

@@ -19,7 +19,7 @@ from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.layer import Layer
 from pinyon.routing.pair import PairCandidate, choose_pair, serving_groups
 from pinyon.routing.roster import Roster
-from pinyon.routing.target import Report, Target
+from pinyon.routing.target import UNKNOWN, Report, Target
 from pinyon.routing.target_policy import Routed
 from pinyon.runtime.logging import get_logger
 
@@ -193,9 +193,24 @@ class InstanceView:
             return False
         return (mine.fingerprint, mine.layout) == (theirs.fingerprint, theirs.layout)
 
-    def at(self, address: str) -> tuple[str, str] | None:
-        """Returns the model and id of the instance at an address; None if there is none."""
-        return self._at.get(address)
+    def heard(self, address: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
+        """Records the report of the instance at an address, if there is one; ``unseen`` of our requests were on their
+        way to it at that time."""
+        layer, name = self._place_of(address)
+        if layer is not None:
+            layer.set_live(name, True)
+            layer.report(name, report, now_s, unseen)
+
+    def lost(self, address: str) -> None:
+        """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost."""
+        layer, name = self._place_of(address)
+        if layer is not None:
+            layer.set_live(name, False)
+            layer.begin_session(name)
+
+    def _place_of(self, address: str) -> tuple[Layer | None, str]:
+        model, name = self._at.get(address, ("", ""))
+        return self._layers(model), name
 
     async def wait_change(self, timeout_s: float) -> None:
         """Waits for the next list, at most ``timeout_s``."""
