@@ -1,8 +1,9 @@
-"""A Redis for the tests of a file."""
+"""A Redis for the tests of a file, and a file of API keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +24,11 @@ async def redis_url(redis_server: str) -> str:
     """The URL of the file's Redis, emptied for this test."""
     await empty(redis_server)
     return redis_server
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    """The name of a file with one key, ``sk-a`` of the tenant anna."""
+    path = tmp_path / "keys"
+    path.write_text("sk-a anna\n")
+    return str(path)

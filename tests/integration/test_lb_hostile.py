@@ -17,8 +17,8 @@ import pytest
 from pinyon.frontdoor import metrics
 from pinyon.http.connection import DROPPED_BYTES, State
 from pinyon.openai.parse import parse_completion
-from tests.hostile_http import NEVER_ENDING, ask, flood
-from tests.integration.lb_harness import MODEL, WAIT_S, Bench, Connection, expected_text, live_lb, running_lb, spin
+from tests.hostile_http import NEVER_ENDING, flood
+from tests.integration.lb_harness import MODEL, WAIT_S, Bench, Connection, ask, expected_text, live_lb, running_lb, spin
 
 SEED = 20_261_122
 
@@ -39,11 +39,9 @@ async def test_what_never_ends_is_cut_and_costs_no_memory(tmp_path, begin, piece
         assert (await lb.get("/health")).status == 200
 
 
-async def test_many_connections_hold_little_each(tmp_path):
+async def test_many_connections_hold_little_each(tmp_path, keys):
     """Connections with 400 unfinished heads and 400 bodies without a valid key."""
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
-    async with live_lb(tmp_path, api_keys_file=str(keys)) as lb, contextlib.AsyncExitStack() as stack:
+    async with live_lb(tmp_path, api_keys_file=keys) as lb, contextlib.AsyncExitStack() as stack:
         before = lb.memory_bytes
         unfinished = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nx: " + b"a" * 20_000
         stranger = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 50000\r\n\r\n" + b"a" * 40_000
@@ -58,10 +56,9 @@ async def test_many_connections_hold_little_each(tmp_path):
 
 async def test_a_flood_of_pipelined_requests_is_not_kept(tmp_path):
     async with live_lb(tmp_path) as lb:
-        lb.workers[0].go.clear()
+        lb.workers[0].hold()
         before = lb.memory_bytes
-        async with Connection(lb.http) as connection:
-            connection.send("POST", "/v1/completions", ask(MODEL, max_tokens=2))
+        async with lb.asking(max_tokens=2) as connection:
             await lb.workers[0].until(lambda: lb.workers[0].open)
             pipelined = b"GET /health HTTP/1.1\r\nHost: lb\r\n\r\n" * 500
             assert await flood(connection.reader, connection.writer, pipelined, 100 << 20) < DROPPED_BYTES + (16 << 20)
@@ -71,13 +68,11 @@ async def test_a_flood_of_pipelined_requests_is_not_kept(tmp_path):
 
 
 @pytest.mark.parametrize("packet", ["one", "two"])
-async def test_a_trailer_is_no_header(tmp_path, packet):
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
-    body = ask(MODEL, max_tokens=1)
+async def test_a_trailer_is_no_header(keys, packet):
+    body = ask(max_tokens=1)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nTransfer-Encoding: chunked\r\n"
     chunks = b"\r\n%x\r\n%b\r\n0\r\nx-pinyon-user: eve\r\nAuthorization: Bearer sk-a\r\n\r\n" % (len(body), body)
-    async with running_lb(api_keys_file=str(keys)) as bench:
+    async with running_lb(api_keys_file=keys) as bench:
         async with Connection(bench.http) as connection:
             connection.writer.write(head)
             if packet == "two":
@@ -93,11 +88,9 @@ async def test_a_trailer_is_no_header(tmp_path, packet):
 # ---------------------------------------------------------------- answers before the body
 
 
-async def test_who_has_no_key_or_no_place_is_told_before_the_body(tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
-    async with running_lb(api_keys_file=str(keys), in_flight_limit=1, queue_limit=0) as bench:
-        bench.workers[0].go.clear()
+async def test_who_has_no_key_or_no_place_is_told_before_the_body(keys):
+    async with running_lb(api_keys_file=keys, in_flight_limit=1, queue_limit=0) as bench:
+        bench.workers[0].hold()
         key = {"authorization": "Bearer sk-a"}
         length = {"content-length": "3000000"}
         running = asyncio.ensure_future(bench.complete(headers=key, max_tokens=1))
@@ -120,9 +113,8 @@ async def test_who_leaves_is_noticed_whatever_the_body(tmp_path, size, how):
     """A leaving client is noticed on every hop; before, a body of more than 64 KiB let the request run to its end."""
     async with live_lb(tmp_path) as lb:
         worker = lb.workers[0]
-        worker.go.clear()
-        async with Connection(lb.http) as connection:
-            connection.send("POST", "/v1/completions", ask(MODEL, size=size, max_tokens=3))
+        worker.hold()
+        async with lb.asking(size=size, max_tokens=3) as connection:
             await worker.until(lambda: worker.open)
             if how == "reset":
                 linger = connection.writer.get_extra_info("socket")
@@ -142,9 +134,8 @@ async def test_who_only_sends_nothing_more_is_still_there(tmp_path, size):
     """The event loop is the one of production."""
     async with live_lb(tmp_path) as lb:
         worker = lb.workers[0]
-        worker.go.clear()
-        async with Connection(lb.http) as connection:
-            connection.send("POST", "/v1/completions", ask(MODEL, size=size, max_tokens=3))
+        worker.hold()
+        async with lb.asking(size=size, max_tokens=3) as connection:
             await worker.until(lambda: worker.open)
             connection.writer.write_eof()
             # An interim answer, by which the server checks that the client is there.
@@ -161,10 +152,8 @@ async def test_who_only_sends_nothing_more_is_still_there(tmp_path, size):
 async def test_a_stalled_request_does_not_touch_the_answer_before_it():
     stalled = b"POST /v1/completions HTTP/1.1\r\nHost: lb\r\nContent-Length: 9\r\n\r\n{"
     async with running_lb(head_timeout_s=1.0, body_timeout_s=1.0) as bench, Connection(bench.http) as connection:
-        worker = bench.workers[0]
-        worker.go.clear()
-        worker.hold_after = 1
-        connection.send("POST", "/v1/completions", ask(MODEL, max_tokens=4, stream=True))
+        worker = bench.workers[0].hold(1)
+        connection.send("POST", "/v1/completions", ask(max_tokens=4, stream=True))
         connection.writer.write(stalled)
         status, _ = await connection.head()
         text = await connection.chunk()
@@ -306,15 +295,15 @@ async def test_bombs_of_json_are_refused(bomb):
 async def test_bodies_in_all_are_bounded():
     """The limit is 1 MiB, and two requests hold 600 kB each."""
     async with running_lb(bodies_limit_mib=1) as bench:
-        bench.workers[0].go.clear()
-        first = asyncio.ensure_future(bench.post("/v1/completions", ask(MODEL, size=600_000, max_tokens=1)))
+        bench.workers[0].hold()
+        first = asyncio.ensure_future(bench.post("/v1/completions", ask(size=600_000, max_tokens=1)))
         await bench.workers[0].until(lambda: bench.workers[0].open)
-        refused = await bench.post("/v1/completions", ask(MODEL, size=600_000, max_tokens=1))
+        refused = await bench.post("/v1/completions", ask(size=600_000, max_tokens=1))
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert (await bench.complete("small", max_tokens=0)).status == 400
         bench.workers[0].go.set()
         assert (await first).status == 200
-        assert (await bench.post("/v1/completions", ask(MODEL, size=600_000, max_tokens=1))).status == 200
+        assert (await bench.post("/v1/completions", ask(size=600_000, max_tokens=1))).status == 200
 
 
 async def test_one_address_has_its_share():
@@ -330,7 +319,7 @@ async def test_one_address_has_its_share():
 
 async def test_an_address_that_a_trusted_proxy_names_has_its_share():
     async with running_lb(connections_per_peer=1, requests_per_peer=1, trusted_proxies="127.0.0.0/8") as bench:
-        bench.workers[0].go.clear()
+        bench.workers[0].hold()
         eve = {"x-forwarded-for": "192.0.2.1, 198.51.100.7"}
         first = asyncio.ensure_future(bench.complete(headers=eve, max_tokens=1))
         await bench.workers[0].until(lambda: bench.workers[0].open)
@@ -348,7 +337,7 @@ async def test_nobody_else_is_believed_for_whom_he_asks():
     """A client could otherwise use up another client's limit, or claim any number of names."""
     named = {"x-forwarded-for": "198.51.100.7"}
     async with running_lb(requests_per_peer=1, trusted_proxies="192.0.2.0/24") as bench:
-        bench.workers[0].go.clear()
+        bench.workers[0].hold()
         both = [asyncio.ensure_future(bench.complete(headers=named, max_tokens=1)) for _ in range(2)]
         await bench.workers[0].until(lambda: len(bench.workers[0].open) == 2)
         bench.workers[0].go.set()
@@ -427,7 +416,7 @@ async def test_a_lame_duck_serves_while_probes_are_told():
             assert ready.status == 503
             reply = await bench.complete(max_tokens=2)
             assert (reply.status, reply.headers["connection"]) == (200, "close")
-            kept.send("POST", "/v1/completions", ask(MODEL, max_tokens=2))
+            kept.send("POST", "/v1/completions", ask(max_tokens=2))
             reply = await kept.reply()
             assert (reply.status, reply.headers["connection"]) == (200, "close")
         closing.cancel()
@@ -483,7 +472,7 @@ async def test_a_stream_that_breaks_counts_as_what_its_client_saw():
 async def test_time_runs_from_the_head():
     """A body that arrives slowly is part of its client's waiting time."""
     async with running_lb() as bench, Connection(bench.http) as connection:
-        body = ask(MODEL, max_tokens=1)
+        body = ask(max_tokens=1)
         connection.send("POST", "/v1/completions", None, {"content-length": str(len(body)), "x-pinyon-report": "1"})
         await connection.writer.drain()
         await spin(lambda: any(each._state is not State.HEAD for each in bench.lb.http._shared.connections))

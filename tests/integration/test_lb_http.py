@@ -11,7 +11,7 @@ import pytest
 from xxhash import xxh3_128_hexdigest
 
 from pinyon.api.common.v1 import common_pb2
-from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
+from tests.integration.lb_harness import MODEL, WAIT_S, Connection, ask, expected_text, running_lb, spin
 
 
 async def test_a_completion_has_openai_s_shape():
@@ -329,8 +329,7 @@ async def test_too_many_connections_are_refused():
 async def test_pipelined_requests_are_answered_in_order():
     async with running_lb() as bench, Connection(bench.http) as connection:
         for prompt in ("a", "bb", "ccc"):
-            body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 3}).encode()
-            connection.send("POST", "/v1/completions", body)
+            connection.send("POST", "/v1/completions", ask(prompt, max_tokens=3))
         for length in (1, 2, 3):
             assert (await connection.reply()).json["choices"][0]["text"] == expected_text(length, 3)
         await bench.idle()
@@ -365,17 +364,14 @@ async def test_health_and_metrics():
         assert 'pinyon_lb_generated_tokens_total{model="pinyon-tiny"} 3.0' in text
         assert 'pinyon_lb_cached_tokens_total{model="pinyon-tiny"} 5.0' in text
         assert "pinyon_lb_conductor_connected 1.0" in text
-        bench.conductor.workers = []
-        bench.conductor.push()
+        bench.conductor.push([])
         await spin(lambda: not bench.lb.view.addresses)
         assert (await bench.get("/health/ready")).status == 503
 
 
 async def test_tokens_count_before_their_request_has_ended():
     async with running_lb() as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
-        worker.hold_after = 2
+        worker = bench.workers[0].hold(2)
         running = asyncio.ensure_future(bench.complete(max_tokens=6))
         await spin(lambda: bench.gauge("unfinished_tokens") == 2)
         assert bench.gauge("generated_tokens_total", model=MODEL) == 0

@@ -109,12 +109,10 @@ class Http2(Connection):
     ("method", "held"),
     [("/pinyon.api.lb.v1.LbService/Generate", 0), ("/grpc.health.v1.Health/Check", EACH_MAX)],
 )
-async def test_messages_without_an_end_are_few(tmp_path, method, held):
+async def test_messages_without_an_end_are_few(tmp_path, keys, method, held):
     """An earlier version held 1.2 GB for 300 messages on one connection for as long as it stood, without a key."""
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
     message = b"\0" + struct.pack(">I", UNENDING + 500) + bytes(UNENDING)
-    async with live_lb(tmp_path, api_keys_file=str(keys), body_timeout_s=10) as lb:
+    async with live_lb(tmp_path, api_keys_file=keys, body_timeout_s=10) as lb:
         before = lb.memory_bytes
         async with Http2(lb.process.endpoints["grpc"]) as stranger:
             for _ in range(STREAMS):
@@ -152,11 +150,9 @@ async def test_silent_connections_are_closed_and_few(tmp_path, monkeypatch):
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_who_has_a_key_is_served_and_who_has_none_is_told_so(tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
+async def test_who_has_a_key_is_served_and_who_has_none_is_told_so(keys):
     request = lb_pb2.GenerateRequest(prompt="hello", sampling={"max_tokens": 2})
-    async with running_lb(api_keys_file=str(keys)) as bench:
+    async with running_lb(api_keys_file=keys) as bench:
         async with grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
             stub = lb_pb2_grpc.LbServiceStub(channel)
             replies = [reply async for reply in stub.Generate(request, metadata=[("authorization", "Bearer sk-a")])]

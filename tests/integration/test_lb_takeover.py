@@ -85,9 +85,7 @@ async def test_who_begins_to_drain_says_so_at_once():
 async def test_who_ends_says_so_before_it_waits_for_what_runs():
     async with federated(silence_s=600.0) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
-        us.workers[0].go.clear()
-        running = asyncio.create_task(us.complete(max_tokens=3))
-        await us.workers[0].until(lambda: us.workers[0].open)
+        running = await us.held(max_tokens=3)
         await silent(controller, us)
         ending = asyncio.create_task(us.lb.close(60.0))
         await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
@@ -123,7 +121,7 @@ async def test_given_back_while_a_request_is_placed_it_runs_there():
         regions.say("eu", FULL)
         cluster.view.heard(us.workers[0].address, ROOMY, eu.lb.clock())
         us.conductor.late.clear()
-        us.workers[0].go.clear()
+        us.workers[0].hold()
         asked = len(us.conductor.requests)
         running = asyncio.create_task(eu.complete(max_tokens=5))
         await spin(lambda: len(us.conductor.requests) > asked)
