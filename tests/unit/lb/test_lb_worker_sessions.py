@@ -1,4 +1,4 @@
-"""Tests of when an instance is dialed, which of its reports are handed on, and how large messages to it get."""
+"""Tests of when an instance is dialed, and which of its reports are handed on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
-from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_sessions
-from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.runtime.outgoing import MESSAGE_BYTES
@@ -247,49 +244,3 @@ async def test_they_are_bounded(lb: Balancer, monkeypatch: pytest.MonkeyPatch) -
     await lb.dialed(40)
     with pytest.raises(Unavailable):
         await lb.open("e:1")
-
-
-def test_block_keys_do_not_outgrow_a_message() -> None:
-    """The prompt has one key per token: the conductor gets the first keys, the instance computes them all."""
-    sampling, terms = SamplingParams(1000), Terms(0.0, 1e6)
-    request = Request("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), sampling, terms)
-    schedule = request.schedule_message()
-    assert schedule.ByteSize() < MESSAGE_BYTES
-    assert 0 < len(schedule.block_keys) < len(request.block_keys)
-    submission = worker_pb2.Submission()
-    request.placement = common_pb2.Placement()
-    request.begin_attempt(0.0)
-    request.fill(submission, "r", True, "f", 0.0)
-    assert not submission.block_keys
-    assert submission.ByteSize() < 4 << 20
-
-
-def test_a_submission_is_no_larger_than_was_said() -> None:
-    wide = "\N{GRINNING FACE}"
-    kind = RequestClass("k" * 32, 1 << 20, wide * 256, wide * 256, -1000, 1e9, wide * 128, ("g" * 64,) * 16)
-    sampling = SamplingParams(
-        *(1000, 1.5, 1 << 30, 0.9, 2**64 - 1, (wide * 64,) * 16),
-        ignore_eos=True,
-        min_p=0.5,
-        min_tokens=1000,
-        stop_token_ids=(2**32 - 1,) * 64,
-        repetition_penalty=2.0,
-        frequency_penalty=2.0,
-        presence_penalty=2.0,
-        logit_bias=tuple((2**32 - 1 - token, 1.0) for token in reversed(range(1024))),
-        logprobs=20,
-        prompt_logprobs=True,
-    )
-    terms = Terms(0.0, 1e6, traceparent="t" * 55)
-    request = Request("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, terms)
-    placement = common_pb2.Placement(prefill_instance_id="p" * 128, decode_instance_id="d" * 128)
-    for number in range(256):
-        placement.fetches.add(source_id=str(number) * 40, source_address="a" * 250, first_block=number)
-    for _ in range(3):
-        submission = worker_pb2.Submission(stream_id=2**63)
-        attempt_id = request.attempt_id
-        request.placement = placement
-        request.begin_attempt(0.0)
-        request.fill(submission, attempt_id, True, wide * 128, 0.0)
-        assert submission.ByteSize() <= request.size_bytes + placement.ByteSize()
-        request.tokens += [128000] * 300
