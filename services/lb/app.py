@@ -81,9 +81,7 @@ class Lb(LoadBalancer):
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(admission, self.dispatcher, self.prompts, self.off_loop, timeout_s, clock)
-        asked = AskedInstances(
-            self.prompts.names, self.clusters.home, security.channels, clock, self.models.serves_elsewhere
-        )
+        asked = AskedInstances(tuple(cards), self.clusters.home, security.channels, clock, self.models.serves_elsewhere)
         routes = OwnRoutes(completions, Tokenization(admission, self.prompts, self.off_loop), self.prompts)
         self.open_doors(routes, asked, metrics)
         servicer = LbServicer(admission, self.dispatcher, self.prompts, self.keys, self.models, timeout_s, clock)

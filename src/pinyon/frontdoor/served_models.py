@@ -161,21 +161,18 @@ class ServedModels:
         ``ValueError`` for an unknown choice."""
         if routing:
             ROUTING_POLICIES.checked(routing)
-        remote = remote_pushing(pushing) if pushing else None
+        if pushing:
+            PUSHING_RULES.checked(pushing)
         self._pushing, self._routing = pushing or self._pushing, routing or self._routing
         self.geography = self.geography if geography is None else geography
         for served in self.by_name.values():
             layers = served.layers
             layers.geography = self.geography
-            for layer in served.own_layers():
+            for layer in (*served.own_layers(), layers.remote):
                 if pushing:
-                    layer.use(pushing=PUSHING_RULES.make(pushing))
+                    layer.use(pushing=(remote_pushing if layer is layers.remote else PUSHING_RULES.make)(pushing))
                 if routing:
                     layer.use(policy=ROUTING_POLICIES.make(routing))
-            if remote is not None:
-                layers.remote.use(pushing=remote)
-            if routing:
-                layers.remote.use(policy=ROUTING_POLICIES.make(routing))
         self._look()
         self.tell()
 

@@ -160,7 +160,7 @@ def test_whose_weights_are_whose():
     assert view.with_other_weights("another model", "f") == set()
     assert [view.fingerprint(MODEL, name) for name in "acx"] == ["f", "new", "f"]
     assert view.fingerprint("another model", "x") == ""
-    assert [view.keys_fit(MODEL, name) for name in "acx"] == [True, False, True]
+    assert [view.keys_fit(view, MODEL, name) for name in "acx"] == [True, False, True]
 
 
 def test_what_is_missing_is_said():

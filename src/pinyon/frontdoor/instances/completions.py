@@ -76,7 +76,7 @@ class Completions:
                     return 200
                 request = requests[0]
                 answer_format = make_format(head.unique, call.model, created_s, call.include_usage)
-                text = _Text(request, ticket, answer_format, reply)
+                text = _OneText(request, ticket, answer_format, reply)
                 await self.dispatcher.run(request, ticket, text.take)
                 await text.end(call.include_usage, self.facts(head, requests))
             return 200
@@ -95,7 +95,7 @@ class Completions:
         return reports[0] if len(reports) == 1 else {"choices": reports}
 
 
-class _Text:
+class _OneText:
     """The answer to a call that wants one text. A stream begins with the first text: until then, a failure still has a
     status of its own. From then on text goes out as it comes, and :meth:`take` is called only while the client does not
     keep up."""

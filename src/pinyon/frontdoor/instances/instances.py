@@ -37,7 +37,7 @@ _log = get_logger("lb")
 class ModelView:
     """The properties that all instances of a model share. ``max_context`` is in tokens, 0 if no instance named it."""
 
-    fingerprint: str
+    model_fingerprint: str
     layout: KvLayout
     max_context: int
 
@@ -151,7 +151,7 @@ class InstanceView:
                 assert info.layout is not None
                 models[model] = ModelView(info.model_fingerprint, info.layout, max_context)
             elif max_context and (not known.max_context or max_context < known.max_context):
-                models[model] = ModelView(known.fingerprint, known.layout, max_context)
+                models[model] = ModelView(known.model_fingerprint, known.layout, max_context)
             if instance.schedulable:
                 candidates.setdefault(model, []).append(instance.candidate)
             elif not instance.draining:
@@ -185,13 +185,6 @@ class InstanceView:
     def known(self, models: Collection[str]) -> dict[str, str]:
         """Returns the ids of the instances of these models that requests can be sent to, by address."""
         return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
-
-    def same_keys(self, other: InstanceView, model: str) -> bool:
-        """Returns whether block keys mean the same to the instances of both views."""
-        mine, theirs = self._models.get(model), other._models.get(model)
-        if mine is None or theirs is None or self._secret_id != other._secret_id:
-            return False
-        return (mine.fingerprint, mine.layout) == (theirs.fingerprint, theirs.layout)
 
     def heard(self, address: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
         """Records the report of the instance at an address, if there is one; ``unseen`` of our requests were on their
@@ -257,22 +250,25 @@ class InstanceView:
         if known is None:
             return None
         if cache_salt:
-            return namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
-        return _unsalted(known.fingerprint, known.layout.layout_id, tenant, self._secret)
+            return namespace(known.model_fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
+        return _unsalted(known.model_fingerprint, known.layout.layout_id, tenant, self._secret)
 
     def fingerprint(self, model: str, instance_id: str) -> str:
         """Returns the fingerprint of the weights that an instance has, or should have; empty if unknown."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
         if instance is not None:
             return instance.info.model_fingerprint
-        return "" if known is None else known.fingerprint
+        return "" if known is None else known.model_fingerprint
 
-    def keys_fit(self, model: str, instance_id: str) -> bool:
-        """Returns whether the keys computed for ``model`` mean the same to this instance (same weights and layout)."""
-        instance, known = self._instances.get(instance_id), self._models.get(model)
-        if known is None or instance is None:
-            return True
-        return (instance.info.model_fingerprint, instance.info.layout) == (known.fingerprint, known.layout)
+    def keys_fit(self, home: InstanceView, model: str, instance_id: str = "") -> bool:
+        """Returns whether the block keys of requests, which are those of the ``home`` view, mean the same to this
+        instance, or to those of the model here: whether they have the same secret, weights and layout."""
+        made, instance = home._models.get(model), self._instances.get(instance_id)
+        needed = self._models.get(model) if instance is None else instance.info
+        if made is None or needed is None or self._secret_id != home._secret_id:
+            return self is home
+        same = (made.model_fingerprint, made.layout) == (needed.model_fingerprint, needed.layout)
+        return made is needed or same
 
     def with_other_weights(self, model: str, fingerprint: str) -> set[str]:
         """Returns the instances of the model that must not continue tokens which those weights have generated."""

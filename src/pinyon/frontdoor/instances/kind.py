@@ -69,7 +69,7 @@ class InstanceKind:
         if self.by_routing:
             return self._own_choice(request, exclude, cluster)
         try:
-            keys = None if self._keys_are(cluster, request.model) else b""
+            keys = None if cluster.view.keys_fit(self.clusters.home.view, request.model) else b""
             asked = request.schedule_message(exclude, keys)
             return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
         except (Unavailable, NotFound) as refusal:  # ConductorAway among them
@@ -91,10 +91,6 @@ class InstanceKind:
             request.route.routed,
             careful=request.tries > 0,
         )
-
-    def _keys_are(self, cluster: ConductorCluster, model: str) -> bool:
-        """Returns whether block keys of requests, which are those of the own cluster, fit the cluster's instances."""
-        return cluster is self.clusters.home or cluster.view.same_keys(self.clusters.home.view, model)
 
     def _excluded(self, request: Request, cluster: ConductorCluster) -> set[str]:
         """Returns the instances that failed this request, were removed, or may not continue its tokens. If then none is
@@ -155,7 +151,7 @@ class InstanceKind:
             return
         stream = opened[0]
         try:
-            keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
+            keys_fit = view.keys_fit(self.clusters.home.view, model, decode)
             request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps the whole message alive
             await self._receive(

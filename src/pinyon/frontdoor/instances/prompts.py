@@ -311,17 +311,13 @@ class Models:
     def __iter__(self) -> Iterator[Prompts]:
         return iter(self._by_name.values())
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
-
     def of(self, name: str | None) -> Prompts:
         """Returns the model of that name, or the default. Raises :class:`NotFound`."""
         if name is None:
             return self.default
         found = self._by_name.get(name)
         if found is None:
-            raise unknown_model(name, self.names)
+            raise unknown_model(name, self._by_name)
         return found
 
     async def close(self) -> None:
