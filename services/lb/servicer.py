@@ -80,16 +80,11 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         model = self.models.of(request.model or None).model
         labels = Labels(geographies=check_geographies(tuple(request.geographies), "geographies"))
         whose = classify(labels, Call(model=model, prompt="", prompt_field="prompt"), client, self.unix_clock())
+        found = self.ways.dry_run(self.ways.of(model), whose.geographies, whose.tenant)
         return lb_pb2.WhereToResponse(
             ways=[
-                lb_pb2.Way(
-                    region=each.region,
-                    lb_id=each.target,
-                    allowed=each.allowed,
-                    available=each.available,
-                    reason=each.reason,
-                )
-                for each in self.ways.dry_run(self.ways.of(model), whose.geographies, whose.tenant)
+                lb_pb2.Way(region=region, lb_id=target, allowed=allowed, available=available, reason=reason)
+                for region, target, allowed, available, reason in found
             ]
         )
 

@@ -188,11 +188,9 @@ class _Choices:
         if self._call.stream:
             await self._reply.end(self._format.usage(usage, facts) + DONE)
         else:
-            arguments = (self._choices, usage, facts)
-            if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
-                body = await self._owner.off_loop.run(self._head.client.holder, self._format.whole, *arguments)
-            else:
-                body = self._format.whole(*arguments)
+            large = sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES
+            run = self._owner.off_loop.run_large
+            body = await run(large, self._head.client.holder, self._format.whole, self._choices, usage, facts)
             self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
 
     async def _run_all(self) -> None:
@@ -273,10 +271,9 @@ class _Choices:
         """Sends the news of a choice, one choice at a time, as the client reads one stream."""
         async with self._writing:
             events = b"" if choice.begun else self._format.begin(choice)
-            if self._format.entries(choice) > INLINE_ENTRIES:
-                events += await self._owner.off_loop.run(self._head.client.holder, self._format.event, choice)
-            else:
-                events += self._format.event(choice)
+            large = self._format.entries(choice) > INLINE_ENTRIES
+            run = self._owner.off_loop.run_large
+            events += await run(large, self._head.client.holder, self._format.event, choice)
             if not self._reply.begun:
                 _begin_events(self._reply, self._ticket)
             await self._reply.send(events)

@@ -196,9 +196,8 @@ class Prompts:
             count = len(tokens) // 4
             raise InvalidArgument(f"{field} has {count} token ids, at most {limit} are allowed.", field=field)
         self._check_tokens(tokens, field)
-        if len(tokens) <= 4 * INLINE_CHARS:
-            return self._decode(tokens, skip_special_tokens)
-        return await self._off_loop.run(holder, self._decode, tokens, skip_special_tokens)
+        large = len(tokens) > 4 * INLINE_CHARS
+        return await self._off_loop.run_large(large, holder, self._decode, tokens, skip_special_tokens)
 
     def _decode(self, tokens: bytes, skip_special_tokens: bool) -> str:
         """Returns the text of tokens, decoding pieces so that other threads get the GIL in between."""

@@ -32,12 +32,11 @@ class Tokenization:
         """Returns the status. Raises :class:`PinyonError`."""
         self._admission.count(head.client)
         holder = head.client.holder
-        call = await self._off_loop.run(holder, parse_tokenize, body) if is_large(body) else parse_tokenize(body)
+        call = await self._off_loop.run_large(is_large(body), holder, parse_tokenize, body)
         prompts = self._models.of(call.model)
         tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
         arguments = (prompts, tokens, call.strings)
-        large = len(tokens) // 4 > PIECE_TOKENS
-        answer = await self._off_loop.run(holder, self._answer, *arguments) if large else self._answer(*arguments)
+        answer = await self._off_loop.run_large(len(tokens) // 4 > PIECE_TOKENS, holder, self._answer, *arguments)
         reply.whole(200, answer, JSON)
         return 200
 
@@ -57,10 +56,9 @@ class Tokenization:
         """Returns the status. Raises :class:`PinyonError`."""
         self._admission.count(head.client)
         holder = head.client.holder
-        call = await self._off_loop.run(holder, parse_detokenize, body) if is_large(body) else parse_detokenize(body)
-        model, tokens = call
+        model, tokens = await self._off_loop.run_large(is_large(body), holder, parse_detokenize, body)
         text = await self._models.of(model).decode(tokens, "tokens", holder, skip_special_tokens=False)
-        answer = await self._off_loop.run(holder, _detokenized, text) if len(text) > PIECE_CHARS else _detokenized(text)
+        answer = await self._off_loop.run_large(len(text) > PIECE_CHARS, holder, _detokenized, text)
         reply.whole(200, answer, JSON)
         return 200
 
