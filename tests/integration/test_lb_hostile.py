@@ -306,13 +306,15 @@ async def test_bodies_in_all_are_bounded():
         assert (await bench.post("/v1/completions", ask(size=600_000, max_tokens=1))).status == 200
 
 
-async def test_one_address_has_its_share():
-    async with running_lb(connections_per_peer=2) as bench:
+@pytest.mark.parametrize("limit", ["connections_limit", "connections_per_peer"])
+async def test_connections_are_bounded_in_all_and_of_one_address(limit):
+    async with running_lb(**{limit: 2}) as bench:
         async with Connection(bench.http) as one, Connection(bench.http) as two, Connection(bench.http) as three:
             for connection in (one, two):
                 connection.send("GET", "/health")
                 assert (await connection.reply()).status == 200
             assert (await three.reply()).status == 503
+            assert await three.reader.read() == b""
         await spin(lambda: not bench.lb.http._shared.connections)
         assert (await bench.get("/health")).status == 200
 

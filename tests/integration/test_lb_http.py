@@ -313,19 +313,6 @@ async def test_what_is_not_http_gets_an_error_object():
         await bench.idle()
 
 
-async def test_too_many_connections_are_refused():
-    async with running_lb(connections_limit=2) as bench:
-        async with Connection(bench.http) as one, Connection(bench.http) as two:
-            for connection in (one, two):
-                connection.send("GET", "/health")
-                assert (await connection.reply()).status == 200
-            async with Connection(bench.http) as three:
-                assert (await three.reply()).status == 503
-                assert await three.reader.read() == b""
-        await spin(lambda: not bench.lb.http._shared.connections)
-        assert (await bench.get("/health")).status == 200
-
-
 async def test_pipelined_requests_are_answered_in_order():
     async with running_lb() as bench, Connection(bench.http) as connection:
         for prompt in ("a", "bb", "ccc"):
