@@ -302,7 +302,6 @@ async def test_what_is_not_http_gets_an_error_object():
             connection.writer.write(b"NOT HTTP AT ALL\r\n\r\n")
             assert (await connection.reply()).status == 400
         assert (await bench.get("/health", {f"x-{n}": "y" * 100 for n in range(30)})).status == 431
-        assert (await bench.get("/health", {f"x-{n}": "y" for n in range(150)})).status == 431
         for unfinished in (b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nhost: lb\r\ncontent-length: 100\r\n\r\n{"):
             async with Connection(bench.http) as connection:
                 connection.writer.write(unfinished)

@@ -274,18 +274,6 @@ async def test_a_request_waits_for_an_instance_to_come():
 # ---------------------------------------------------------------- limits
 
 
-async def test_a_full_queue_is_429():
-    async with running_lb(in_flight_limit=1, queue_limit=1) as bench:
-        bench.workers[0].hold()
-        running = [asyncio.ensure_future(bench.complete(f"{number}", max_tokens=1)) for number in range(2)]
-        await spin(lambda: bench.gauge("in_flight_requests") + bench.gauge("queue_requests") == 2)
-        reply = await bench.complete("third", max_tokens=1)
-        assert (reply.status, reply.headers["retry-after"]) == (429, "1")
-        bench.workers[0].go.set()
-        assert [reply.status for reply in await asyncio.gather(*running)] == [200, 200]
-        await bench.idle()
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_takes_too_long_is_504(stream):
     async with running_lb(request_timeout_s=1.5) as bench:

@@ -20,13 +20,9 @@ from pinyon.frontdoor.regions import links as link_module
 from pinyon.routing.geography import parse_geography
 from pinyon.runtime.outgoing import Outgoing, Pace
 from tests.integration.lb_harness import MODEL, expected_text, running_lb, spin
-from tests.integration.regions_harness import FULL, ROOMY, Regions, peer_of, running_regions
+from tests.integration.regions_harness import FULL, ROOMY, peer_of, running_regions
 
 REPORT = {"x-pinyon-report": "1"}
-
-
-async def full_here(regions: Regions, here: str = "us") -> None:
-    regions.say(here, FULL)
 
 
 async def test_what_the_region_has_no_room_for_goes_to_another_one():
@@ -52,8 +48,7 @@ async def test_what_the_region_has_no_room_for_goes_to_another_one():
 async def test_a_client_that_leaves_is_gone_on_every_hop():
     async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
-        worker = regions["eu"].workers[0]
-        worker.hold()
+        worker = regions["eu"].workers[0].hold()
         async with regions["us"].asking() as connection:
             await worker.until(lambda: worker.open)
             connection.drop()
@@ -64,8 +59,7 @@ async def test_a_client_that_leaves_is_gone_on_every_hop():
 async def test_a_deadline_crosses_regions():
     async with running_regions("us", "eu", request_timeout_s=3.0) as regions:
         regions.say("us", FULL)
-        worker = regions["eu"].workers[0]
-        worker.hold()
+        worker = regions["eu"].workers[0].hold()
         reply = await regions["us"].complete()
         assert reply.status == 504
         assert 0 < worker.submissions[0].timeout_ms <= 3000
@@ -315,6 +309,14 @@ class Caller:
         submission.sampling.max_tokens = 2
         return peer_pb2.ForwardedRequest(submission=submission.SerializeToString(), hops=hops)
 
+    async def ask(self, **fields) -> None:
+        await self.call.write(peer_pb2.SessionRequest(requests=[self.request(**fields)]))
+
+    async def update(self) -> worker_pb2.StreamUpdate:
+        while not (message := await self.call.read()).updates:
+            pass
+        return message.updates[0]
+
     async def status(self) -> grpc.StatusCode:
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self.call.read() is not grpc.aio.EOF:
@@ -348,12 +350,11 @@ async def test_a_request_is_good_once_and_for_one_hop():
     async with running_regions("us", linked=False) as regions:
         async with Caller(regions["us"]) as caller:
             await caller.meet()
-            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(hops=2)]))
-            while not (message := await caller.call.read()).updates:
-                pass
-            assert message.updates[0].error.code == "FAILED_PRECONDITION"
-            assert "2 regions" in message.updates[0].error.message
-            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
+            await caller.ask(hops=2)
+            error = (await caller.update()).error
+            assert error.code == "FAILED_PRECONDITION"
+            assert "2 regions" in error.message
+            await caller.ask()
             assert await caller.status() is grpc.StatusCode.INVALID_ARGUMENT
         assert not regions["us"].workers[0].submissions
         await regions.idle()
@@ -426,7 +427,7 @@ async def test_a_caller_that_falls_silent_is_left(monkeypatch):
         us = regions["us"]
         us.workers[0].hold()
         await caller.meet()
-        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=1)]))
+        await caller.ask(stream_id=1)
         await us.workers[0].until(lambda: us.workers[0].open)
         await spin(lambda: us.lb.serving.running == 0)  # although no answer is read, either
         assert await caller.status() is grpc.StatusCode.UNAVAILABLE
@@ -443,11 +444,8 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
         worker.hold()
         await caller.meet()
         for number in range(1, 5):  # 160 KB each: three are the half that one caller may hold
-            request = caller.request(stream_id=number, tokens=40_000)
-            await caller.call.write(peer_pb2.SessionRequest(requests=[request]))
-        while not (message := await caller.call.read()).updates:
-            pass
-        (refused,) = message.updates
+            await caller.ask(stream_id=number, tokens=40_000)
+        refused = await caller.update()
         assert refused.stream_id == 4
         assert (refused.error.code, refused.error.field) == ("RESOURCE_EXHAUSTED", "region")
         await spin(lambda: us.lb.serving.running == 3)
@@ -458,11 +456,9 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
             ended |= {each.stream_id for each in (await caller.call.read()).updates if each.finish_reason}
         await spin(lambda: us.lb.serving.running == 0)
         assert us.lb.serving.budget.used == 0
-        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=5, tokens=40_000)]))
-        while not (message := await caller.call.read()).updates:
-            pass
-        assert message.updates[0].stream_id == 5
-        assert not message.updates[0].error.code
+        await caller.ask(stream_id=5, tokens=40_000)
+        update = await caller.update()
+        assert (update.stream_id, update.error.code) == (5, "")
         await regions.idle()
 
 
