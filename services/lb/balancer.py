@@ -18,7 +18,6 @@ from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.app import HttpApp
 from pinyon.frontdoor.auth import ApiKeys, load_api_keys
 from pinyon.frontdoor.clusters import Adopted
-from pinyon.frontdoor.coalesced import Coalesced
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
@@ -56,9 +55,6 @@ from services.lb.settings import LbSettings
 
 _log = get_logger("lb.regions")
 
-CHANGES_S = 0.002
-"""The time for which the targets' many reports are collected before waiting requests learn of them."""
-
 
 class LoadBalancer:
     """The parts of a load balancer, wired but not started; used as ``start`` → ``close``.
@@ -93,10 +89,7 @@ class LoadBalancer:
         self.journal = settings.open_journal(JOURNAL_TYPES, header, clock)
         decisions = FrontDecisions(config, self.journal)
         self.line = Line(decisions.queue, clock, self.models.is_open, self.models.granted)
-        # While no request waits, free room need not be announced: later requests look for it themselves.
-        self.changes = Coalesced(self.line.availability_changed, CHANGES_S, lambda: self.line.queued)
-        self.models.changed, self.models.waiting = self.changes, lambda: self.line.waiting_demands
-        self.line.on_put_back = self.changes.wanted_now
+        self.models.changed, self.models.waiting = self.line.look, lambda: self.line.waiting_demands
         self.off_loop = OffLoop()
         self.bodies = Budget(settings.bodies_limit_mib << 20)
         self.access = AccessLog(settings.access_log, clock)
@@ -258,7 +251,7 @@ class LoadBalancer:
         await self.regions.close()
         await self.close_targets()
         self.models.close()
-        self.changes.close()
+        self.line.close()
         self.off_loop.close()
         if self.journal is not None:
             self.journal.close()
