@@ -5,7 +5,7 @@ When the conductor is away, or has lost sight of a model, the load balancer choo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -66,31 +66,21 @@ class InstanceKind:
     async def _placement(self, request: Request, cluster: ConductorCluster) -> common_pb2.Placement:
         """Returns a placement. Raises :class:`ResourceExhausted` for a rejection, and :class:`Unavailable`."""
         exclude = self._excluded(request, cluster)
-        if self.by_routing:
-            return self._own_choice(request, exclude, cluster)
-        try:
-            keys = None if cluster.view.keys_fit(self.clusters.home.view, request.model) else b""
-            asked = request.schedule_message(exclude, keys)
-            return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
-        except (Unavailable, NotFound) as refusal:  # ConductorAway among them
-            # The model is ours, so the conductor knows no instance of it, or none yet.
-            if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.model):
-                raise
-        placement = self._own_choice(request, exclude, cluster)
-        self.metrics.fallbacks.add()
+        model, view = request.model, cluster.view
+        if not self.by_routing:
+            try:
+                keys = None if view.keys_fit(self.clusters.home.view, model) else b""
+                asked = request.schedule_message(exclude, keys)
+                return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
+            except (Unavailable, NotFound) as refusal:  # ConductorAway among them
+                # The model is ours, so the conductor knows no instance of it, or none yet.
+                if not isinstance(refusal, ConductorAway) and not view.doubts(model):
+                    raise
+        wanted, routed, careful = request.tokens_wanted, request.route.routed, request.tries > 0
+        placement = view.choose(model, wanted, exclude, self.clock(), routed, careful=careful)
+        if not self.by_routing:
+            self.metrics.fallbacks.add()
         return placement
-
-    def _own_choice(
-        self, request: Request, exclude: Collection[str], cluster: ConductorCluster
-    ) -> common_pb2.Placement:
-        return cluster.view.choose(
-            request.model,
-            request.tokens_wanted,
-            exclude,
-            self.clock(),
-            request.route.routed,
-            careful=request.tries > 0,
-        )
 
     def _excluded(self, request: Request, cluster: ConductorCluster) -> set[str]:
         """Returns the instances that failed this request, were removed, or may not continue its tokens. If then none is
