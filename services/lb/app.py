@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.instances import InstanceView
 from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
-from pinyon.frontdoor.instances.prompts import KeyChains, Models, Prompts
+from pinyon.frontdoor.instances.prompts import KeyChains, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing
@@ -66,12 +67,12 @@ class Lb(LoadBalancer):
         self.view, self.conductor = self.clusters.home.view, self.clusters.home.conductor
         metrics = LbMetrics(context.registry, tuple(cards), self.line, self.conductor, self.workers, self.view)
         chains = KeyChains()
-        self.prompts = Models(
-            [
-                Prompts(card, self.view, self.off_loop, chains, settings.chat_max_tokens, settings.chars_per_token_max)
-                for card in cards.values()
-            ]
-        )
+        self.prompts = {
+            name: Prompts(
+                card, self.view, self.off_loop, chains, settings.chat_max_tokens, settings.chars_per_token_max
+            )
+            for name, card in cards.items()
+        }
         admission = self.admission(metrics)
         self.recorder = Recorder(clock)
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
@@ -123,7 +124,7 @@ class Lb(LoadBalancer):
     async def close_targets(self) -> None:
         await self.workers.close()
         await self.clusters.close()
-        await self.prompts.close()
+        await asyncio.gather(*(each.close() for each in self.prompts.values()))
 
 
 def load_cards(settings: LbSettings) -> dict[str, ModelCard]:

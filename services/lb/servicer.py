@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -21,7 +21,7 @@ from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import Labels, classify, traceparent
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.prompts import Models
+from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.enums import finish_reason_to_proto
@@ -49,7 +49,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     admission: TenantAdmission
     dispatcher: Dispatcher
-    models: Models
+    models: Mapping[str, Prompts]
     keys: ApiKeys
     ways: ServedModels
     timeout_s: float
@@ -72,12 +72,14 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
         self._client(context)
         return lb_pb2.ListModelsResponse(
-            models=[lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self.models]
+            models=[
+                lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self.models.values()
+            ]
         )
 
     async def WhereTo(self, request: lb_pb2.WhereToRequest, context: Context) -> lb_pb2.WhereToResponse:
         client = self._client(context)
-        model = self.models.of(request.model or None).model
+        model = prompts_of(self.models, request.model or None).model
         labels = Labels(geographies=check_geographies(tuple(request.geographies), "geographies"))
         whose = classify(labels, Call(model=model, prompt="", prompt_field="prompt"), client, self.unix_clock())
         found = self.ways.dry_run(self.ways.of(model), whose.geographies, whose.tenant)
@@ -135,13 +137,13 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, terms: Terms, log_id: str
     ) -> Request:
         """Returns the request. Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
-        call = _call(request, self.models.default.model)
+        call = _call(request, next(iter(self.models)))
         try:
             request_class = classify(_labels(request.labels), call, client, arrived_unix_s)
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field=f"labels.{error.field}") from None
         try:
-            prompts = self.models.of(call.model)
+            prompts = prompts_of(self.models, call.model)
             return (await prompts.requests(call, log_id, request_class, terms, holder=client.holder))[0]
         except InvalidArgument as error:
             kind = request.WhichOneof("input")

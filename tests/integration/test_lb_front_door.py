@@ -40,7 +40,7 @@ async def test_many_tokens_are_decoded_piece_by_piece(monkeypatch, vocabulary):
     """Decoding at once would block all other requests, even in a thread: the tokenizer keeps the GIL."""
     folder = Path(__file__).parents[1] / "data" / "golden_text" / vocabulary
     async with running_lb(1, model=str(folder), served_model_name=MODEL) as bench:
-        tokenizer, sizes = bench.lb.prompts.default.tokenizer, []
+        tokenizer, sizes = bench.lb.prompts[MODEL].tokenizer, []
         tokens = [token % tokenizer.vocab_size for token in range(10_000)]
         decode = tokenizer.decode
         expected = decode(tokens, skip_special_tokens=False)

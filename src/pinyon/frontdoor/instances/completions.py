@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,7 @@ from pinyon.frontdoor.admission import TenantAdmission, Ticket
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head, classify
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.prompts import Models, Prompts
+from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
@@ -42,7 +42,7 @@ class Completions:
 
     admission: TenantAdmission
     dispatcher: Dispatcher
-    models: Models
+    models: Mapping[str, Prompts]
     off_loop: OffLoop
     timeout_s: float
     clock: Clock
@@ -64,7 +64,7 @@ class Completions:
                 holder, now_s = head.client.holder, time.time()
                 call = await self.off_loop.run(holder, parse, body) if is_large(body) else parse(body)
                 request_class = classify(head.labels, call, head.client, now_s, "x-pinyon-geographies")
-                prompts, created_s = self.models.of(call.model), int(now_s)
+                prompts, created_s = prompts_of(self.models, call.model), int(now_s)
                 wishes = (head.no_reuse, head.ttft_slo_ms, head.traceparent)
                 terms = Terms(head.arrived_s, deadline_s, not call.stream, *wishes)
                 requests = await prompts.requests(

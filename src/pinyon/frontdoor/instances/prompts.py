@@ -7,10 +7,9 @@ the streams of others.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -300,27 +299,13 @@ class Prompts:
             raise InvalidArgument(f"{field} holds a token id outside the vocabulary of {vocab_size}.", field=field)
 
 
-class Models:
-    """The served models, each name once; the first is the default. ``close`` ends what they have started."""
-
-    def __init__(self, served: Sequence[Prompts]) -> None:
-        self.default = served[0]
-        self._by_name = {prompts.model: prompts for prompts in served}
-
-    def __iter__(self) -> Iterator[Prompts]:
-        return iter(self._by_name.values())
-
-    def of(self, name: str | None) -> Prompts:
-        """Returns the model of that name, or the default. Raises :class:`NotFound`."""
-        if name is None:
-            return self.default
-        found = self._by_name.get(name)
-        if found is None:
-            raise unknown_model(name, self._by_name)
-        return found
-
-    async def close(self) -> None:
-        await asyncio.gather(*(prompts.close() for prompts in self))
+def prompts_of(served: Mapping[str, Prompts], name: str | None) -> Prompts:
+    """Returns the one for the model of that name, or the first one, which is the default. Raises :class:`NotFound`."""
+    found = next(iter(served.values())) if name is None else served.get(name)
+    if found is None:
+        assert name is not None
+        raise unknown_model(name, served)
+    return found
 
 
 def _seed(call: Call) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from pinyon.frontdoor.instances.completions import Completions
-from pinyon.frontdoor.instances.prompts import Models
+from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON
@@ -35,7 +36,7 @@ _OTHERS = {
 class OwnRoutes(Routes):
     """The routes of our own instances."""
 
-    def __init__(self, completions: Completions, tokenization: Tokenization, models: Models) -> None:
+    def __init__(self, completions: Completions, tokenization: Tokenization, models: Mapping[str, Prompts]) -> None:
         created_s = int(time.time())
         routes = (
             Route("completions", "POST", True, "/v1/completions", generate=completions.completion, queued=True),
@@ -47,8 +48,8 @@ class OwnRoutes(Routes):
         super().__init__(
             routes,
             completions.admission.check,
-            lambda: [model_object(each.model, created_s, each.max_context()) for each in models],
-            models.of,
+            lambda: [model_object(each.model, created_s, each.max_context()) for each in models.values()],
+            lambda name: prompts_of(models, name),
         )
 
     def nowhere(self, path: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 
 from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.prompts import Models, Prompts
+from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.http.answer import JSON, Reply
 from pinyon.openai.large import is_large
@@ -23,7 +24,7 @@ class Tokenization:
     """The handlers of both routes. They take no place in the queue, but each request counts in its tenant's limit per
     minute. Long work runs beside the event loop, where places are limited."""
 
-    def __init__(self, admission: TenantAdmission, models: Models, off_loop: OffLoop) -> None:
+    def __init__(self, admission: TenantAdmission, models: Mapping[str, Prompts], off_loop: OffLoop) -> None:
         self._admission = admission
         self._models = models
         self._off_loop = off_loop
@@ -33,7 +34,7 @@ class Tokenization:
         self._admission.count(head.client)
         holder = head.client.holder
         call = await self._off_loop.run_large(is_large(body), holder, parse_tokenize, body)
-        prompts = self._models.of(call.model)
+        prompts = prompts_of(self._models, call.model)
         tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
         arguments = (prompts, tokens, call.strings)
         answer = await self._off_loop.run_large(len(tokens) // 4 > PIECE_TOKENS, holder, self._answer, *arguments)
@@ -57,7 +58,7 @@ class Tokenization:
         self._admission.count(head.client)
         holder = head.client.holder
         model, tokens = await self._off_loop.run_large(is_large(body), holder, parse_detokenize, body)
-        text = await self._models.of(model).decode(tokens, "tokens", holder, skip_special_tokens=False)
+        text = await prompts_of(self._models, model).decode(tokens, "tokens", holder, skip_special_tokens=False)
         answer = await self._off_loop.run_large(len(text) > PIECE_CHARS, holder, _detokenized, text)
         reply.whole(200, answer, JSON)
         return 200
