@@ -261,8 +261,8 @@ class InstanceView:
         return "" if known is None else known.model_fingerprint
 
     def keys_fit(self, home: InstanceView, model: str, instance_id: str = "") -> bool:
-        """Returns whether the block keys of requests, which are those of the ``home`` view, mean the same to this
-        instance, or to those of the model here: whether they have the same secret, weights and layout."""
+        """Returns whether the block keys of requests mean the same to this instance, or else to the model's. They are
+        made by the ``home`` view, from its secret, weights and layout."""
         made, instance = home._models.get(model), self._instances.get(instance_id)
         needed = self._models.get(model) if instance is None else instance.info
         if made is None or needed is None or self._secret_id != home._secret_id:
