@@ -148,12 +148,12 @@ class Prompts:
         numbers are part of their ids. ``holder`` names the client that places are counted against (empty: none). Raises
         :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
         """
-        self._check(call)
+        rendering = self._checked(call.rendering, holder, request_class.cache_salt)
+        call.sampling.check_tokens(self._card.config.vocab_size)
         context = self.max_context()
         prompts = (call.prompt, *call.others)
         # many short prompts of one call must not hold up the event loop either
         inline = not call.others or sum(map(_size, prompts)) <= self._inline_chars
-        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
         all_tokens, total = [], 0
         for prompt in prompts:
             tokens = await self._tokens(prompt, call.prompt_field, rendering, context, holder, inline=inline)
@@ -183,8 +183,7 @@ class Prompts:
 
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
         """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`requests`."""
-        self._check_rendering(rendering)
-        rendering = self._owned(rendering, holder)
+        rendering = self._checked(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:
@@ -206,19 +205,13 @@ class Prompts:
         texts = [detokenizer.push(ids[start : start + DECODED_TOKENS].tolist()) for start in starts]
         return "".join(texts) + detokenizer.flush()
 
-    def _check(self, call: Call) -> None:
-        self._check_rendering(call.rendering)
-        call.sampling.check_tokens(self._card.config.vocab_size)
-
-    def _owned(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
+    def _checked(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
         """Returns the rendering with an owner: what is remembered of a text is for those who share its KV."""
+        if rendering.variables is not None:
+            self._card.chat_template.check_variables(rendering.variables)
         if not self._looked_at_chars or not (holder or salt):
             return rendering
         return rendering._replace(whose=f"{len(holder)}:{holder}{salt}")
-
-    def _check_rendering(self, rendering: Rendering) -> None:
-        if rendering.variables is not None:
-            self._card.chat_template.check_variables(rendering.variables)
 
     @staticmethod
     def _count(call: Call, tokens: bytes, context: int) -> int:

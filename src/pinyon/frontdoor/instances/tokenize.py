@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,24 +21,24 @@ PIECE_TOKENS = 4096
 PIECE_CHARS = 64 << 10
 
 
+@dataclass(slots=True, eq=False)
 class Tokenization:
     """The handlers of both routes. They take no place in the queue, but each request counts in its tenant's limit per
     minute. Long work runs beside the event loop, where places are limited."""
 
-    def __init__(self, admission: TenantAdmission, models: Mapping[str, Prompts], off_loop: OffLoop) -> None:
-        self._admission = admission
-        self._models = models
-        self._off_loop = off_loop
+    admission: TenantAdmission
+    models: Mapping[str, Prompts]
+    off_loop: OffLoop
 
     async def tokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError`."""
-        self._admission.count(head.client)
+        self.admission.count(head.client)
         holder = head.client.holder
-        call = await self._off_loop.run_large(is_large(body), holder, parse_tokenize, body)
-        prompts = prompts_of(self._models, call.model)
+        call = await self.off_loop.run_large(is_large(body), holder, parse_tokenize, body)
+        prompts = prompts_of(self.models, call.model)
         tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
         arguments = (prompts, tokens, call.strings)
-        answer = await self._off_loop.run_large(len(tokens) // 4 > PIECE_TOKENS, holder, self._answer, *arguments)
+        answer = await self.off_loop.run_large(len(tokens) // 4 > PIECE_TOKENS, holder, self._answer, *arguments)
         reply.whole(200, answer, JSON)
         return 200
 
@@ -55,11 +56,11 @@ class Tokenization:
 
     async def detokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Returns the status. Raises :class:`PinyonError`."""
-        self._admission.count(head.client)
+        self.admission.count(head.client)
         holder = head.client.holder
-        model, tokens = await self._off_loop.run_large(is_large(body), holder, parse_detokenize, body)
-        text = await prompts_of(self._models, model).decode(tokens, "tokens", holder, skip_special_tokens=False)
-        answer = await self._off_loop.run_large(len(text) > PIECE_CHARS, holder, _detokenized, text)
+        model, tokens = await self.off_loop.run_large(is_large(body), holder, parse_detokenize, body)
+        text = await prompts_of(self.models, model).decode(tokens, "tokens", holder, skip_special_tokens=False)
+        answer = await self.off_loop.run_large(len(text) > PIECE_CHARS, holder, _detokenized, text)
         reply.whole(200, answer, JSON)
         return 200
 
