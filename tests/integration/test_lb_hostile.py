@@ -264,7 +264,7 @@ async def test_large_bodies_are_read_beside_the_loop(tokens, beside, monkeypatch
         readers.append(threading.current_thread())
         return parse_completion(body)
 
-    monkeypatch.setattr("pinyon.frontdoor.instances.completions.parse_completion", parse)
+    monkeypatch.setattr("pinyon.frontdoor.instances.routes.parse_completion", parse)
     body = json.dumps({"model": MODEL, "prompt": [1] * tokens, "max_tokens": 1}, separators=(",", ":")).encode()
     async with running_lb() as bench:
         await bench.post("/v1/completions", body)

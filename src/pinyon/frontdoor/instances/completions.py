@@ -24,9 +24,9 @@ from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
-from pinyon.openai.format import DONE, AnswerFormat, ChatFormat, CompletionFormat, Facts, error_event
+from pinyon.openai.format import DONE, AnswerFormat, Facts, error_event
 from pinyon.openai.large import is_large
-from pinyon.openai.parse import Call, parse_chat, parse_completion
+from pinyon.openai.parse import Call
 from pinyon.runtime.deadlines import TimeLimit
 
 NO_CACHE = field(b"cache-control", "no-cache")
@@ -47,17 +47,10 @@ class Completions:
     timeout_s: float
     clock: Clock
 
-    async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
-        """Answers a completion and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        return await self._answer(head, body, parse_completion, CompletionFormat, reply)
-
-    async def chat(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
-        """Answers a chat and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        return await self._answer(head, body, parse_chat, ChatFormat, reply)
-
-    async def _answer(
-        self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[AnswerFormat], reply: Reply
+    async def answer(
+        self, parse: Parse, make_format: type[AnswerFormat], head: Head, body: bytes | bytearray, reply: Reply
     ) -> int:
+        """Answers a call and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         deadline_s = head.arrived_s + self.timeout_s
         try:
             with TimeLimit(deadline_s - self.clock()), self.admission.admit(head.client) as ticket:

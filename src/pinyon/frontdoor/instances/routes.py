@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from pinyon.frontdoor.instances.completions import Completions
 from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON
-from pinyon.openai.format import model_object
+from pinyon.openai.format import ChatFormat, CompletionFormat, model_object
 from pinyon.openai.openapi import openapi_document
+from pinyon.openai.parse import parse_chat, parse_completion
 
 _OTHERS = {
     "assistants": "The Assistants API",
@@ -38,9 +40,11 @@ class OwnRoutes(Routes):
 
     def __init__(self, completions: Completions, tokenization: Tokenization, models: Mapping[str, Prompts]) -> None:
         created_s = int(time.time())
+        complete = partial(completions.answer, parse_completion, CompletionFormat)
+        chat = partial(completions.answer, parse_chat, ChatFormat)
         routes = (
-            Route("completions", "POST", True, "/v1/completions", generate=completions.completion, queued=True),
-            Route("chat", "POST", True, "/v1/chat/completions", generate=completions.chat, queued=True),
+            Route("completions", "POST", True, "/v1/completions", generate=complete, queued=True),
+            Route("chat", "POST", True, "/v1/chat/completions", generate=chat, queued=True),
             Route("tokenize", "POST", True, "/tokenize", generate=tokenization.tokenize),
             Route("detokenize", "POST", True, "/detokenize", generate=tokenization.detokenize),
             Route("openapi", "GET", False, "/openapi.json", lambda _: (openapi_document(), JSON)),

@@ -122,7 +122,8 @@ class WorkerSessions:
         self._silent = {address: due_s for address, due_s in self._silent.items() if address in self._watched}
         for address, session in list(self._sessions.items()):
             if address in restarted or session.instance_id != known.get(address):
-                self._retire(session)
+                self._lose(session)
+                self._idle(session)
         for address in renewed:
             self._pauses.succeeded(address)
         for address in self._watched:
@@ -175,10 +176,6 @@ class WorkerSessions:
             self._on_load_lost(address)
         if address in self._watched and not self._closed:
             self._dial_later(address)
-
-    def _retire(self, session: WorkerSession) -> None:
-        self._lose(session)
-        self._idle(session)
 
     def _idle(self, session: WorkerSession) -> None:
         """Closes a session without requests if it is retired."""
