@@ -170,3 +170,32 @@ def test_credits_of_one_model_are_not_used_up_by_another() -> None:
     assert ways.elsewhere(other) == "", "one was under way when it told, and there is one more"
     hear(4)
     assert ways.elsewhere(other) == "lb-eu"
+
+
+def test_a_region_that_keeps_refusing_is_asked_less_and_less():
+    ways = (world := Waiting()).ways
+
+    def available(reports: bool = True) -> bool:
+        """Returns whether the other region is available, after it has just reported room."""
+        if reports:
+            ways.heard("lb-eu", "eu", {"m": Report(pending=0, room=4, available=2)}, 0.05, draining=False)
+        (_, other) = ways.dry_run(ways.of("m"), (), "")
+        return other.available
+
+    asked = 0
+    for tick in range(600):
+        world.now_s = tick / 10
+        if available():
+            asked += 1
+            ways.refused("m", "lb-eu")
+            assert not available(reports=False)
+    assert asked < 30
+    world.now_s += 4.0
+    assert available()
+    ways.refused("m", "lb-eu")
+    assert not available()
+    ways.accepted("lb-eu", world.now_s + 0.01)
+    assert available(), "a request that it serves ends the pause"
+    ways.refused("m", "lb-eu")
+    ways.gone("lb-eu")
+    assert available(), "it may be another one"
