@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.served import parse_more_models
 from pinyon.frontdoor.instances.asked_instances import AskedInstances
-from pinyon.frontdoor.instances.clusters import Clusters
+from pinyon.frontdoor.instances.clusters import Clusters, OnListed
 from pinyon.frontdoor.instances.completions import Completions
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.prompts import KeyChains, Prompts
@@ -61,11 +59,9 @@ class Lb(LoadBalancer):
             clock,
             security.channels,
         )
-        self.clusters: Clusters = Clusters(
-            self.models, self.workers, settings.conductor, self._make_conductor, self._make_view, clock
-        )
-        self.view, self.conductor = self.clusters.home.view, self.clusters.home.conductor
-        metrics = LbMetrics(context.registry, tuple(cards), self.line, self.conductor, self.workers, self.view)
+        self.clusters: Clusters = Clusters(self.models, self.workers, settings.conductor, self._make_cluster, clock)
+        self.view, self.conductor = self.clusters.home, self.clusters.home.conductor
+        metrics = LbMetrics(context.registry, tuple(cards), self.line, self.workers, self.view)
         chains = KeyChains()
         self.prompts = {
             name: Prompts(
@@ -99,21 +95,19 @@ class Lb(LoadBalancer):
         )  # fmt: skip
         self.join(serving, metrics, self.recorder.record, self.clusters.update_sessions)
 
-    def _make_conductor(
-        self, address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]
-    ) -> ConductorSession:
-        return ConductorSession(
+    def _make_cluster(self, name: str, address: str, on_listed: OnListed) -> ConductorCluster:
+        settings, security = self.settings, self.context.security
+        layer = partial(self.models.layer, cluster=name)
+        cluster = ConductorCluster(layer, settings.instances_grace_s, security.secret, name, address)
+        cluster.conductor = ConductorSession(
             address,
             self.context.instance_id,
-            on_instances,
-            self.settings.conductor_timeout_s,
+            lambda message, first: on_listed(*cluster.update(message, self.clock(), first)),
+            settings.conductor_timeout_s,
             lambda: self.line.in_flight,
-            self.context.security.channels.sessions_to(peer_name(CONDUCTOR)),
+            security.channels.sessions_to(peer_name(CONDUCTOR)),
         )
-
-    def _make_view(self, cluster: str) -> InstanceView:
-        layer = partial(self.models.layer, cluster=cluster)
-        return InstanceView(layer, self.settings.instances_grace_s, self.context.security.secret)
+        return cluster
 
     def last_calls_s(self, left_s: float) -> float:
         # This time is granted even if the drain has used up its own: calls would lose what they have not sent yet.

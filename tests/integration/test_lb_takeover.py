@@ -12,7 +12,7 @@ import pytest
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.federation.members import LbState
-from pinyon.frontdoor.instances.clusters import ConductorCluster
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import Bench, expected_text, spin
 from tests.integration.regions_harness import FULL, ROOMY, Regions, running_regions
@@ -37,9 +37,9 @@ async def dies(us: Bench, eu: Bench, regions: Regions) -> ConductorCluster:
     await us.lb.grpc.drain(0)
     await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
     cluster = eu.lb.clusters.get("us/us")
-    await spin(lambda: bool(cluster.view.addresses))
+    await spin(lambda: bool(cluster.addresses))
     regions.say("eu", FULL)
-    cluster.view.heard(us.workers[0].address, ROOMY, eu.lb.clock())
+    cluster.heard(us.workers[0].address, ROOMY, eu.lb.clock())
     return cluster
 
 
@@ -130,8 +130,8 @@ async def test_given_back_while_a_request_is_placed_it_runs_there():
         cluster.conductor._take(conductor_pb2.ScheduleSessionResponse(responses=[placed]))
         eu.lb.clusters.adopt({})
         await us.workers[0].until(lambda: us.workers[0].open)
-        assert (cluster.view.in_flight, eu.lb.clusters.home.view.in_flight) == (2, 0)
+        assert (cluster.in_flight, eu.lb.clusters.home.in_flight) == (2, 0)
         us.workers[0].go.set()
         us.conductor.late.set()
         assert (await running).status == 200
-        assert cluster.view.in_flight == 0
+        assert cluster.in_flight == 0

@@ -23,9 +23,8 @@ class World:
         self.held = 0
         self.asked = asyncio.Event()
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        home: Any = SimpleNamespace(
-            name="home", view=SimpleNamespace(doubts=lambda model: False, keys_fit=lambda *_: True), removed=set()
-        )
+        home: Any = SimpleNamespace(name="home", removed=set())
+        home.doubts, home.keys_fit = lambda model: False, lambda *_: True
         home.conductor = SimpleNamespace(place=self._place)
         clusters: Any = SimpleNamespace(home=home, get=lambda name: home)
         models: Any = SimpleNamespace(hold_here=self._hold)

@@ -7,7 +7,7 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.instances.instances import FIRST_PAUSE_S, MAX_PAUSE_S, InstanceView
+from pinyon.frontdoor.instances.instances import FIRST_PAUSE_S, MAX_PAUSE_S, ConductorCluster
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import Blind
@@ -32,25 +32,25 @@ def listed(**boots: str) -> conductor_pb2.InstanceList:
     )  # fmt: skip
 
 
-def empty_view(routing: str = "least_loaded") -> InstanceView:
+def empty_view(routing: str = "least_loaded") -> ConductorCluster:
     layer = Layer(Blind(), ROUTING_POLICIES.make(routing))
-    return InstanceView({MODEL: layer}.get)
+    return ConductorCluster({MODEL: layer}.get)
 
 
-def taken(view: InstanceView, exclude: set[str], now_s: float) -> str:
+def taken(view: ConductorCluster, exclude: set[str], now_s: float) -> str:
     """Chooses an instance, and records that a request went there and is over."""
     placement = view.choose(MODEL, 10, exclude, now_s, careful=bool(exclude))
     view.end(view.begin(MODEL, placement))
     return placement.decode_instance_id
 
 
-def view_of(**boots: str) -> InstanceView:
+def view_of(**boots: str) -> ConductorCluster:
     view = empty_view()
     view.update(listed(**boots), 0.0, first=True)
     return view
 
 
-def chosen(view: InstanceView, now_s: float, *exclude: str) -> str:
+def chosen(view: ConductorCluster, now_s: float, *exclude: str) -> str:
     return view.choose(MODEL, 10, exclude, now_s).decode_instance_id
 
 

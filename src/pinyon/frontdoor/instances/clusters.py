@@ -7,63 +7,40 @@ when the regional controller says so; requests that run there run to their end.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.federation.view import Cluster as Told
 from pinyon.frontdoor.clusters import Adopted
-from pinyon.frontdoor.instances.conductor_session import ConductorSession
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.target import Report
 
+OnListed = Callable[[Collection[str], Collection[str]], None]
+"""A callback for what :meth:`ConductorCluster.update` returns."""
 HOME = ""
 """The name of the region's own cluster."""
 
 
-@dataclass(slots=True, eq=False)
-class ConductorCluster:
-    """One cluster: its ``conductor``, which is at ``address``, and the ``view`` of its instances. The ``removed`` ones
-    get no new requests."""
-
-    name: str
-    address: str
-    conductor: ConductorSession
-    view: InstanceView
-    removed: frozenset[str] = frozenset()
-
-
 class Clusters(Adopted[ConductorCluster]):
-    """The clusters: ``start`` → ``adopt`` at each change → ``close``. ``make_conductor`` makes a session, not yet
-    started, from a conductor's address and a callback for each list of instances."""
+    """The clusters: ``start`` → ``adopt`` at each change → ``close``. ``make`` makes one whose session is not started
+    yet, of its name, its conductor's address, and a callback for the news of each list."""
 
     def __init__(
         self,
         models: ServedModels,
         workers: WorkerSessions,
         home_address: str,
-        make_conductor: Callable[[str, Callable[[conductor_pb2.InstanceList, bool], None]], ConductorSession],
-        make_view: Callable[[str], InstanceView],
+        make: Callable[[str, str, OnListed], ConductorCluster],
         clock: Clock,
     ) -> None:
         super().__init__(models)
         self._workers = workers
-        self._make_conductor = make_conductor
-        self._make_view = make_view
+        self._make = make
         self._clock = clock
-        self.home = self._make(HOME, home_address)
-
-    def _make(self, name: str, address: str) -> ConductorCluster:
-        view = self._make_view(name)
-
-        def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
-            self.update_sessions(*view.update(message, self._clock(), first))
-
-        return ConductorCluster(name, address, self._make_conductor(address, on_instances), view)
+        self.home = make(HOME, home_address, self.update_sessions)
 
     def __iter__(self) -> Iterator[ConductorCluster]:
         return iter([self.home, *self.adopted.values()])
@@ -92,7 +69,7 @@ class Clusters(Adopted[ConductorCluster]):
         return told.conductor == cluster.address
 
     def begin(self, name: str, told: Told) -> ConductorCluster:
-        cluster = self._make(name, told.conductor)
+        cluster = self._make(name, told.conductor, self.update_sessions)
         cluster.conductor.start()
         return cluster
 
@@ -110,7 +87,7 @@ class Clusters(Adopted[ConductorCluster]):
         their load, if requests may have to wait for room, or if the region has a name."""
         known: dict[str, str] = {}
         for each in self:
-            known.update(each.view.known(self.models.by_name.keys()))
+            known.update(each.known(self.models.by_name.keys()))
         watch = self.models.selective or bool(self.models.region)
         self._workers.keep(known, watch=watch, renewed=renewed, restarted=restarted)
         self.models.tell()
@@ -119,11 +96,11 @@ class Clusters(Adopted[ConductorCluster]):
         """Records an instance's own report. A draining one takes nothing new, as if a request waited there."""
         report = Report(max(load.pending, load.draining), load.running, load.room)
         for cluster in self:
-            cluster.view.heard(address, report, self._clock(), unseen)
+            cluster.heard(address, report, self._clock(), unseen)
         self.models.tell()
 
     def lost(self, address: str) -> None:
         """Records that the session of an instance has ended."""
         for cluster in self:
-            cluster.view.lost(address)
+            cluster.lost(address)
         self.models.tell()

@@ -14,6 +14,7 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey, namespace, secret_id
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
+from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.messages.instance import info_from_proto
 from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.layer import Layer
@@ -52,13 +53,26 @@ class _Instance:
     draining: bool
 
 
-class InstanceView:
-    """The known instances. They are kept while the conductor is away, and while a new one does not know them yet
-    (:class:`Roster`), so that serving goes on."""
+class ConductorCluster:
+    """One cluster: the instances known there. They are kept while the conductor is away, and while a new one does not
+    know them yet (:class:`Roster`), so that serving goes on."""
 
-    def __init__(self, layers: Callable[[str], Layer | None], grace_s: float = 10.0, secret: bytes = b"") -> None:
+    conductor: ConductorSession
+    """The session with its conductor, which is at ``address``."""
+
+    def __init__(
+        self,
+        layers: Callable[[str], Layer | None],
+        grace_s: float = 10.0,
+        secret: bytes = b"",
+        name: str = "",
+        address: str = "",
+    ) -> None:
         """Takes ``layers``, which returns for each model served here the layer whose targets are its instances, and the
         cluster's ``secret``, from which block keys start. Instances with another secret are left out."""
+        self.name, self.address = name, address
+        self.removed: frozenset[str] = frozenset()
+        """The instances that get no new requests, as the controller says."""
         self._layers = layers
         self._secret = secret
         self._secret_id = secret_id(secret)
@@ -260,7 +274,7 @@ class InstanceView:
             return instance.info.model_fingerprint
         return "" if known is None else known.model_fingerprint
 
-    def keys_fit(self, home: InstanceView, model: str, instance_id: str = "") -> bool:
+    def keys_fit(self, home: ConductorCluster, model: str, instance_id: str = "") -> bool:
         """Returns whether the block keys of requests mean the same to this instance, or else to the model's. They are
         made by the ``home`` view, from its secret, weights and layout."""
         made, instance = home._models.get(model), self._instances.get(instance_id)

@@ -14,8 +14,9 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, ResourceExhausted, Unavailable
-from pinyon.frontdoor.instances.clusters import HOME, Clusters, ConductorCluster
+from pinyon.frontdoor.instances.clusters import HOME, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
@@ -66,18 +67,18 @@ class InstanceKind:
     async def _placement(self, request: Request, cluster: ConductorCluster) -> common_pb2.Placement:
         """Returns a placement. Raises :class:`ResourceExhausted` for a rejection, and :class:`Unavailable`."""
         exclude = self._excluded(request, cluster)
-        model, view = request.model, cluster.view
+        model = request.model
         if not self.by_routing:
             try:
-                keys = None if view.keys_fit(self.clusters.home.view, model) else b""
+                keys = None if cluster.keys_fit(self.clusters.home, model) else b""
                 asked = request.schedule_message(exclude, keys)
                 return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
             except (Unavailable, NotFound) as refusal:  # ConductorAway among them
                 # The model is ours, so the conductor knows no instance of it, or none yet.
-                if not isinstance(refusal, ConductorAway) and not view.doubts(model):
+                if not isinstance(refusal, ConductorAway) and not cluster.doubts(model):
                     raise
         wanted, routed, careful = request.tokens_wanted, request.route.routed, request.tries > 0
-        placement = view.choose(model, wanted, exclude, self.clock(), routed, careful=careful)
+        placement = cluster.choose(model, wanted, exclude, self.clock(), routed, careful=careful)
         if not self.by_routing:
             self.metrics.fallbacks.add()
         return placement
@@ -88,11 +89,11 @@ class InstanceKind:
         excluded = request.failed_instances | cluster.removed
         if not (request.tokens and request.fingerprint):
             return excluded
-        model, view = request.model, cluster.view
-        exclude = excluded | view.with_other_weights(model, request.fingerprint)
+        model = request.model
+        exclude = excluded | cluster.with_other_weights(model, request.fingerprint)
         if len(exclude) == len(excluded):
             return exclude
-        if request.whole and not view.servable(model, self.clock(), request.tokens_wanted, exclude):
+        if request.whole and not cluster.servable(model, self.clock(), request.tokens_wanted, exclude):
             _log.warning(
                 "nobody else has the weights that generated: from the start",
                 extra={"request_id": request.name, "generated": len(request.tokens)},
@@ -115,16 +116,15 @@ class InstanceKind:
         assert placement is not None
         assert cluster is not None
         attempt_id, placed_s = request.attempt_id, self.clock()
-        view = cluster.view
         request.begin_attempt(placed_s)
-        counted = view.begin(request.model, placement, request.route.routed)
+        counted = cluster.begin(request.model, placement, request.route.routed)
         try:
             await self._on_instance(request, placement, cluster, attempt_id)
         finally:
-            view.end(counted)
+            cluster.end(counted)
             self.models.tell()
             if request.finish_reason is not None:
-                view.failures.succeeded(placement.decode_instance_id, placed_s)
+                cluster.failures.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # An instance that still lives reports the end itself; a dead one cannot.
                 cluster.conductor.release(attempt_id)
@@ -132,7 +132,7 @@ class InstanceKind:
     async def _on_instance(
         self, request: Request, placement: common_pb2.Placement, cluster: ConductorCluster, attempt_id: str
     ) -> None:
-        view, model, decode, placed_s = cluster.view, request.model, placement.decode_instance_id, self.clock()
+        model, decode, placed_s = request.model, placement.decode_instance_id, self.clock()
         size_bytes = request.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
         try:
             opened = await self.workers.open(placement.decode_address, decode, size_bytes, request.gap_s)
@@ -141,11 +141,11 @@ class InstanceKind:
             return
         stream = opened[0]
         try:
-            keys_fit = view.keys_fit(self.clusters.home.view, model, decode)
-            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
+            keys_fit = cluster.keys_fit(self.clusters.home, model, decode)
+            request.fill(opened[1], attempt_id, keys_fit, cluster.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps the whole message alive
             await self._receive(
-                request, stream, lambda: view.failures.succeeded(placement.prefill_instance_id, placed_s)
+                request, stream, lambda: cluster.failures.succeeded(placement.prefill_instance_id, placed_s)
             )
         finally:
             request.reached, request.lost = stream.reached, stream.lost
@@ -205,10 +205,9 @@ class InstanceKind:
         now_s, leaving = self.clock(), False
         cluster = request.placed_by
         if cluster is not None and not request.lb and (failed := request.failed_instance) is not None:
-            view = cluster.view
-            leaving = view.leaves(failed)
+            leaving = cluster.leaves(failed)
             if not request.found_full:
-                view.failures.failed(failed, now_s)
+                cluster.failures.failed(failed, now_s)
         if not request.retry(self.limits.attempts, self.limits.wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES or request.refused:
                 return error
@@ -227,7 +226,7 @@ class InstanceKind:
         return False
 
     def nobody(self, request: Request, error: PinyonError) -> PinyonError:
-        home = self.clusters.home.view
+        home = self.clusters.home
         if request.tokens and home.with_other_weights(request.model, request.fingerprint):
             return Unavailable(
                 "The instance that generated went away, and no other one serves the weights it began with.",
@@ -242,12 +241,12 @@ class InstanceKind:
         Drops exclusions, as instances may have restarted under their old names. An instance that failed lately stays
         excluded without news of it: its address may still be dead, and attempts are few. So does a load balancer that
         is still away."""
-        await self.clusters.home.view.wait_change(timeout_s)
+        await self.clusters.home.wait_change(timeout_s)
         failed = request.exclude
         if failed:
             bad = self.models.still_away(failed)
             for cluster in self.clusters:
-                bad.update(cluster.view.failures.avoided(self.clock()))
+                bad.update(cluster.failures.avoided(self.clock()))
             failed &= bad
 
 

@@ -20,7 +20,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
 from pinyon.frontdoor.failures import unknown_model
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.frontdoor.off_loop import OffLoop
@@ -101,7 +101,7 @@ class Prompts:
     def __init__(
         self,
         card: ModelCard,
-        view: InstanceView,
+        view: ConductorCluster,
         off_loop: OffLoop,
         chains: KeyChains,
         chat_max_tokens: int,

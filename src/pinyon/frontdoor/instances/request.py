@@ -19,7 +19,7 @@ from pinyon.core.errors import Internal, InvalidArgument, ResourceExhausted, Una
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.instances.clusters import ConductorCluster
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.enums import finish_reason_from_proto
 from pinyon.messages.error import error_from_proto
