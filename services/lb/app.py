@@ -25,7 +25,6 @@ from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing
 from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
-from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.url import read_upstream_keys
 from pinyon.http.budget import Budget
@@ -52,16 +51,11 @@ class Lb(LoadBalancer):
         security = context.security
         cards = load_cards(settings)
         super().__init__(settings, context, clock, cards)
-        self.workers = WorkerSessions(
-            settings.unread_tokens,
-            lambda *heard: self.clusters.load(*heard),
-            lambda address: self.clusters.lost(address),
-            clock,
-            security.channels,
+        self.clusters: Clusters = Clusters(
+            self.models, settings.unread_tokens, security.channels, settings.conductor, self._make_cluster, clock
         )
-        self.clusters: Clusters = Clusters(self.models, self.workers, settings.conductor, self._make_cluster, clock)
         self.view, self.conductor = self.clusters.home, self.clusters.home.conductor
-        metrics = LbMetrics(context.registry, tuple(cards), self.line, self.workers, self.view)
+        metrics = LbMetrics(context.registry, tuple(cards), self.line, self.clusters)
         chains = KeyChains()
         self.prompts = {
             name: Prompts(
@@ -73,7 +67,7 @@ class Lb(LoadBalancer):
         self.recorder = Recorder(clock)
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         by_routing = settings.place_by == "routing"
-        kind = InstanceKind(self.clusters, self.workers, self.models, self.regions, metrics, limits, clock, by_routing)
+        kind = InstanceKind(self.clusters, self.models, self.regions, metrics, limits, clock, by_routing)
         loop = RequestLoop(self.models, kind, metrics, context.telemetry, limits, clock)
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
@@ -116,7 +110,6 @@ class Lb(LoadBalancer):
         return max(tell_s, left_s)
 
     async def close_targets(self) -> None:
-        await self.workers.close()
         await self.clusters.close()
         await asyncio.gather(*(each.close() for each in self.prompts.values()))
 

@@ -168,7 +168,7 @@ async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
         running = await bench.held(max_tokens=3)
         worker.boot = "2"
         bench.conductor.push()
-        await spin(lambda: not bench.lb.workers._sessions)
+        await spin(lambda: not bench.lb.clusters.workers._sessions)
         second = asyncio.ensure_future(bench.complete("new", max_tokens=3))
         await worker.until(lambda: len(worker.submissions) == 2)
         assert [each.stream_id for each in worker.submissions] == [1, 1], "each is the first one of its session"

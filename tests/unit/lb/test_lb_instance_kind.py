@@ -29,7 +29,7 @@ class World:
         clusters: Any = SimpleNamespace(home=home, get=lambda name: home)
         models: Any = SimpleNamespace(hold_here=self._hold)
         nothing: Any = None
-        self.kind = InstanceKind(clusters, nothing, models, nothing, nothing, nothing, nothing)
+        self.kind = InstanceKind(clusters, models, nothing, nothing, nothing, nothing)
         self.request: Any = SimpleNamespace(
             model="m", failed_instances=set(), tokens=[], schedule_message=lambda *_: b"", schedule_bytes=lambda _: 0
         )

@@ -17,6 +17,7 @@ from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.target import Report
+from pinyon.runtime.channel import Channels
 
 OnListed = Callable[[Collection[str], Collection[str]], None]
 """A callback for what :meth:`ConductorCluster.update` returns."""
@@ -31,13 +32,14 @@ class Clusters(Adopted[ConductorCluster]):
     def __init__(
         self,
         models: ServedModels,
-        workers: WorkerSessions,
+        unread_tokens: int,
+        channels: Channels,
         home_address: str,
         make: Callable[[str, str, OnListed], ConductorCluster],
         clock: Clock,
     ) -> None:
         super().__init__(models)
-        self._workers = workers
+        self.workers = WorkerSessions(unread_tokens, self.load, self.lost, clock, channels)
         self._make = make
         self._clock = clock
         self.home = make(HOME, home_address, self.update_sessions)
@@ -53,6 +55,7 @@ class Clusters(Adopted[ConductorCluster]):
         self.home.conductor.start()
 
     async def close(self) -> None:
+        await self.workers.close()
         await self.give_all_back()
         await self.home.conductor.close()
 
@@ -89,7 +92,7 @@ class Clusters(Adopted[ConductorCluster]):
         for each in self:
             known.update(each.known(self.models.by_name.keys()))
         watch = self.models.selective or bool(self.models.region)
-        self._workers.keep(known, watch=watch, renewed=renewed, restarted=restarted)
+        self.workers.keep(known, watch=watch, renewed=renewed, restarted=restarted)
         self.models.tell()
 
     def load(self, address: str, load: worker_pb2.Load, unseen: int) -> None:

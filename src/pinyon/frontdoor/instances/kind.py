@@ -19,7 +19,6 @@ from pinyon.frontdoor.instances.conductor_session import ConductorAway
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
-from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.request_loop import LoopLimits
 from pinyon.frontdoor.served_models import ServedModels
@@ -38,7 +37,6 @@ class InstanceKind:
     """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for our instances, here or in other regions."""
 
     clusters: Clusters
-    workers: WorkerSessions
     models: ServedModels
     regions: RegionLinks
     metrics: LbMetrics
@@ -135,7 +133,7 @@ class InstanceKind:
         model, decode, placed_s = request.model, placement.decode_instance_id, self.clock()
         size_bytes = request.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
         try:
-            opened = await self.workers.open(placement.decode_address, decode, size_bytes, request.gap_s)
+            opened = await self.clusters.workers.open(placement.decode_address, decode, size_bytes, request.gap_s)
         except Unavailable as error:
             request.error = error
             return
