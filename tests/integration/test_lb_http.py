@@ -11,7 +11,7 @@ import pytest
 from xxhash import xxh3_128_hexdigest
 
 from pinyon.api.common.v1 import common_pb2
-from tests.integration.lb_harness import MODEL, WAIT_S, Connection, ask, expected_text, running_lb, spin
+from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
 
 
 async def test_a_completion_has_openai_s_shape():
@@ -183,7 +183,6 @@ BAD_REQUESTS = [
     ("POST", "/v1/completions", b'{"prompt":"a"}', {}, 400, "model"),
     ("POST", "/v1/completions", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":""}', {}, 400, "prompt"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":["a",""]}', {}, 400, "prompt"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","logit_bias":{"272":1}}', {}, 400, "logit_bias"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","stop_token_ids":[272]}', {}, 400,
      "stop_token_ids"),
@@ -208,15 +207,10 @@ BAD_REQUESTS = [
     ("POST", "/v1/completions", b"x", {"content-encoding": "gzip, gzip"}, 415, None),
     ("POST", "/v1/completions", b"\0" * 40, {"content-encoding": "gzip"}, 400, None),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":[300]}', {}, 400, "prompt"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":0}', {}, 400, "max_tokens"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":true}', {}, 400, "max_tokens"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":5000}', {}, 400, "max_tokens"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","no_such":1}', {}, 400, "no_such"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a"}', {"x-pinyon-ttft-slo-ms": "-1"}, 400,
      "x-pinyon-ttft-slo-ms"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a"}', {"x-pinyon-type": "x" * 33}, 400,
-     "x-pinyon-type"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","user":"\\u0007"}', {}, 400, "user"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[]}', {}, 400, "messages"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"elf","content":"a"}]}', {}, 400,
      "messages"),
@@ -310,25 +304,6 @@ async def test_what_is_not_http_gets_an_error_object():
         async with Connection(bench.http) as connection:  # sends nothing at all
             assert (await asyncio.wait_for(connection.reader.read(), WAIT_S)) == b""
         await bench.idle()
-
-
-async def test_pipelined_requests_are_answered_in_order():
-    async with running_lb() as bench, Connection(bench.http) as connection:
-        for prompt in ("a", "bb", "ccc"):
-            connection.send("POST", "/v1/completions", ask(prompt, max_tokens=3))
-        for length in (1, 2, 3):
-            assert (await connection.reply()).json["choices"][0]["text"] == expected_text(length, 3)
-        await bench.idle()
-
-
-async def test_head_is_answered_without_a_body():
-    async with running_lb() as bench, Connection(bench.http) as connection:
-        for _ in range(2):
-            connection.send("HEAD", "/health")
-            status, headers = await connection.head()
-            assert (status, headers["content-length"]) == (200, "15")
-        connection.send("GET", "/health")
-        assert (await connection.reply()).json == {"status": "ok"}
 
 
 async def test_the_tail_of_a_stream_is_not_held_back():
