@@ -380,6 +380,7 @@ async def test_a_lame_duck_serves_while_probes_are_told():
             await spin(lambda: bench.lb.readiness.draining)
             ready = await bench.get("/health/ready")
             assert ready.status == 503
+            assert "retry-after" not in ready.headers, "trying again does not help"
             reply = await bench.complete(max_tokens=2)
             assert (reply.status, reply.headers["connection"]) == (200, "close")
             kept.send("POST", "/v1/completions", ask(max_tokens=2))
@@ -422,19 +423,6 @@ async def test_who_connected_in_time_is_answered():
 # ---------------------------------------------------------------- metrics
 
 
-async def test_a_stream_that_breaks_counts_as_what_its_client_saw():
-    async with running_lb(placement_wait_s=0.1) as bench:
-        for worker in bench.workers:
-            worker.die_at = 2
-        reply = await bench.complete(max_tokens=5, stream=True)
-        assert json.loads(reply.events[-2])["error"]["code"] == "unavailable"
-        labels = {"route": "completions", "status": "200"}
-        assert bench.gauge("http_requests_total", **labels) == 1
-        assert bench.registry.get_sample_value("pinyon_lb_http_requests_total", labels | {"status": "503"}) is None
-        assert bench.gauge("http_broken_streams_total", error="unavailable") == 1
-        await bench.idle()
-
-
 async def test_time_runs_from_the_head():
     """A body that arrives slowly is part of its client's waiting time."""
     async with running_lb() as bench, Connection(bench.http) as connection:
@@ -449,14 +437,3 @@ async def test_time_runs_from_the_head():
         report = (await connection.reply()).json["pinyon"]
         assert report["ttft_ms"] >= 300
         assert bench.gauge("ttft_seconds_sum", model=MODEL) >= 0.3
-
-
-async def test_retry_after_comes_only_where_trying_again_helps():
-    async with running_lb(placement_wait_s=0.1) as bench:
-        bench.lb.readiness.draining = True
-        assert "retry-after" not in (await bench.get("/health/ready")).headers
-        bench.lb.readiness.draining = False
-        for worker in bench.workers:
-            worker.die_at = 0
-        reply = await bench.complete(max_tokens=2)
-        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
