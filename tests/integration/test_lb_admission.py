@@ -152,9 +152,9 @@ async def test_grpc_calls_without_key_or_place_are_refused_unread(keys):
         generate = channel.stream_stream("/pinyon.api.lb.v1.LbService/Generate")
         models = channel.stream_stream("/pinyon.api.lb.v1.LbService/ListModels")
         key = (("authorization", "Bearer sk-a"),)
-        for method in (generate, models):
+        for method, keys_sent in ((generate, ()), (generate, (("authorization", "Bearer sk-z"),)), (models, ())):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await asyncio.wait_for(method(never()).read(), WAIT_S)
+                await asyncio.wait_for(method(never(), metadata=keys_sent).read(), WAIT_S)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         running = await bench.held(headers={"authorization": "Bearer sk-a"}, max_tokens=2)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

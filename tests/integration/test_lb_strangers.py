@@ -11,7 +11,6 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.runtime import grpc_server
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import EACH_MAX
@@ -148,20 +147,3 @@ async def test_silent_connections_are_closed_and_few(tmp_path, monkeypatch):
         async with grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_who_has_a_key_is_served_and_who_has_none_is_told_so(keys):
-    request = lb_pb2.GenerateRequest(prompt="hello", sampling={"max_tokens": 2})
-    async with running_lb(api_keys_file=keys) as bench:
-        async with grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
-            stub = lb_pb2_grpc.LbServiceStub(channel)
-            replies = [reply async for reply in stub.Generate(request, metadata=[("authorization", "Bearer sk-a")])]
-            assert replies[-1].usage.completion_tokens == 2
-            for call in (
-                stub.ListModels(lb_pb2.ListModelsRequest()),
-                stub.Generate(request, metadata=[("authorization", "Bearer sk-b")]).read(),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await call
-                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        await bench.idle()
