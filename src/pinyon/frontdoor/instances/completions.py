@@ -124,13 +124,11 @@ class _OneText:
 
     async def end(self, include_usage: bool, facts: Facts | None) -> None:
         request, answer_format = self._request, self._format
-        reason = request.finish_reason
-        assert reason is not None
         if request.whole:
-            body = answer_format.whole(self._tail, reason.value, request.usage(), facts)
+            body = answer_format.whole(self._tail, request.outcome, request.usage(), facts)
             self._reply.whole(200, body, JSON, rate_fields(self._ticket.levels))
             return
-        events = answer_format.finish(self._tail, reason.value, None if include_usage else facts)
+        events = answer_format.finish(self._tail, request.outcome, None if include_usage else facts)
         if include_usage:
             events += answer_format.usage(request.usage(), facts)
         await self._reply.end(self._opened(events).encode("ascii") + DONE)
@@ -233,8 +231,7 @@ class _Choices:
             return None
 
         await self._owner.dispatcher.run(request, None, take)
-        assert request.finish_reason is not None
-        choice.reason = "length" if call.unseen else request.finish_reason.value
+        choice.reason = "length" if call.unseen else request.outcome
         if not call.unseen:
             choice.completion_tokens = request.usage().completion_tokens
         if call.stream:
