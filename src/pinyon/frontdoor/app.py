@@ -17,12 +17,12 @@ from pinyon import __version__
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError, Unavailable
 from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.admission import RateLimited
 from pinyon.frontdoor.auth import ApiKeys
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
 from pinyon.frontdoor.head import Head, id_field, read_head, sent_id
 from pinyon.frontdoor.metrics import DoorMetrics
-from pinyon.frontdoor.rate_limits import RateLimited, rate_fields
 from pinyon.frontdoor.readiness import Readiness
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON, HttpError, Reply, error_status, field
@@ -203,7 +203,7 @@ def error_answer(error: PinyonError) -> tuple[int, bytes, bytes]:
     if isinstance(error, HttpError):
         fields = b"".join(field(name, value) for name, value in error.headers.items())
     if isinstance(error, RateLimited):
-        fields += rate_fields(error.levels)
+        fields += error.fields
     if error.retry_after_s is not None:
         fields += field(b"retry-after", b"%d" % max(1, ceil(error.retry_after_s)))
     if status == 401:

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
-from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
 from pinyon.routing.layer import Layer
 
 
@@ -36,9 +35,9 @@ class Place:
         """The number of the place; 0 after it has been left."""
 
     @property
-    def levels(self) -> Levels:
-        """The tenant's limits and what is left of them."""
-        return NO_LEVELS
+    def rate_fields(self) -> bytes:
+        """The lines of the answer's head about the tenant's limits per minute; empty if it has none."""
+        return b""
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Returns whether there is a slot, and room for the ``demand``, at once. No room is kept then, so the caller

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pinyon.frontdoor.admission import TenantAdmission
+from pinyon.frontdoor.admission import RateLimited, TenantAdmission
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
-from pinyon.frontdoor.rate_limits import RateLimited
 from pinyon.routing.queue import RequestQueue
 from pinyon.routing.rates import Rates, TenantRates
 

@@ -20,7 +20,6 @@ from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
-from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
@@ -126,7 +125,7 @@ class _OneText:
         request, answer_format = self._request, self._format
         if request.whole:
             body = answer_format.whole(self._tail, request.outcome, request.usage(), facts)
-            self._reply.whole(200, body, JSON, rate_fields(self._ticket.levels))
+            self._reply.whole(200, body, JSON, self._ticket.rate_fields)
             return
         events = answer_format.finish(self._tail, request.outcome, None if include_usage else facts)
         if include_usage:
@@ -182,7 +181,7 @@ class _Choices:
             large = sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES
             run = self._owner.off_loop.run_large
             body = await run(large, self._head.client.holder, self._format.whole, self._choices, usage, facts)
-            self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
+            self._reply.whole(200, body, JSON, ticket.rate_fields)
 
     async def _run_all(self) -> None:
         """Runs all choices. The call's own slot runs one after the other, so the call ends however full the queue is,
@@ -284,4 +283,4 @@ def _leave(place: Place, _: asyncio.Task[None]) -> None:
 
 def _begin_events(reply: Reply, ticket: Ticket) -> None:
     """Begins a streamed answer."""
-    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
+    reply.begin(EVENT_STREAM, NO_CACHE + ticket.rate_fields)
