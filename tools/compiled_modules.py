@@ -39,7 +39,7 @@ COMPILED = (
         f"frontdoor/instances/{name}.py"
         for name in (
             *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("kind", "metrics", "prompts", "request", "routes", "tokenize"),
+            *("kind", "metrics", "prompts", "request", "routes"),
             "worker_sessions",
         )
     ),

@@ -23,7 +23,6 @@ from pinyon.frontdoor.instances.prompts import KeyChains, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing
-from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.url import read_upstream_keys
@@ -73,8 +72,7 @@ class Lb(LoadBalancer):
         timeout_s = settings.request_timeout_s
         completions = Completions(admission, self.dispatcher, self.prompts, self.off_loop, timeout_s, clock)
         asked = AskedInstances(tuple(cards), self.clusters.home, security.channels, clock, self.models.serves_elsewhere)
-        routes = OwnRoutes(completions, Tokenization(admission, self.prompts, self.off_loop), self.prompts)
-        self.open_doors(routes, asked, metrics)
+        self.open_doors(OwnRoutes(completions), asked, metrics)
         servicer = LbServicer(admission, self.dispatcher, self.prompts, self.keys, self.models, timeout_s, clock)
         self.grpc.add(
             lb_pb2_grpc.add_LbServiceServicer_to_server,

@@ -1,13 +1,17 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: from a body to an answer, whole or as events."""
+"""``/v1/completions`` and ``/v1/chat/completions``, from a body to an answer, whole or as events; and ``/tokenize`` and
+``/detokenize``."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal
@@ -25,19 +29,22 @@ from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
 from pinyon.openai.format import DONE, AnswerFormat, Facts, error_event
 from pinyon.openai.large import is_large
-from pinyon.openai.parse import Call
+from pinyon.openai.parse import Call, parse_detokenize, parse_tokenize
 from pinyon.runtime.deadlines import TimeLimit
 
 NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """The log-probabilities and token ids that are formatted at once on the event loop, in about 5 ms."""
+PIECE_TOKENS = 4096
+"""The tokens that are written at once, in less than 1 ms."""
+PIECE_CHARS = 64 << 10
 
 Parse = Callable[[bytes | bytearray], Call]
 
 
 @dataclass(slots=True, eq=False)
 class Completions:
-    """The handlers of both routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
+    """The handlers of these routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
 
     admission: TenantAdmission
     dispatcher: Dispatcher
@@ -77,6 +84,29 @@ class Completions:
         # The status line has gone out as 200, so the error travels as an event.
         head.broken = error.grpc_code.lower()
         await reply.end(error_event(error) + DONE)
+        return 200
+
+    async def tokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Answers with the tokens of a text, as vLLM does. Takes no place in the queue, but counts in the limit of the
+        tenant per minute. Long work runs beside the event loop, where places are limited."""
+        self.admission.count(head.client)
+        holder = head.client.holder
+        call = await self.off_loop.run_large(is_large(body), holder, parse_tokenize, body)
+        prompts = prompts_of(self.models, call.model)
+        tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
+        arguments = (prompts, tokens, call.strings)
+        answer = await self.off_loop.run_large(len(tokens) // 4 > PIECE_TOKENS, holder, _tokenized, *arguments)
+        reply.whole(200, answer, JSON)
+        return 200
+
+    async def detokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Answers with the text of tokens. Counts as :meth:`tokenize` does."""
+        self.admission.count(head.client)
+        holder = head.client.holder
+        model, tokens = await self.off_loop.run_large(is_large(body), holder, parse_detokenize, body)
+        text = await prompts_of(self.models, model).decode(tokens, "tokens", holder, skip_special_tokens=False)
+        answer = await self.off_loop.run_large(len(text) > PIECE_CHARS, holder, _detokenized, text)
+        reply.whole(200, answer, JSON)
         return 200
 
     def facts(self, head: Head, requests: Sequence[Request]) -> Facts | None:
@@ -284,3 +314,21 @@ def _leave(place: Place, _: asyncio.Task[None]) -> None:
 def _begin_events(reply: Reply, ticket: Ticket) -> None:
     """Begins a streamed answer."""
     reply.begin(EVENT_STREAM, NO_CACHE + ticket.rate_fields)
+
+
+def _tokenized(prompts: Prompts, tokens: bytes, strings: bool) -> bytes:
+    ids = np.frombuffer(tokens, "<u4")
+    # in pieces, so that other threads get the GIL in between
+    pieces = [ids[at : at + PIECE_TOKENS].tolist() for at in range(0, len(ids), PIECE_TOKENS)]
+    numbers = ",".join([",".join(map(str, piece)) for piece in pieces])
+    texts = "null"
+    if strings:
+        texts = "[" + ",".join([json.dumps(prompts.texts.pieces(piece))[1:-1] for piece in pieces]) + "]"
+    return (
+        f'{{"count":{len(ids)},"max_model_len":{prompts.max_context()},"tokens":[{numbers}],"token_strs":{texts}}}'
+    ).encode("ascii")
+
+
+def _detokenized(text: str) -> bytes:
+    pieces = [json.dumps(text[start : start + PIECE_CHARS])[1:-1] for start in range(0, len(text), PIECE_CHARS)]
+    return f'{{"prompt":"{"".join(pieces)}"}}'.encode("ascii")

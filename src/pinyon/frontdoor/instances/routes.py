@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
 
 from pinyon.frontdoor.instances.completions import Completions
-from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
-from pinyon.frontdoor.instances.tokenize import Tokenization
+from pinyon.frontdoor.instances.prompts import prompts_of
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON
 from pinyon.openai.format import ChatFormat, CompletionFormat, model_object
@@ -38,15 +36,16 @@ _OTHERS = {
 class OwnRoutes(Routes):
     """The routes of our own instances."""
 
-    def __init__(self, completions: Completions, tokenization: Tokenization, models: Mapping[str, Prompts]) -> None:
+    def __init__(self, completions: Completions) -> None:
+        models = completions.models
         created_s = int(time.time())
         complete = partial(completions.answer, parse_completion, CompletionFormat)
         chat = partial(completions.answer, parse_chat, ChatFormat)
         routes = (
             Route("completions", "POST", True, "/v1/completions", generate=complete, queued=True),
             Route("chat", "POST", True, "/v1/chat/completions", generate=chat, queued=True),
-            Route("tokenize", "POST", True, "/tokenize", generate=tokenization.tokenize),
-            Route("detokenize", "POST", True, "/detokenize", generate=tokenization.detokenize),
+            Route("tokenize", "POST", True, "/tokenize", generate=completions.tokenize),
+            Route("detokenize", "POST", True, "/detokenize", generate=completions.detokenize),
             Route("openapi", "GET", False, "/openapi.json", lambda _: (openapi_document(), JSON)),
         )
         super().__init__(
