@@ -38,7 +38,7 @@ COMPILED = (
     *(
         f"frontdoor/instances/{name}.py"
         for name in (
-            *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
+            *("clusters", "completions", "conductor_session", "instances"),
             *("kind", "metrics", "prompts", "request", "routes"),
             "worker_sessions",
         )

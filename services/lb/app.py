@@ -15,9 +15,8 @@ from pinyon.frontdoor.instances.asked_instances import AskedInstances
 from pinyon.frontdoor.instances.clusters import Clusters, OnListed
 from pinyon.frontdoor.instances.completions import Completions
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
 from pinyon.frontdoor.instances.instances import ConductorCluster
-from pinyon.frontdoor.instances.kind import InstanceKind
+from pinyon.frontdoor.instances.kind import Dispatcher, InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.prompts import KeyChains, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder

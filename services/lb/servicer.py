@@ -20,7 +20,7 @@ from pinyon.frontdoor.admission import TenantAdmission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import Labels, classify, traceparent
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
+from pinyon.frontdoor.instances.kind import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.served_models import ServedModels

@@ -9,7 +9,7 @@ import pytest
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.demands import DEMANDS_MAX, WAITING_DEMANDS_MAX
-from pinyon.frontdoor.instances.dispatcher import routed
+from pinyon.frontdoor.instances.kind import routed
 from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography

@@ -19,7 +19,7 @@ from pinyon.core.request import Usage
 from pinyon.frontdoor.admission import TenantAdmission, Ticket
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head, classify
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
+from pinyon.frontdoor.instances.kind import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.line import Place

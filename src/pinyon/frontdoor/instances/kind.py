@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from pinyon.api.common.v1 import common_pb2
@@ -18,16 +18,21 @@ from pinyon.frontdoor.instances.clusters import HOME, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.metrics import LbMetrics
-from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
+from pinyon.frontdoor.instances.recorder import Recorder
+from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request, Take
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.request_loop import LoopLimits
+from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.routing.layer import Layer
-from pinyon.routing.two_layers import RoutingChoice, Where
+from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
+from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import RoutedRequest, RoutingChoice, Where
 from pinyon.runtime.logging import get_logger
 
 RETRY_AFTER_S: Final = 1.0
+ROOTS_MAX: Final = 4096
 
 _log = get_logger("lb")
 
@@ -260,3 +265,54 @@ def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float
         tokens += delta.tokens
         logprobs.MergeFrom(delta.logprobs)
     return Delta("".join(texts), tokens, logprobs)
+
+
+def routed(request: Request, models: ServedModels, secret: bytes) -> Routed:
+    """Returns what the target of a request is chosen by: keys of its prompt, starting from the cluster's ``secret``,
+    and its session or user. It must be cheap, as it is recorded for every request, whatever chooses the target."""
+    whose = request.request_class
+    if not models.selective and request.block_keys:
+        # Where a conductor chooses and there are no other regions, the block keys made for it are good enough.
+        keys = keys_of_blocks(request.block_keys)
+    else:
+        keys = token_keys(_root(request.model, whose.tenant, secret, whose.cache_salt), request.tokens_le32)
+    key = whose.session or whose.user
+    return Routed(keys, f"{whose.tenant}/{key}" if key else "")
+
+
+@lru_cache(maxsize=ROOTS_MAX)
+def _root(model: str, tenant: str, secret: bytes, cache_salt: str) -> bytes:
+    return routing_root(model, tenant, secret, cache_salt)
+
+
+class Dispatcher:
+    """The dispatcher of a load balancer. Every request runs in the task that calls :meth:`run`."""
+
+    def __init__(self, loop: RequestLoop[Request], models: ServedModels, secret: bytes, recorder: Recorder) -> None:
+        self._loop = loop
+        self._models, self._secret = models, secret
+        self._recorder = recorder
+
+    async def run(self, request: Request, ticket: Place | None, take: Take) -> None:
+        """Runs the request until it has its ``finish_reason``. ``take`` gets its news; for a whole answer, all at once.
+
+        Raises the :class:`PinyonError` it failed with, and what ``take`` raises. However it ends, even if cancelled,
+        its ticket is left and no hop keeps anything of it.
+        """
+        target, whose = routed(request, self._models, self._secret), request.request_class
+        request.depart(self._models.of(request.model), target, whose.geographies, whose.tenant)
+        request.take = take
+        try:
+            await self._loop.run(request, ticket)
+        finally:
+            request.take = None
+            self._recorder.ended(request)
+        if request.whole and (doing := take(request.held())) is not None:
+            await doing
+
+    def demand(self, request: Request) -> int:
+        """Returns the demand of the request: the number of the set of targets that it waits for in the queue."""
+        # The keys of its prompt say nothing about that: they are made when it runs.
+        whose = request.request_class
+        route = RoutedRequest(Routed(), whose.geographies, whose.tenant, request.sender, request.exclude)
+        return self._models.demand(self._models.of(request.model), route)

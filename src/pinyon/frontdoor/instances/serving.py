@@ -17,7 +17,7 @@ from pinyon.core.request import RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
+from pinyon.frontdoor.instances.kind import Dispatcher
 from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.regions.inbound import InboundSession, Serving
