@@ -1,4 +1,4 @@
-"""The queue: order, bound, and nothing left behind by requests that leave."""
+"""The queue: order, bound, room, tokens per minute, and nothing left behind by requests that leave."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import asyncio
 from collections import Counter
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pinyon.core.errors import ResourceExhausted
+from pinyon.frontdoor.admission import RateLimited, TenantAdmission
+from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.line import GRANTS_MAX, LOOK_PAUSE_MAX_S, LOOK_S, LOOK_SHARE_MAX, Line, Place
+from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.routing.queue import RequestQueue
+from pinyon.routing.rates import Rates, TenantRates
 
 
 async def settle() -> None:
@@ -339,3 +344,23 @@ async def test_a_look_that_nobody_waited_for_is_made_up_for():
     rooms.line.look()
     assert rooms.line._timer is None
     place.leave()
+
+
+# -- tokens per minute
+
+
+async def test_who_is_refused_gives_no_tokens_back():
+    line = Line(RequestQueue(10, 10))
+    metrics = DoorMetrics(CollectorRegistry(), line)
+    admission = TenantAdmission(line, TenantRates(), Rates(0, 100), metrics, lambda: 0.0)
+    client = Client("t")
+    with admission.admit(client) as first:
+        assert first.enter(100)
+        for _ in range(3):
+            with admission.admit(client) as second, pytest.raises(RateLimited):
+                second.enter(50)
+        first.leave(used_tokens=70)
+    with admission.admit(client) as third:
+        assert third.enter(30)
+        with admission.admit(client) as fourth, pytest.raises(RateLimited):
+            fourth.enter(1)

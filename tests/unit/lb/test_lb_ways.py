@@ -1,20 +1,28 @@
-"""The demand that a request waits with, and the demands that have room."""
+"""Where requests may go: the demands that they wait with, those that have room, and regions that refuse or are away."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from pinyon.core.errors import ResourceExhausted
+from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.demands import DEMANDS_MAX, WAITING_DEMANDS_MAX
 from pinyon.frontdoor.instances.kind import routed
 from pinyon.frontdoor.instances.request import Request, Terms
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.request_loop import SHARE, LoopLimits, RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
+from pinyon.routing.queue import RequestQueue
 from pinyon.routing.target import Report
 from pinyon.routing.target_policy import Routed
+from pinyon.routing.two_layers import RoutingChoice
+from pinyon.runtime.telemetry import Telemetry
 
 
 def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
@@ -199,3 +207,44 @@ def test_a_region_that_keeps_refusing_is_asked_less_and_less():
     ways.refused("m", "lb-eu")
     ways.gone("lb-eu")
     assert available(), "it may be another one"
+
+
+class Away:
+    """The kind of targets of which none comes."""
+
+    def queues(self, flight: Request) -> bool:
+        return False
+
+    def gives_up(self, flight: Request) -> bool:
+        return False
+
+    async def place(self, flight: Request, choice: RoutingChoice) -> PinyonError:
+        return Unavailable("away")
+
+    async def wait_change(self, flight: Request, timeout_s: float) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_those_who_chose_regions_hold_a_share_of_the_slots() -> None:
+    models = ServedModels("us", lambda: 0.0, own=["m"])
+    metrics, limits = DoorMetrics(CollectorRegistry(), Line(RequestQueue(1, 1))), LoopLimits(slots=3 * SHARE)
+    loop = RequestLoop(models, Away(), metrics, Telemetry("lb", "lb"), limits, lambda: 0.0)
+
+    async def seek(*geographies: str) -> asyncio.Task[None]:
+        depart(seeking := request(*geographies), models)
+        task = asyncio.ensure_future(loop._place(seeking, None))
+        await asyncio.wait({task}, timeout=0)
+        return task
+
+    everyone = [await seek() for _ in range(20)]
+    chosen = [await seek("us") for _ in range(3)]
+    for _ in range(10):
+        with pytest.raises(Unavailable, match="many wait"):
+            await (await seek("us"))
+        everyone.append(await seek())
+        chosen[0].cancel()
+        await asyncio.wait({chosen.pop(0)})
+        chosen.append(await seek("us"))
+    assert not any(each.done() for each in (*everyone, *chosen))
+    for each in (*everyone, *chosen):
+        each.cancel()
