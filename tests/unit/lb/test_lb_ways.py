@@ -1,4 +1,4 @@
-"""Where requests may go: the demands that they wait with, those that have room, and regions that refuse or are away."""
+"""The ways of requests: the demands that they wait with, those that have room, and regions that refuse or are away."""
 
 from __future__ import annotations
 
