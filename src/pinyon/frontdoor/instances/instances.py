@@ -281,8 +281,9 @@ class ConductorCluster:
         needed = self._models.get(model) if instance is None else instance.info
         if made is None or needed is None or self._secret_id != home._secret_id:
             return self is home
-        same = (made.model_fingerprint, made.layout) == (needed.model_fingerprint, needed.layout)
-        return made is needed or same
+        if made is needed:
+            return True
+        return (made.model_fingerprint, made.layout) == (needed.model_fingerprint, needed.layout)
 
     def with_other_weights(self, model: str, fingerprint: str) -> set[str]:
         """Returns the instances of the model that must not continue tokens which those weights have generated."""
