@@ -70,7 +70,6 @@ LEFT_OUT = {
     "frontdoor/auth.py": "read once",
     "frontdoor/controller_session.py": "a message a second",
     "frontdoor/gzip.py": "as frontdoor/access_log.py",
-    "frontdoor/https.py": "run once",
     "frontdoor/upstreams/serving.py": "derives from regions/inbound.py, which has an asynchronous generator",
     "frontdoor/off_loop.py": "for large bodies only",
     **dict.fromkeys(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.members import LbInfo, OwnedCluster
 from pinyon.federation.position import parse_position
@@ -21,7 +24,6 @@ from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
-from pinyon.frontdoor.https import Https
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
@@ -263,6 +265,36 @@ class LoadBalancer:
     async def close_targets(self) -> None:
         """Closes the targets of requests."""
         await self.clusters.close()
+
+
+class Https:
+    """The TLS context of the HTTP server. It has a certificate of its own, or the cluster's. Connections made after
+    :meth:`renew` get the new one."""
+
+    context: ssl.SSLContext
+    """The context of new connections."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Loads the files. Raises :class:`InvalidArgument`."""
+        self.files = (certificate, key)
+        self.renew()
+
+    @classmethod
+    def of(cls, certificate: str, key: str, security: Security) -> Https | None:
+        """Returns the certificate to use, or None for plain HTTP. Raises :class:`InvalidArgument`."""
+        if certificate:
+            try:
+                return cls(Path(certificate), Path(key))
+            except InvalidArgument as error:
+                raise InvalidArgument(error.message, field="http_tls_cert") from None
+        return None if security.tls is None else cls(security.tls.certificate, security.tls.key)
+
+    def renew(self) -> None:
+        """Loads the files again, from any thread. Raises :class:`InvalidArgument`; the old certificate stays then."""
+        from pinyon.runtime.tls import server_context  # imported with TLS only, as it imports cryptography
+
+        # A new context, as handshakes on the event loop would find half a certificate in one that is being loaded.
+        self.context = server_context(*self.files)
 
 
 def load_keys(settings: LbSettings) -> ApiKeys:

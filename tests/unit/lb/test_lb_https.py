@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.frontdoor.https import Https
 from pinyon.http.budget import Budget, HttpLimits
 from pinyon.http.peers import PeerPlaces, TrustedProxies
 from pinyon.http.server import HttpServer
 from pinyon.http.state import HttpState
+from services.lb.balancer import Https
 from tests.tls_files import TestAuthority
 from tests.unit.lb.test_lb_http_connection import FakeApp
 
