@@ -89,7 +89,7 @@ class Lb(LoadBalancer):
     def _make_cluster(self, name: str, address: str, on_listed: OnListed) -> ConductorCluster:
         settings, security = self.settings, self.context.security
         layer = partial(self.models.layer, cluster=name)
-        cluster = ConductorCluster(layer, settings.instances_grace_s, security.secret, name, address)
+        cluster = ConductorCluster(layer, settings.instances_grace_s, security.secret)
         cluster.conductor = ConductorSession(
             address,
             self.context.instance_id,

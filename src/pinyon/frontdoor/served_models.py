@@ -345,13 +345,6 @@ class ServedModels:
         there = {target.name for served in self.by_name.values() for target in served.layers.remote if target.live}
         return {name for name in names if name in self.others and name not in there}
 
-    def hold_here(self, model: str, cluster: str = "") -> Layer | None:
-        """Holds a place at a cluster's instances while its conductor chooses one; the caller releases it afterwards."""
-        layer = self.layer(model, cluster) if self.selective else None
-        if layer is not None:
-            layer.hold()
-        return layer
-
     def dry_run(self, served: ServedModel, geographies: Collection[str], tenant: str) -> list[Possible]:
         """Returns for each region whether such a request could go there now, and why not."""
         return served.layers.dry_run(RoutedRequest(Routed(), geographies, tenant), self._clock())

@@ -69,7 +69,7 @@ class Clusters(Adopted[ConductorCluster]):
         return bool(told.conductor)
 
     def is_same(self, cluster: ConductorCluster, told: Told) -> bool:
-        return told.conductor == cluster.address
+        return told.conductor == cluster.conductor.address
 
     def begin(self, name: str, told: Told) -> ConductorCluster:
         cluster = self._make(name, told.conductor, self.update_sessions)

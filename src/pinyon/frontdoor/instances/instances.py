@@ -58,22 +58,14 @@ class ConductorCluster:
     know them yet (:class:`Roster`), so that serving goes on."""
 
     conductor: ConductorSession
-    """The session with its conductor, which is at ``address``."""
+    """The session with its conductor."""
 
-    def __init__(
-        self,
-        layers: Callable[[str], Layer | None],
-        grace_s: float = 10.0,
-        secret: bytes = b"",
-        name: str = "",
-        address: str = "",
-    ) -> None:
+    def __init__(self, layers: Callable[[str], Layer | None], grace_s: float = 10.0, secret: bytes = b"") -> None:
         """Takes ``layers``, which returns for each model served here the layer whose targets are its instances, and the
         cluster's ``secret``, from which block keys start. Instances with another secret are left out."""
-        self.name, self.address = name, address
         self.removed: frozenset[str] = frozenset()
         """The instances that get no new requests, as the controller says."""
-        self._layers = layers
+        self.layers = layers
         self._secret = secret
         self._secret_id = secret_id(secret)
         self._strangers: frozenset[str] = frozenset()
@@ -183,11 +175,11 @@ class ConductorCluster:
         for name, old in before.items():
             new = instances.get(name)
             if new is None or new.info.model != old.info.model:
-                layer = self._layers(old.info.model)
+                layer = self.layers(old.info.model)
                 if layer is not None:
                     layer.leave(name)
         for name, new in instances.items():
-            layer = self._layers(new.info.model)
+            layer = self.layers(new.info.model)
             if layer is None:
                 continue
             old_one, candidate = before.get(name), new.candidate
@@ -217,7 +209,7 @@ class ConductorCluster:
 
     def _place_of(self, address: str) -> tuple[Layer | None, str]:
         model, name = self._at.get(address, ("", ""))
-        return self._layers(model), name
+        return self.layers(model), name
 
     async def wait_change(self, timeout_s: float) -> None:
         """Waits for the next list, at most ``timeout_s``."""
@@ -320,7 +312,7 @@ class ConductorCluster:
             for each in known
             if (each.instance_id in failures if careful else failures.avoids(each.instance_id, now_s))
         }
-        layer = self._layers(model)
+        layer = self.layers(model)
         groups = serving_groups(known, total_tokens, exclude, avoided)
         pair = None if layer is None else choose_pair(groups, layer, routed, now_s)
         if layer is None or pair is None:
@@ -341,7 +333,7 @@ class ConductorCluster:
     ) -> tuple[Target | None, Target | None]:
         """Counts a request on its instances until :meth:`end` is called with the result."""
         self.in_flight += 2
-        layer = self._layers(model)
+        layer = self.layers(model)
         if layer is None:
             return None, None
         prefill, decode = placement.prefill_instance_id, placement.decode_instance_id

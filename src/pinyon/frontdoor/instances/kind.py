@@ -56,14 +56,16 @@ class InstanceKind:
         if choice.where is Where.WAIT and not self.models.serves_here(request.route):
             return Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
         cluster = self.clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-        held = self.models.hold_here(request.model, cluster.name)
+        layer = cluster.layers(request.model) if self.models.selective else None
+        if layer is not None:
+            layer.hold()  # a place at its instances, while its conductor chooses one
         try:
             request.placement = await self._placement(request, cluster)
         except (Unavailable, NotFound, ResourceExhausted) as error:
             return error  # waiting does not help against any other error
         finally:
-            if held is not None:
-                held.release()
+            if layer is not None:
+                layer.release()
         request.choice, request.placed_by = choice, cluster
         return None
 
