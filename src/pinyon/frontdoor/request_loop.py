@@ -195,7 +195,7 @@ class RequestLoop(Generic[F]):
     async def _again(self, flight: F, ticket: Place | None) -> bool:
         """Puts the request back in line if a live target may have room soon. Returns whether it did."""
         models, served, route = self._models, flight.served, flight.route
-        if ticket is None or not models.may_wait(served, route):
+        if ticket is None or not models.selective or not served.layers.anybody(route):
             return False
         await served.patiently(ticket.again(models.demand(served, route)))
         return True

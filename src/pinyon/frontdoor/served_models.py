@@ -322,10 +322,6 @@ class ServedModels:
             for region in self.others.values()
         )
 
-    def may_wait(self, served: ServedModel, route: RoutedRequest) -> bool:
-        """Returns whether a live target may serve the request and may have room soon."""
-        return self.selective and served.layers.anybody(route)
-
     def serves_here(self, route: RoutedRequest) -> bool:
         """Returns whether law and contracts allow that the request is served in this region."""
         return self.geography.serves(self.region, route.geographies, route.tenant).allowed
