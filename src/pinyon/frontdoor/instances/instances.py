@@ -218,7 +218,7 @@ class ConductorCluster:
                 await self._changed.wait()
 
     def model(self, name: str) -> ModelView | None:
-        """Returns the view of a model; None if no instance of it was ever listed."""
+        """Returns what is common to a model; None if no instance of it was ever listed."""
         return self._models.get(name)
 
     def servable(self, name: str, now_s: float, total_tokens: int = 1, exclude: Collection[str] = ()) -> bool:
@@ -268,7 +268,7 @@ class ConductorCluster:
 
     def keys_fit(self, home: ConductorCluster, model: str, instance_id: str = "") -> bool:
         """Returns whether the block keys of requests mean the same to this instance, or else to the model's. They are
-        made by the ``home`` view, from its secret, weights and layout."""
+        made by the ``home`` cluster, from its secret, weights and layout."""
         made, instance = home._models.get(model), self._instances.get(instance_id)
         needed = self._models.get(model) if instance is None else instance.info
         if made is None or needed is None or self._secret_id != home._secret_id:

@@ -101,14 +101,14 @@ class Prompts:
     def __init__(
         self,
         card: ModelCard,
-        view: ConductorCluster,
+        cluster: ConductorCluster,
         off_loop: OffLoop,
         chains: KeyChains,
         chat_max_tokens: int,
         chars_per_token_max: int,
     ) -> None:
         self._card = card
-        self._view = view
+        self._cluster = cluster
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
         self.model = card.name
@@ -128,7 +128,7 @@ class Prompts:
 
     def max_context(self) -> int:
         """Returns the most tokens of prompt plus generation: the instances' limit, or the model's if none is known."""
-        known = self._view.model(self.model)
+        known = self._cluster.model(self.model)
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
@@ -249,8 +249,8 @@ class Prompts:
     async def _keys(
         self, model: str, request_class: RequestClass, tokens: bytes, holder: str, *, inline: bool = True
     ) -> bytes:
-        start = self._view.namespace(model, request_class.tenant, request_class.cache_salt)
-        known = self._view.model(model)
+        start = self._cluster.namespace(model, request_class.tenant, request_class.cache_salt)
+        known = self._cluster.model(model)
         if start is None or known is None:
             return b""  # the layout is not known yet, so the worker computes them
         block_tokens = known.layout.block_tokens
