@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from itertools import islice
 from random import Random
 from typing import Any
@@ -18,7 +17,7 @@ from bench.report import Aim, Report, parser, percentile, progress
 from pinyon.batching.service_order import FifoOrder
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.scheduler import Scheduler
 from pinyon_lab.simulator.prefill_reference import PrefillReference, ReferenceSettings
@@ -53,24 +52,17 @@ class Timed:
         self.placing_us.append((time.perf_counter_ns() - began) / 1e3)
         return decision
 
-    def _moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
+    def _moves(self, request: PlacementRequest, decision: PlacementDecision, waiting: Waiting) -> list[Move]:
         looked = False
 
         def seen(state: InstanceState) -> Any:
             nonlocal looked
             looked = True
-            return queues(state)
+            return waiting.at(state)
 
+        watched = Waiting(waiting.pool, seen, waiting.match, waiting.now_s)
         began = time.perf_counter_ns()
-        moves: list[Move] = self._policy.moves(request, decision, pool, seen, match, now_s)
+        moves: list[Move] = self._policy.moves(request, decision, watched)
         if looked and moves:
             self.moving_us.append((time.perf_counter_ns() - began) / 1e3)
         return moves

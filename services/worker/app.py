@@ -59,7 +59,7 @@ from services.worker.metrics import StepObserver, WorkerMetrics, register_gauges
 from services.worker.orders.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.report import WorkerLoad, WorkerReport, instance_info
+from services.worker.report import WorkerReport, instance_info
 from services.worker.servicer import WORKER_CALLERS, WorkerServicer
 from services.worker.settings import WorkerSettings
 
@@ -170,9 +170,9 @@ class Worker:
         self.prefills = Prefills(self.parts, decisions.prompts)
         self.peers = PrefillPeers(self.parts)
         self.decodes = Decodes(self.parts, self.prefills, self.peers, self._metrics)
-        self._load = load = WorkerLoad(self.parts, self.prefills, self.decodes, decisions.room)
-        self.sessions = LbSessions(self.decodes, load.told)
-        register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions, load)
+        self.reports = reports = WorkerReport(self.parts, self.prefills, self.decodes, decisions.room)
+        self.sessions = LbSessions(self.decodes, reports.told)
+        register_gauges(self._registry, self.parts, self.prefills, self.peers, self.decodes, self.sessions, reports)
         show_policy = show_policies(
             self._registry,
             "worker",
@@ -187,7 +187,7 @@ class Worker:
         self.server = GrpcServer(settings.listen, security.tls, sessions=True)
         self.server.add(
             worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-            WorkerServicer(self.parts, self.prefills, self.sessions, load.reported),
+            WorkerServicer(self.parts, self.prefills, self.sessions, reports.reported),
             worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
             WORKER_CALLERS,
         )
@@ -225,12 +225,7 @@ class Worker:
         if settings.conductor:
             info = instance_info(served, self.transfer.boot_id.hex(), self.address, settings)
             connect = security.channels.sessions_to(peer_name(CONDUCTOR))
-            self.report = ReportSession(
-                settings.conductor,
-                info,
-                WorkerReport(cache.pool, ledger, load.reported, self.decodes.unfinished),
-                connect=connect,
-            )
+            self.report = ReportSession(settings.conductor, info, reports, connect=connect)
             ledger.on_end = self.report.wake
             self.report.start()
         return self.address
@@ -307,7 +302,7 @@ class Worker:
         return InstanceDecisions(config, self._journal, self._refits)
 
     def load(self) -> InstanceLoad:
-        return self._load.reported()
+        return self.reports.reported()
 
     def _engine_changed(self) -> None:
         """Announces at once that the engine hangs, or no longer does."""

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.batching import StepSeen
 from pinyon.core.clock import Clock
+from pinyon.core.orders import PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.runtime.eviction import show_eviction
 from pinyon.runtime.metrics import Figure, Figures
@@ -19,10 +20,10 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import Drop
-from services.worker.orders.ledger import Ledger, PrefillOutcome
+from services.worker.orders.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
-from services.worker.report import WorkerLoad
+from services.worker.report import WorkerReport
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -67,8 +68,7 @@ class WorkerMetrics:
         self._room.observe(seconds)
         self._passed_over.observe(passed_over_s)
 
-    def prefill(self, outcome: PrefillOutcome) -> None:
-        report = outcome.first.report
+    def prefill(self, report: PrefillReport) -> None:
         self._computed.add(amount=report.computed_tokens)
         self._reused.add(LOCAL, report.local_tokens)
         self._reused.add(PEER, report.peer_tokens)
@@ -90,7 +90,7 @@ def register_gauges(
     peers: PrefillPeers,
     decodes: Decodes,
     sessions: LbSessions,
-    load: WorkerLoad,
+    load: WorkerReport,
 ) -> None:
     """Registers the gauges of a running worker. All but the last eight are zero when it is idle."""
     cache, members, storage = parts.cache, parts.members, parts.storage
@@ -235,11 +235,7 @@ class StepObserver:
         now_s = self._clock()
         if self._last_decode_s:
             running = self._members.running
-            kv_tokens = self._members.kv_tokens
-            if decodes >= running:  # some may have ended with the step
-                kv_tokens = 0
-                for slot in step.slots:
-                    kv_tokens += slot.position
+            kv_tokens = self._members.kv_tokens if decodes < running else step.kv_tokens  # some may have ended with it
             times = self._ledger.token_times
             times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=running)
         # If all requests have ended, the time until the next one comes is not a time between tokens.

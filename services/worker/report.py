@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import LEVEL_BLOCKS
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.block_keys import secret_id
 from pinyon.core.served import Served
 from pinyon.decisions import BatchLoad, BatchRoom
-from pinyon.messages.prefill_report import first_token_to_proto
-from pinyon.paging import BlockPool
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
 from services.worker.decode.decodes import Decodes
-from services.worker.decode.load_news import ToldLoad
 from services.worker.instance.parts import Parts
-from services.worker.orders.ledger import Ledger, PrefillOutcome
 from services.worker.prefill.prefills import Prefills
 from services.worker.settings import WorkerSettings
 
 
-class WorkerLoad:
-    """The load that load balancers, the conductor and the metrics are told."""
+class WorkerReport:
+    """The load that load balancers, the conductor and the metrics are told, and the source of the worker's reports.
+
+    See :class:`pinyon.runtime.report_session.ReportSource`.
+    """
 
     def __init__(self, parts: Parts, prefills: Prefills, decodes: Decodes, room: BatchRoom) -> None:
         self._parts = parts
@@ -36,10 +36,10 @@ class WorkerLoad:
         look = self._room.look(self._decodes.owned, self._decodes.elsewhere)
         return replace(look, room=0) if look.room and self._parts.refusing else look
 
-    def told(self) -> ToldLoad:
+    def told(self) -> worker_pb2.Load:
         """Returns the load for a load balancer, without its session's own fields."""
         batch = self.batch()
-        return ToldLoad(
+        return worker_pb2.Load(
             pending=batch.waiting,
             running=batch.running,
             room=batch.room,
@@ -68,41 +68,26 @@ class WorkerLoad:
             room=batch.room,
         )
 
-
-@dataclass(slots=True, eq=False)
-class WorkerReport:
-    """The source of the worker's reports, see :class:`pinyon.runtime.report_session.ReportSource`.
-
-    The load comes from ``reported``, but for the time between tokens and the conditions it was measured under. The ids
-    of the requests that have not ended come from ``decoding``.
-    """
-
-    pool: BlockPool
-    ledger: Ledger
-    reported: Callable[[], InstanceLoad]
-    decoding: Callable[[], Sequence[str]]
+    # -- for the conductor
 
     def snapshot_keys(self) -> Sequence[bytes]:
-        return self.pool.keys()
+        return self._parts.cache.pool.keys()
 
     def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        return self.pool.drain_changes()
+        return self._parts.cache.pool.drain_changes()
 
     def load(self) -> InstanceLoad:
+        """Returns the load with the time between tokens and the conditions it was measured under, and forgets these."""
         load = self.reported()
-        tbt_ms, batch, kv_tokens = self.ledger.token_times.take(idle=not load.running_requests)
-        return replace(load, mean_tbt_ms=tbt_ms, mean_batch=batch, mean_kv_tokens=kv_tokens)
+        times = self._parts.ledger.token_times.take(idle=not load.running_requests)
+        load.mean_tbt_ms, load.mean_batch, load.mean_kv_tokens = times
+        return load
 
     def news(self) -> conductor_pb2.ReportSessionRequest:
-        happened = self.ledger.take()
-        return conductor_pb2.ReportSessionRequest(
-            prefills=[_measured(outcome) for outcome in happened.measured],
-            first_tokens=[first_token_to_proto(*each) for each in happened.first_tokens],
-            begun_prefill_request_ids=happened.begun_prefills,
-            begun_decode_request_ids=happened.begun_decodes,
-            ended_prefill_request_ids=happened.ended_prefills,
-            ended_decode_request_ids=happened.ended_decodes,
-        )
+        return self._parts.ledger.take()
+
+    def decoding(self) -> Sequence[str]:
+        return self._decodes.unfinished()
 
 
 def instance_info(served: Served, boot_id: str, address: str, settings: WorkerSettings) -> InstanceInfo:
@@ -120,22 +105,4 @@ def instance_info(served: Served, boot_id: str, address: str, settings: WorkerSe
         max_context_tokens=served.max_context,
         key_secret_id=secret_id(served.secret),
         short_first=SERVICE_ORDERS.make(settings.service_order).short_first,
-    )
-
-
-def _measured(outcome: PrefillOutcome) -> conductor_pb2.PrefillMeasurement:
-    """Returns the measurement that the conductor's estimates learn from."""
-    report = outcome.first.report
-    return conductor_pb2.PrefillMeasurement(
-        computed_tokens=report.computed_tokens,
-        prefix_tokens=report.reused_tokens,
-        compute_us=round(report.compute_ms * 1e3),
-        fetched_bytes=outcome.fetched_bytes,
-        fetch_us=round(report.fetch_ms * 1e3),
-        fetches=[
-            conductor_pb2.FetchMeasurement(
-                source_id=span.source_id, fetched_bytes=span.bytes, fetch_us=round(span.seconds * 1e6)
-            )
-            for span in outcome.spans
-        ],
     )

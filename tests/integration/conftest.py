@@ -1,14 +1,23 @@
-"""A Redis for the tests of a file, and a file of API keys."""
+"""A Redis for the tests of a file, and workers and a file of API keys for a test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from launch.redis_server import find_redis
 from tests.integration.kvstore_parts import empty
+from tests.integration.worker_parts import Fleet
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    """The workers of this test."""
+    fleet = Fleet()
+    yield fleet
+    await fleet.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,22 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest_asyncio
-
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.journal import Codec, Replay
 from pinyon.core.request import SamplingParams
 from pinyon.decisions import JOURNAL_TYPES, replay_journal
 from tests.integration.lb_harness import running_lb, spin
-from tests.integration.test_worker_exactness import check, make_asks, run_all
-from tests.integration.worker_parts import Fleet, submission
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
+from tests.integration.test_worker_exactness import make_asks
+from tests.integration.worker_parts import Fleet, check, ended, run_all, submission
 
 
 def replayed(path: Path) -> Replay:
@@ -43,8 +34,7 @@ async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: 
     for answer in gone[::2]:
         await client.cancel(answer)
     check(asks, await run_all(client, p, d, asks))
-    for answer in gone:
-        await answer.wait()
+    await ended(gone)
     await fleet.idle()
     for worker in (d, p):
         fleet.workers.remove(worker)
@@ -82,8 +72,7 @@ async def test_journals_name_no_user_no_session_and_no_cache_salt(fleet: Fleet, 
 
 async def test_the_batching_policy_sees_what_its_batches_bring(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "mixed.jsonl"
-    m = await fleet.start("mixed", "m0", journal=str(path), prefill_chunk_tokens=16)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(journal=str(path), prefill_chunk_tokens=16)
     sampling = SamplingParams(max_tokens=8, ignore_eos=True)
     for answer in await client.submit(*(submission([number] * 40, sampling) for number in range(1, 4))):
         await answer.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +17,9 @@ from pinyon.eviction.day_fits import DayFits
 from pinyon.eviction.fit import Fit
 from pinyon.messages.request_class import class_to_proto
 from tests.integration.kvstore_parts import OBJECT, Node, client_of, empty, running_node
-from tests.integration.test_worker_exactness import check, make_asks, run_all
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, submission
+from tests.integration.test_worker_exactness import make_asks
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, check, run_all
 from tests.store_integrity import check_table
-
-
-@pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 async def admin(role: str, address: str, *changes: str) -> int:
@@ -47,8 +39,7 @@ def in_force(registry: CollectorRegistry, service: str) -> set[str]:
 async def test_switching_eviction_keeps_blocks_and_is_journaled(fleet: Fleet, tmp_path: Path) -> None:
     """A pool of a few prompts evicts before and after each switch, while requests run."""
     path = tmp_path / "journal.jsonl"
-    m = await fleet.start("mixed", "m0", blocks=24, max_batch=2, journal=str(path))
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=24, max_batch=2, journal=str(path))
     pool = m.parts.cache.pool
     asks = make_asks(60, seed=5)
     choices = [*EVICTION_POLICIES.names, "workload_aware:refit_s=0.01", "lru"]
@@ -62,8 +53,7 @@ async def test_switching_eviction_keeps_blocks_and_is_journaled(fleet: Fleet, tm
         prompt = [40 + number] * (3 * BLOCK_TOKENS + 1)
         sampling = SamplingParams(max_tokens=1)
         for cached in (0, 3 * BLOCK_TOKENS):
-            (answer,) = await client.submit(submission(prompt, sampling))
-            await answer.wait()
+            answer = await client.answer(prompt, sampling)
             assert answer.last.usage.cached_tokens == cached, choice
             await fleet.idle()
             held = set(pool.keys())

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import redis
 
 from launch.ports import HeldPorts
@@ -32,7 +31,7 @@ from tests.integration.transfer_hosts import (
     why_no_rails,
     why_no_shaping,
 )
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, peer_span, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, peer_span
 
 NO_SHM = shm_available() or ""
 shm = pytest.mark.skipif(bool(NO_SHM), reason=NO_SHM)
@@ -136,13 +135,6 @@ async def test_a_new_life_of_a_node_is_reached_by_shared_memory_too(
         assert moved(client.engine) == {"shm": 12 * OBJECT}
 
 
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
-
-
 @shm
 async def test_on_one_host_workers_read_each_other_by_shared_memory(fleet: Fleet) -> None:
     """The source never pushed to the reader, which knows nothing of it but its answer to Acquire."""
@@ -150,15 +142,12 @@ async def test_on_one_host_workers_read_each_other_by_shared_memory(fleet: Fleet
     other = await fleet.start("prefill", "p1")
     client = await fleet.client(d)
     ask = (list(range(32, 32 + 10 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=2, ignore_eos=True))
-    (answer,) = await client.submit(submission(*ask, prefill=p, decode=d))
-    await answer.wait()
-    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=[peer_span(p, 0, 10)]))
-    await answer.wait()
+    answer = await client.answer(*ask, prefill=p, decode=d)
+    answer = await client.answer(*ask, prefill=other, decode=d, fetches=[peer_span(p, 0, 10)])
     assert answer.last.usage.cached_peer_tokens == 10 * BLOCK_TOKENS
     read = other.transfer.stats().read_bytes
     assert read == 10 * other.served.layout.block_bytes
     assert moved(other.transfer).keys() == {"shm"}
-    await fleet.idle()
 
 
 @pytest.fixture

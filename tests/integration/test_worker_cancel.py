@@ -6,18 +6,18 @@ import asyncio
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.block_keys import chain_block_keys, pack_keys, tokens_to_bytes
 from pinyon.core.request import SamplingParams
-from pinyon.messages.instance import layout_to_proto
-from pinyon.messages.segment import region_to_proto, segment_to_proto
+from pinyon.messages.orders import hello_to_proto
+from pinyon.messages.segment import region_to_proto
 from pinyon.store.reader import ReadResult
 from pinyon.transfer import Access
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
+    PROMPT,
     WAIT_S,
     Fleet,
     Gate,
@@ -28,15 +28,7 @@ from tests.integration.worker_parts import (
     until,
 )
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 class HungSource:
@@ -75,63 +67,54 @@ class Situation:
         self.fleet = fleet
         self.resume = lambda: None
 
-    async def start(self, phase: str) -> None:
-        await getattr(self, f"_{phase}")()
-
-    async def _pair(self, **settings):
-        self.p, self.d = await self.fleet.pair(**settings)
-        self.client = await self.fleet.client(self.d)
-
     async def _ask(self, prompt=PROMPT, sampling=LONG, **fields):
         (answer,) = await self.client.submit(submission(prompt, sampling, prefill=self.p, decode=self.d, **fields))
         return answer
 
-    async def _room_at_decode(self):
-        await self._pair(blocks=20)
-        self.d.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.d.engine.entered()
+    async def _begun(self, prompt=PROMPT):
+        answer = await self._ask(prompt)
+        await answer.first.wait()
+        return answer
+
+    async def _held(self, worker):
+        return await self.client.held(worker, PROMPT, LONG, prefill=self.p, decode=self.d)
+
+    async def room_at_decode(self):
+        self.p, self.d, self.client = await self.fleet.serving(blocks=20)
+        self.other = await self._held(self.d)
         self.answer = await self._ask(PROMPT[::-1] * 3, SamplingParams(max_tokens=20, ignore_eos=True))
         await until(lambda: gauge(self.d, "room_waiters") == 1)
         self.resume = self.d.engine.release
 
-    async def _queue_at_prefill(self):
-        await self._pair(active_prefills=1)
-        self.p.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.p.engine.entered()
-        self.answer = await self._ask(list(reversed(PROMPT)))
+    async def queue_at_prefill(self):
+        self.p, self.d, self.client = await self.fleet.serving(active_prefills=1)
+        self.other = await self._held(self.p)
+        self.answer = await self._ask(PROMPT[::-1])
         await until(lambda: gauge(self.p, "queued_prefills") == 1)
         self.resume = self.p.engine.release
 
-    async def _room_at_prefill(self):
+    async def room_at_prefill(self):
         self.p = await self.fleet.start("prefill", "p0", blocks=8)
-        self.d = await self.fleet.start("decode", "d0")
-        self.client = await self.fleet.client(self.d)
-        self.p.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.p.engine.entered()
-        self.answer = await self._ask(list(reversed(PROMPT)))
+        self.d, self.client = await self.fleet.decode()
+        self.other = await self._held(self.p)
+        self.answer = await self._ask(PROMPT[::-1])
         await until(lambda: gauge(self.p, "room_waiters") == 1)
         self.resume = self.p.engine.release
 
-    async def _fetching(self):
+    async def fetching(self):
         source = HungSource()
         self.p = await self.fleet.start("prefill", "p0", source=source, fetch_timeout_s=60)
-        self.d = await self.fleet.start("decode", "d0")
-        self.client = await self.fleet.client(self.d)
+        self.d, self.client = await self.fleet.decode()
         self.answer = await self._ask(fetches=[peer_span(self.d, 0, 4)])
         await asyncio.wait_for(source.asked.wait(), WAIT_S)
 
-    async def _computing(self):
-        await self._pair()
-        self.p.engine.hold()
-        self.answer = await self._ask()
-        await self.p.engine.entered()
+    async def computing(self):
+        self.p, self.d, self.client = await self.fleet.serving()
+        self.answer = await self._held(self.p)
         self.resume = self.p.engine.release
 
-    async def _pushing(self):
-        await self._pair()
+    async def pushing(self):
+        self.p, self.d, self.client = await self.fleet.serving()
         waiting, let_go = asyncio.Event(), asyncio.Event()
         group = self.p.transfer.group
         self.p.transfer.group = lambda: SlowGroup(group(), waiting, let_go)
@@ -139,37 +122,34 @@ class Situation:
         await asyncio.wait_for(waiting.wait(), WAIT_S)
         self.resume = let_go.set
 
-    async def _batch_slot(self):
-        await self._pair(max_batch=1)
+    async def batch_slot(self):
+        self.p, self.d, self.client = await self.fleet.serving(max_batch=1)
         gate = Gate(bool, self.d.engine)
-        self.other = await self._ask(PROMPT)
-        await self.other.first.wait()
+        self.other = await self._begun(PROMPT)
         await gate.reached()
-        self.answer = await self._ask(list(reversed(PROMPT)))
-        await self.answer.first.wait()
+        self.answer = await self._begun(PROMPT[::-1])
         self.resume = gate.open
 
-    async def _decoding(self):
-        await self._pair()
+    async def decoding(self):
+        self.p, self.d, self.client = await self.fleet.serving()
         gate = Gate(bool, self.d.engine)
-        self.answer = await self._ask()
-        await self.answer.first.wait()
+        self.answer = await self._begun()
         await gate.reached()
         self.resume = gate.open
 
-    async def _gave_way(self):
+    async def gave_way(self):
         """Waits until the second of two requests is preempted; each needs 13 blocks in the end, in a pool of 14."""
         await self._until_preempted(lambda decodes: decodes == 1)
         assert gauge(self.d, "preemptions_total") == gauge(self.d, "room_waiters") == 1
 
-    async def _computed_again(self):
+    async def computed_again(self):
         """Waits until the first request has ended, and the tokens of the second are computed again with its prompt."""
         await self._until_preempted(lambda decodes: decodes == 0)
         await self.other.wait()
         assert gauge(self.d, "running_prefills") == 1
 
     async def _until_preempted(self, then):
-        await self._pair(blocks=14)
+        self.p, self.d, self.client = await self.fleet.serving(blocks=14)
         together = []
 
         def at(decodes):
@@ -178,38 +158,31 @@ class Situation:
 
         gate = Gate(at, self.d.engine)
         self.d.engine.hold()
-        self.other = await self._ask(PROMPT)
-        await self.other.first.wait()
-        self.answer = await self._ask(PROMPT[::-1])
-        await self.answer.first.wait()
+        self.other = await self._begun(PROMPT)
+        self.answer = await self._begun(PROMPT[::-1])
         self.d.engine.release()
         await gate.reached()
         self.resume = gate.open
 
-    async def _own_prefill(self):
+    async def own_prefill(self):
         self.p = self.d = await self.fleet.start("mixed", "m0")
         self.client = await self.fleet.client(self.d)
-        self.d.engine.hold()
-        self.answer = await self._ask()
-        await self.d.engine.entered()
+        self.answer = await self._held(self.d)
         self.resume = self.d.engine.release
 
 
 PHASES = [
-    name.removeprefix("_")
-    for name in (
-        "_room_at_decode",
-        "_queue_at_prefill",
-        "_room_at_prefill",
-        "_fetching",
-        "_computing",
-        "_pushing",
-        "_batch_slot",
-        "_decoding",
-        "_gave_way",
-        "_computed_again",
-        "_own_prefill",
-    )
+    "room_at_decode",
+    "queue_at_prefill",
+    "room_at_prefill",
+    "fetching",
+    "computing",
+    "pushing",
+    "batch_slot",
+    "decoding",
+    "gave_way",
+    "computed_again",
+    "own_prefill",
 ]
 
 
@@ -217,7 +190,7 @@ PHASES = [
 @pytest.mark.parametrize("how", ["cancel", "disconnect", "deadline"])
 async def test_nothing_is_left(fleet, phase, how):
     situation = Situation(fleet)
-    await situation.start(phase)
+    await getattr(situation, phase)()
     answer = situation.answer
     if how == "cancel":
         await situation.client.cancel(answer)
@@ -238,34 +211,25 @@ async def test_nothing_is_left(fleet, phase, how):
     if other is not None and how != "disconnect":
         await other.wait()
         assert other.tokens == reference(PROMPT, LONG)
-    await fleet.idle()
 
 
 async def test_a_request_is_given_up_when_its_time_is_over(fleet):
-    mixed = await fleet.start("mixed", "m0")
-    client = await fleet.client(mixed)
+    mixed, client = await fleet.mixed()
     mixed.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=mixed, decode=mixed, timeout_ms=200))
-    await answer.wait()
+    answer = await client.answer(PROMPT, LONG, prefill=mixed, decode=mixed, timeout_ms=200)
     assert (answer.last.error.code, answer.last.error.message) == ("DEADLINE_EXCEEDED", "not finished within 0.2 s")
-    await fleet.idle()
 
 
 async def test_blocks_that_a_cancelled_prefill_completed_are_right(fleet):
-    p, d = await fleet.pair(prefill_chunk_tokens=2 * BLOCK_TOKENS)
-    client = await fleet.client(d)
-    p.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
-    await p.engine.entered()
+    p, d, client = await fleet.serving(prefill_chunk_tokens=2 * BLOCK_TOKENS)
+    answer = await client.held(p, PROMPT, LONG, prefill=p, decode=d)
     await client.cancel(answer)
     await answer.wait()
     await fleet.idle()
     kept = gauge(p, "cached_blocks")
-    (again,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
-    await again.wait()
+    again = await client.answer(PROMPT, LONG, prefill=p, decode=d)
     assert again.tokens == reference(PROMPT, LONG)
     assert again.last.usage.cached_local_tokens == kept * BLOCK_TOKENS
-    await fleet.idle()
 
 
 async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
@@ -286,12 +250,7 @@ async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
         target_region=region_to_proto(grant.descriptor()),
         target_offsets_bytes=[number * size for number in range(blocks)],
     )
-    hello = worker_pb2.PrefillHello(
-        instance_id="d0",
-        segment=segment_to_proto(d.transfer.descriptor()),
-        layout=layout_to_proto(d.served.layout),
-        model_fingerprint=d.served.fingerprint,
-    )
+    hello = hello_to_proto(d.served, d.transfer.descriptor())
     async with grpc.aio.insecure_channel(p.address) as channel:
         call = worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession()
         await call.write(worker_pb2.PrefillSessionRequest(hello=hello, starts=[start]))
@@ -304,10 +263,8 @@ async def test_prompts_of_a_decode_instance_that_died_end_at_once(fleet):
 async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
     from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
-    (answer,) = await client.submit(submission(PROMPT, SamplingParams(max_tokens=1)))
-    await answer.wait()
+    m, client = await fleet.mixed()
+    await client.answer(PROMPT, SamplingParams(max_tokens=1))
     keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
     async with grpc.aio.insecure_channel(m.address) as channel:
         stub = kvstore_pb2_grpc.BlockReadServiceStub(channel)
@@ -316,7 +273,6 @@ async def test_a_lease_that_nobody_releases_ends_by_itself(fleet):
         assert gauge(m, "leases") == 1
         await until(lambda: gauge(m, "leases") == 0)
         assert not (await stub.Release(kvstore_pb2.ReleaseRequest(lease_id=reply.lease_id))).released
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("transports", ["tcp", "shm"])
@@ -325,10 +281,8 @@ async def test_a_workers_lease_opens_only_its_blocks_only_for_reading(fleet, tra
     from pinyon.messages.segment import segment_from_proto
     from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest
 
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
-    (answer,) = await client.submit(submission(PROMPT, SamplingParams(max_tokens=1)))
-    await answer.wait()
+    m, client = await fleet.mixed()
+    await client.answer(PROMPT, SamplingParams(max_tokens=1))
     keys = chain_block_keys(m.served.namespace(""), tokens_to_bytes(PROMPT), BLOCK_TOKENS)
     size = m.served.layout.block_bytes
     async with grpc.aio.insecure_channel(m.address) as channel:

@@ -8,7 +8,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import pytest_asyncio
 
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.request import SamplingParams
@@ -16,21 +15,15 @@ from pinyon.store.reader import ReadResult
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
     WAIT_S,
-    Fleet,
+    check,
+    ended,
     gauge,
     peer_span,
-    reference,
+    run_all,
     submission,
     until,
 )
 from tests.long import usually
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 def make_asks(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
@@ -54,29 +47,11 @@ def make_asks(count: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
     return asks
 
 
-async def run_all(client, prefill, decode, asks, **fields):
-    answers = await client.submit(
-        *(submission(prompt, sampling, prefill=prefill, decode=decode, **fields) for prompt, sampling in asks)
-    )
-    for answer in answers:
-        await answer.wait()
-    return answers
-
-
-def check(asks, answers):
-    for (prompt, sampling), answer in zip(asks, answers, strict=True):
-        assert answer.finish in ("stop", "length"), answer.last
-        assert answer.tokens == reference(prompt, sampling)
-        assert answer.last.usage.prompt_tokens == len(prompt)
-        assert answer.last.usage.completion_tokens == len(answer.tokens)
-
-
 @pytest.mark.parametrize(
     ("blocks", "chunk", "batch"), [(128, 16, 8), (40, 7, 3), (24, 64, 2)], ids=["roomy", "odd-chunks", "evicting"]
 )
 async def test_a_pair_gives_the_tokens_of_one_engine(fleet, blocks, chunk, batch):
-    p, d = await fleet.pair(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch)
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch)
     asks = make_asks(usually(20, long=40), seed=blocks)
     check(asks, await run_all(client, p, d, asks))
     await fleet.idle()
@@ -89,13 +64,11 @@ async def test_a_pair_gives_the_tokens_of_one_engine(fleet, blocks, chunk, batch
 
 
 async def test_a_mixed_worker_gives_the_tokens_of_one_engine(fleet):
-    m = await fleet.start("mixed", "m0", blocks=48, prefill_chunk_tokens=12)
-    client = await fleet.client(m)
+    _, client = await fleet.mixed(blocks=48, prefill_chunk_tokens=12)
     asks = make_asks(40, seed=5)
     answers = await run_all(client, None, None, asks)
     check(asks, answers)
     assert sum(answer.last.usage.cached_tokens for answer in answers) > 0
-    await fleet.idle()
 
 
 GIVING_WAY = [
@@ -111,11 +84,8 @@ GIVING_WAY = [
 async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, elsewhere, no_reuse):
     """The pool holds two of them at their end: most are preempted repeatedly, at any place in a block."""
     rng = random.Random(f"{elsewhere} {no_reuse}")
-    if elsewhere:
-        p, d = await fleet.pair(blocks=24, max_batch=8)
-    else:
-        p = d = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12)
-    client = await fleet.client(d)
+    chunk = 16 if elsewhere else 12
+    p, d, client = await fleet.serving(apart=elsewhere, blocks=24, max_batch=8, prefill_chunk_tokens=chunk)
     asks = []
     for _ in range(16):
         prompt = [rng.randrange(32, 127) for _ in range(rng.randrange(1, 40))]
@@ -159,28 +129,21 @@ async def test_tokens_are_exact_whatever_batches_are_made(fleet, elsewhere, bloc
     """Batches by prefix, with members at random; every fifth request is cancelled. The kernels read shared KV once."""
     kernel = "whole" if blocks == 24 else "grouped"
     options = {"blocks": blocks, "max_batch": 6, "batching": choice, "attention_kernel": kernel}
-    if elsewhere:
-        p, d = await fleet.pair(**options)
-    else:
-        p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=12, **options)
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(apart=elsewhere, prefill_chunk_tokens=16 if elsewhere else 12, **options)
     asks = make_asks(usually(20, long=40), seed=blocks)
     answers = await client.submit(*(submission(prompt, sampling, prefill=p, decode=d) for prompt, sampling in asks))
     for answer in answers[::5]:
         await client.cancel(answer)
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     kept = [place for place, answer in enumerate(answers) if answer.finish in ("stop", "length")]
     assert len(kept) >= len(asks) * 4 // 5
     check([asks[place] for place in kept], [answers[place] for place in kept])
     sizes = {decodes for _, decodes in d.engine.steps}
     assert max(sizes) > 1
-    await fleet.idle()
 
 
 async def test_tokens_are_exact_while_the_batching_policy_changes(fleet):
-    m = await fleet.start("mixed", "m0", blocks=32, max_batch=6, prefill_chunk_tokens=12)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=32, max_batch=6, prefill_chunk_tokens=12)
     asks = make_asks(60, seed=77)
     answers = await client.submit(*(submission(prompt, sampling, prefill=m, decode=m) for prompt, sampling in asks))
     choices = ["feather:stop=q_learning,chunk_blocks=1", "most_in_time", "feather:chunk_blocks=2", "fcfs"]
@@ -189,14 +152,12 @@ async def test_tokens_are_exact_while_the_batching_policy_changes(fleet):
             m.switch_batching(choices[place // 5 % len(choices)])
         await answer.wait()
     check(asks, answers)
-    await fleet.idle()
 
 
 async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
     """A pool for one long request at its end, two before: short ones get their first tokens first, and all end."""
     rng = random.Random(26)
-    m = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12, batching="most_in_time")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=24, max_batch=8, prefill_chunk_tokens=12, batching="most_in_time")
     asks = [
         ([rng.randrange(32, 127) for _ in range(tokens)], SamplingParams(max_tokens=more, ignore_eos=True))
         for tokens, more in [(178, 4), *[(60, 44)] * 6, *[(8, 4)] * 8]
@@ -221,18 +182,15 @@ async def test_short_prompts_pass_long_ones_that_wait_for_room(fleet):
     notes = [asyncio.ensure_future(note(place)) for place in range(len(asks))]
     m.engine.release()
     await asyncio.gather(*notes)
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     check(asks, answers)
     assert came[0] == 0
     assert set(came[1:9]) == set(range(7, 15))
     assert gauge(m, "preemptions_total") > 0
-    await fleet.idle()
 
 
 async def test_simultaneous_requests_compute_a_shared_prefix_once(fleet):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving()
     prefix = list(range(40, 40 + 8 * BLOCK_TOKENS))
     asks = [([*prefix, 100 + number, 7], SamplingParams(max_tokens=2, ignore_eos=True)) for number in range(6)]
     check(asks, await run_all(client, p, d, asks))
@@ -241,8 +199,7 @@ async def test_simultaneous_requests_compute_a_shared_prefix_once(fleet):
 
 
 async def test_no_reuse_computes_everything_and_keeps_nothing(fleet):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving()
     ask = make_asks(1, seed=9) * 3
     answers = await run_all(client, p, d, ask, no_reuse=True)
     check(ask, answers)
@@ -252,19 +209,16 @@ async def test_no_reuse_computes_everything_and_keeps_nothing(fleet):
 
 
 async def test_kv_fetched_from_a_peer_is_as_good_as_computed(fleet):
-    p, d = await fleet.pair()
+    p, d, client = await fleet.serving()
     other = await fleet.start("prefill", "p1")
-    client = await fleet.client(d)
     ask = (list(range(32, 32 + 10 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.8))
     check([ask], await run_all(client, p, d, [ask]))
     spans = [peer_span(p, 0, 4), peer_span(d, 4, 6)]
-    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=spans))
-    await answer.wait()
+    answer = await client.answer(*ask, prefill=other, decode=d, fetches=spans)
     check([ask], [answer])
     assert answer.last.usage.cached_peer_tokens == 10 * BLOCK_TOKENS
     assert answer.prefill.computed_tokens == 3
     assert answer.prefill.decode_local_tokens == 10 * BLOCK_TOKENS
-    await fleet.idle()
 
 
 class HeldLayers:
@@ -326,21 +280,18 @@ class LateHandle:
 
 
 async def test_computing_begins_before_all_layers_have_arrived(fleet):
-    p, d = await fleet.pair()
+    p, d, client = await fleet.serving()
     other = await fleet.start("prefill", "p1")
-    client = await fleet.client(d)
     ask = (list(range(32, 32 + 6 * BLOCK_TOKENS + 3)), SamplingParams(max_tokens=5, ignore_eos=True))
     check([ask], await run_all(client, p, d, [ask]))
     held = HeldLayers(other)
-    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=[peer_span(p, 0, 6)]))
-    await answer.wait()
+    answer = await client.answer(*ask, prefill=other, decode=d, fetches=[peer_span(p, 0, 6)])
     check([ask], [answer])
     assert held.order == ["layer 0 arrived", "step", "layer 1 sent"]
     assert answer.last.usage.cached_peer_tokens == 6 * BLOCK_TOKENS
     (again,) = await run_all(client, other, d, [ask])
     check([ask], [again])
     assert again.last.usage.cached_local_tokens == 6 * BLOCK_TOKENS
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("fault", ["a layer is lost", "the lease was too short"])
@@ -376,8 +327,7 @@ async def test_a_prefix_whose_fetch_fails_late_is_computed_correctly(fleet, faul
         fetcher._source = SimpleNamespace(read=late)
     # Other bytes than the prompt's KV, so that their use would show.
     p.engine.pool[:] = 1.0
-    (answer,) = await fresh_client.submit(submission(*ask, prefill=other, decode=fresh, fetches=[peer_span(p, 0, 6)]))
-    await answer.wait()
+    answer = await fresh_client.answer(*ask, prefill=other, decode=fresh, fetches=[peer_span(p, 0, 6)])
     check([ask], [answer])
     assert answer.last.usage.cached_tokens == 0
     assert answer.prefill.computed_tokens == len(ask[0])
@@ -386,29 +336,24 @@ async def test_a_prefix_whose_fetch_fails_late_is_computed_correctly(fleet, faul
     (again,) = await run_all(fresh_client, other, fresh, [ask])
     check([ask], [again])
     assert again.last.usage.cached_local_tokens == 6 * BLOCK_TOKENS
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("missing", ["evicted", "gone"])
 async def test_what_cannot_be_fetched_is_computed(fleet, missing):
-    p, d = await fleet.pair()
+    p, d, client = await fleet.serving()
     other = await fleet.start("prefill", "p1")
-    client = await fleet.client(d)
     ask = (list(range(32, 32 + 6 * BLOCK_TOKENS)), SamplingParams(max_tokens=6, ignore_eos=True))
     span = peer_span(p, 0, 6)  # p never computed it
     if missing == "gone":
         span.source_address = "127.0.0.1:1"
-    (answer,) = await client.submit(submission(*ask, prefill=other, decode=d, fetches=[span]))
-    await answer.wait()
+    answer = await client.answer(*ask, prefill=other, decode=d, fetches=[span])
     check([ask], [answer])
     assert answer.last.usage.cached_tokens == 0
     assert gauge(other, "fetch_failures_total") == 1
-    await fleet.idle()
 
 
 async def test_a_second_turn_reuses_the_generated_tokens_too(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    _, client = await fleet.mixed()
     sampling = SamplingParams(max_tokens=3 * BLOCK_TOKENS + 1, ignore_eos=True)
     first = (list(range(40, 70)), sampling)
     (answer,) = await run_all(client, None, None, [first])
@@ -421,8 +366,7 @@ async def test_a_second_turn_reuses_the_generated_tokens_too(fleet):
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
 async def test_a_resumed_request_goes_on_with_the_same_tokens_and_text(fleet, cut):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving()
     sampling = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
     prompt = list(range(60, 95))
     (whole,) = await run_all(client, p, d, [(prompt, sampling)])
@@ -443,8 +387,7 @@ async def test_a_resumed_request_goes_on_with_the_same_tokens_and_text(fleet, cu
 
 
 async def test_stop_strings_end_the_text_wherever_the_request_was_cut(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    _, client = await fleet.mixed()
     sampling = SamplingParams(max_tokens=24, ignore_eos=True)
     prompt = list(range(50, 77))
     (free,) = await run_all(client, None, None, [(prompt, sampling)])
@@ -454,7 +397,6 @@ async def test_stop_strings_end_the_text_wherever_the_request_was_cut(fleet):
     assert cut.text == free.text[: free.text.index(stop)]
     assert cut.finish == "stop"
     assert cut.tokens == free.tokens[: len(cut.tokens)]
-    (rest,) = await client.submit(submission(prompt + free.tokens[:8], stopped, generated_tokens=8))
-    await rest.wait()
+    rest = await client.answer(prompt + free.tokens[:8], stopped, generated_tokens=8)
     assert rest.text == cut.text
     assert free.tokens[:8] + rest.tokens == cut.tokens

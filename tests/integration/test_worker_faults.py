@@ -3,57 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
-import sys
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from launch.process import ROOT
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import Internal, ResourceExhausted
 from pinyon.core.request import SamplingParams
+from pinyon.messages.orders import hello_to_proto
 from pinyon.messages.segment import segment_from_proto
+from pinyon.model import load_card
 from pinyon.runtime.grpc_server import GrpcServer
-from pinyon.runtime.process import child_environment
 from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from services.worker.report import WorkerReport
 from services.worker.servicer import WorkerServicer
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Answer, Fleet, gauge, reference, submission
+from tests.integration.worker_parts import (
+    BLOCK_TOKENS,
+    PROMPT,
+    SHORT,
+    WAIT_S,
+    Answer,
+    ended,
+    gauge,
+    reference,
+    submission,
+    worker_process,
+)
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 # -- the prefill instance
 
 
 async def test_a_prefill_instance_that_breaks_off_is_named(fleet):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
-    p.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    await p.engine.entered()
+    p, d, client = await fleet.serving()
+    answer = await client.held(p, PROMPT, SHORT, prefill=p, decode=d)
     await p.server.drain(0)
     await answer.wait()
     error = answer.last.error
     assert (error.code, error.field) == ("UNAVAILABLE", "prefill_instance")
     assert "p0" in error.message
-    await fleet.idle()
 
 
 class FakePrefill(worker_pb2_grpc.WorkerServiceServicer):
@@ -106,17 +101,9 @@ async def fake_server():
         await server.drain(0)
 
 
-def at(address: str, decode, prompt=PROMPT, sampling=SHORT):
-    message = submission(prompt, sampling)
-    message.placement.CopyFrom(
-        common_pb2.Placement(
-            prefill_instance_id="fake",
-            prefill_address=address,
-            decode_instance_id=decode.served.instance_id,
-            decode_address=decode.address,
-        )
-    )
-    return message
+def at(address: str, decode, prompt=PROMPT, name="fake"):
+    prefill = SimpleNamespace(served=SimpleNamespace(instance_id=name), address=address)
+    return submission(prompt, SHORT, prefill=prefill, decode=decode)
 
 
 def late_writer(fake: FakePrefill, engine: TransferEngine, opcode=Opcode.WRITE, shift=0):
@@ -132,8 +119,7 @@ def late_writer(fake: FakePrefill, engine: TransferEngine, opcode=Opcode.WRITE, 
 async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
     fake = FakePrefill()
     address = await fake_server(fake)
-    d = await fleet.start("decode", "d0", settle_s=0.05)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(settle_s=0.05)
     (answer,) = await client.submit(at(address, d))
     await fake.started.wait()
     with TransferEngine() as engine:
@@ -147,8 +133,7 @@ async def test_a_peer_that_ignores_cancels_loses_its_key(fleet, fake_server):
 
 async def test_a_prefills_key_opens_only_its_targets_only_for_writing(fleet, fake_server):
     fake = FakePrefill(on_cancel=lambda number: worker_pb2.PrefillResult(stream_id=number))
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
+    d, client = await fleet.decode()
     (answer,) = await client.submit(at(await fake_server(fake), d))
     await fake.started.wait()
     size, targets = d.served.layout.block_bytes, sorted(fake.start.target_offsets_bytes)
@@ -173,8 +158,7 @@ async def test_a_prefill_cannot_write_after_its_end(fleet, fake_server, well):
     """The blocks then serve other readers, or are reused: late bytes would cause wrong tokens."""
     with TransferEngine() as engine:
         fake = FakePrefill()
-        d = await fleet.start("decode", "d0")
-        client = await fleet.client(d)
+        d, client = await fleet.decode()
         (answer,) = await client.submit(at(await fake_server(fake), d))
         await fake.started.wait()
         assert (await late_writer(fake, engine))[0].ok
@@ -197,8 +181,7 @@ async def test_a_prefill_cannot_write_after_its_end(fleet, fake_server, well):
 
 async def test_a_token_outside_the_vocabulary_is_refused(fleet, fake_server):
     fake = FakePrefill(lambda start: worker_pb2.PrefillResult(stream_id=start.stream_id, first_token=10**6))
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
+    d, client = await fleet.decode()
     (answer,) = await client.submit(at(await fake_server(fake), d))
     await answer.wait()
     assert answer.last.error.code == "INTERNAL"
@@ -207,72 +190,26 @@ async def test_a_token_outside_the_vocabulary_is_refused(fleet, fake_server):
 
 
 async def test_an_address_where_nobody_is(fleet):
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
+    d, client = await fleet.decode()
     (answer,) = await client.submit(at("127.0.0.1:1", d))
     await answer.wait()
     assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 async def test_a_prefill_process_that_is_killed_or_frozen(fleet, sign):
-    reader, writer = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "services.worker",
-            "--role",
-            "prefill",
-            "--instance-id",
-            "other",
-            "--engine",
-            "instant",
-        ),
-        *("--metrics-listen", "", "--ready-fd", str(writer), "--block-tokens", str(BLOCK_TOKENS)),
-        pass_fds=(writer,),
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(ROOT, os.getpid()),
-    )
-    os.close(writer)
-    try:
-        with os.fdopen(reader) as pipe:
-            address = json.loads(await asyncio.to_thread(pipe.readline))["grpc"]
+    arguments = ("--role", "prefill", "--instance-id", "other", "--block-tokens", str(BLOCK_TOKENS))
+    async with worker_process(*arguments) as (process, address):
         # This worker serves the same built-in model as the process.
-        from prometheus_client import CollectorRegistry
-
-        from services.worker.app import Worker
-        from services.worker.settings import WorkerSettings
-
-        settings = WorkerSettings(
-            role="decode", engine="instant", block_tokens=BLOCK_TOKENS, pool_blocks=64, metrics_listen=""
-        )
-        d = Worker(settings, "d0", CollectorRegistry())
-        await d.start()
-        try:
-            client = await fleet.client(d)
-
-            def ask(prompt):
-                message = at(address, d, prompt)
-                message.placement.prefill_instance_id = "other"
-                return message
-
-            (answer,) = await client.submit(ask(PROMPT))
-            await answer.wait()
-            assert answer.finish == "length"
-            process.send_signal(sign)
-            (answer,) = await client.submit(ask(list(reversed(PROMPT))))
-            await answer.wait()
-            assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
-            assert await d.decodes.drained(WAIT_S)
-            assert gauge(d, "used_blocks") == gauge(d, "remote_prefills") == 0
-        finally:
-            await d.stop(0)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        d, client = await fleet.decode(engine="instant", card=load_card())
+        (answer,) = await client.submit(at(address, d, name="other"))
+        await answer.wait()
+        assert answer.finish == "length"
+        process.send_signal(sign)
+        (answer,) = await client.submit(at(address, d, PROMPT[::-1], "other"))
+        await answer.wait()
+        assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
+        await fleet.idle()  # although the other process is still there, frozen
 
 
 # -- the load balancer
@@ -311,43 +248,36 @@ async def test_a_client_that_takes_nothing_is_cut_off(fleet):
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(ResourceExhausted):
             await servicer.Generate(request, StuckContext(None))
-    await fleet.idle()
 
 
 async def test_tokens_of_one_step_travel_in_one_message(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     m.engine.hold()
     answers = await client.submit(*(submission([40 + n, 50, 60], LONG) for n in range(4)))
     await m.engine.entered()
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     tokens = sum(len(answer.tokens) for answer in answers)
     decode_steps = sum(decodes > 0 for _, decodes in m.engine.steps)
     assert tokens == 4 * 40
     assert len(client.messages) <= decode_steps + len(answers) + 1
     assert max(len(message.updates) for message in client.messages) == 4
-    await fleet.idle()
 
 
 async def test_closing_the_sending_side_still_gives_the_answers(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    _, client = await fleet.mixed()
     (answer,) = await client.submit(submission(PROMPT, SHORT))
     await client.call.done_writing()
     assert (await answer.wait()).tokens == reference(PROMPT, SHORT)
     await asyncio.wait_for(asyncio.shield(client._reader), WAIT_S)
     assert await client.call.code() is grpc.StatusCode.OK
-    await fleet.idle()
 
 
 # -- the engine
 
 
 async def test_a_failing_step_fails_only_the_guilty(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     bad = [99] * 20
 
     def fail(prefills, decodes):
@@ -362,20 +292,16 @@ async def test_a_failing_step_fails_only_the_guilty(fleet):
     )
     await m.engine.entered()
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     assert answers[0].tokens == reference(PROMPT, SHORT)
     assert answers[2].tokens == reference(list(reversed(PROMPT)), SHORT)
     assert answers[1].last.error.code == "INTERNAL"
     m.engine.fail = lambda prefills, decodes: RuntimeError("secret") if decodes else None
-    (answer,) = await client.submit(submission(PROMPT, SHORT))
-    await answer.wait()
+    answer = await client.answer(PROMPT, SHORT)
     assert answer.last.error.code == "INTERNAL"
     assert "secret" not in answer.last.error.message
     m.engine.fail = lambda prefills, decodes: None
-    (answer,) = await client.submit(submission(PROMPT, SHORT))
-    assert (await answer.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
+    assert (await client.answer(PROMPT, SHORT)).tokens == reference(PROMPT, SHORT)
 
 
 # -- input
@@ -422,8 +348,7 @@ BAD = [
 
 
 async def test_bad_input_ends_its_own_stream_only(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    m, client = await fleet.mixed()
     m.engine.hold()
     (good,) = await client.submit(submission(PROMPT, SHORT))
     messages = []
@@ -439,30 +364,21 @@ async def test_bad_input_ends_its_own_stream_only(fleet):
         assert (answer.last.error.code, answer.last.error.field) == (code, field), change
     m.engine.release()
     assert (await good.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
 
 
 async def test_a_stream_id_in_use_is_refused_and_the_stream_lives_on(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
-    m.engine.hold()
-    (good,) = await client.submit(submission(PROMPT, SHORT))
-    await m.engine.entered()
-    (bad,) = await client.submit(submission(PROMPT, SHORT, stream_id=1))
-    await bad.wait()
+    m, client = await fleet.mixed()
+    good = await client.held(m, PROMPT, SHORT)
+    bad = await client.answer(PROMPT, SHORT, stream_id=1)
     assert (bad.last.error.code, bad.last.error.field) == ("INVALID_ARGUMENT", "stream_id")
     client.answers[1] = good
     m.engine.release()
     assert (await good.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
 
 
 async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
-    m.engine.hold()
-    (good,) = await client.submit(submission(PROMPT, SHORT))
-    await m.engine.entered()
+    m, client = await fleet.mixed()
+    good = await client.held(m, PROMPT, SHORT)
     (session,) = m.sessions._open
     session.updates.update(1).text = "said"
     session._take(worker_pb2.SessionRequest(submissions=[submission(PROMPT, SHORT, stream_id=1)]))
@@ -474,22 +390,13 @@ async def test_a_refusal_is_not_merged_with_what_the_stream_says(fleet):
     client.answers[1] = good
     m.engine.release()
     assert (await good.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("change", ["layout", "model_fingerprint", "segment", None])
 async def test_a_hello_that_does_not_fit(fleet, change):
     p = await fleet.start("prefill", "p0")
     d = await fleet.start("decode", "d0")
-    from pinyon.messages.instance import layout_to_proto
-    from pinyon.messages.segment import segment_to_proto
-
-    hello = worker_pb2.PrefillHello(
-        instance_id="d0",
-        segment=segment_to_proto(d.transfer.descriptor()),
-        layout=layout_to_proto(d.served.layout),
-        model_fingerprint=d.served.fingerprint,
-    )
+    hello = hello_to_proto(d.served, d.transfer.descriptor())
     if change is not None:
         hello.ClearField(change)
     async with grpc.aio.insecure_channel(p.address) as channel:
@@ -499,17 +406,17 @@ async def test_a_hello_that_does_not_fit(fleet, change):
             start = worker_pb2.PrefillStart(
                 stream_id=5, prompt_tokens_le32=b"\x21\0\0\0", sampling=common_pb2.SamplingParams(max_tokens=1)
             )
-            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
-            (result,) = (await call.read()).results
-            assert (result.stream_id, result.error.field) == (5, "target_offsets_bytes")
+
+            async def refused() -> tuple[int, str]:
+                await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
+                (result,) = (await call.read()).results
+                return result.stream_id, result.error.field
+
+            assert await refused() == (5, "target_offsets_bytes")
             start.target_offsets_bytes.append(2**40)
-            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
-            (result,) = (await call.read()).results
-            assert result.error.field == "target_region"
+            assert await refused() == (5, "target_region")
             start.target_region.CopyFrom(common_pb2.Region(key=bytes(16), location="cpu:0", length_bytes=2**40))
-            await call.write(worker_pb2.PrefillSessionRequest(starts=[start]))
-            (result,) = (await call.read()).results
-            assert result.error.field == "target_offsets_bytes"
+            assert await refused() == (5, "target_offsets_bytes")
         else:
             assert await call.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
             assert change in await call.details()
@@ -553,26 +460,20 @@ async def test_generate_and_status_by_themselves(fleet):
         await m.engine.entered()
         call.cancel()
         await asyncio.wait((reading,))
-    await fleet.idle()
 
 
 async def test_draining_finishes_what_is_here_and_takes_nothing_new(fleet):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
-    d.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, LONG, prefill=p, decode=d))
-    await d.engine.entered()
+    p, d, client = await fleet.serving()
+    answer = await client.held(d, PROMPT, LONG, prefill=p, decode=d)
     stopping = asyncio.ensure_future(d.stop(WAIT_S))
     await asyncio.sleep(0)
-    (late,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    await late.wait()
+    late = await client.answer(PROMPT, SHORT, prefill=p, decode=d)
     assert (late.last.error.code, late.last.error.field) == ("UNAVAILABLE", "decode_instance")
     d.engine.release()
     assert (await answer.wait()).tokens == reference(PROMPT, LONG)
     await stopping
     assert d.parts.cache.pool.used == 0
     fleet.workers.remove(d)
-    await fleet.idle()
 
 
 def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
@@ -582,14 +483,10 @@ def told(report: WorkerReport) -> tuple[list[str], list[str], list[str]]:
 
 
 async def test_reports_name_the_requests_that_came_and_that_ended(fleet):
-    p, d = await fleet.pair()
-    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
-    client = await fleet.client(d)
-    d.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="taken"))
-    await d.engine.entered()
-    (refused,) = await client.submit(submission(PROMPT, SHORT, request_id="refused"))
-    await refused.wait()
+    p, d, client = await fleet.serving()
+    report = d.reports
+    answer = await client.held(d, PROMPT, SHORT, prefill=p, decode=d, request_id="taken")
+    refused = await client.answer(PROMPT, SHORT, request_id="refused")
     assert refused.finish == "error"
     assert told(report) == (["taken"], [], [])
     assert report.decoding() == ["taken"]

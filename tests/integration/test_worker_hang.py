@@ -7,7 +7,6 @@ import logging
 
 import grpc
 import pytest
-import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
@@ -20,19 +19,10 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.settings import LbSettings
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, gauge, reference, submission
+from tests.integration.worker_parts import PROMPT, SHORT, WAIT_S, Gate, gauge, reference, submission
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 HANG = {"step_timeout_s": 2.0}
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 class Health:
@@ -55,8 +45,7 @@ class Health:
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 async def test_an_engine_that_hangs_fails_requests_then_serves_again(fleet, caplog, phase):
-    m = await fleet.start("mixed", "m0", **HANG)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(**HANG)
     health = Health(m)
     await health.becomes("SERVING")
     # At the first step, or the first with decodes: a later one may be over before the test hears of the one before.
@@ -72,49 +61,36 @@ async def test_an_engine_that_hangs_fails_requests_then_serves_again(fleet, capl
     assert gauge(m, "used_blocks") > 0, "the step may still write to them"
     assert gauge(m, "engine_hangs") == 1
     assert m.load().draining
-    (refused,) = await client.submit(submission(PROMPT, SHORT))
-    await refused.wait()
+    refused = await client.answer(PROMPT, SHORT)
     assert (refused.last.error.code, refused.last.error.field) == ("UNAVAILABLE", "decode_instance")
     gate.open()
     await health.becomes("SERVING")
     assert not m.load().draining
-    (again,) = await client.submit(submission(PROMPT, LONG))
-    assert (await again.wait()).tokens == reference(PROMPT, LONG)
+    assert (await client.answer(PROMPT, LONG)).tokens == reference(PROMPT, LONG)
     await health.close()
-    await fleet.idle()
 
 
 async def test_a_hanging_prefill_instance_tells_the_decode_instance(fleet):
     p = await fleet.start("prefill", "p0", **HANG)
     other = await fleet.start("prefill", "p1")
-    d = await fleet.start("decode", "d0")
-    client = await fleet.client(d)
-    p.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    await p.engine.entered()
+    d, client = await fleet.decode()
+    answer = await client.held(p, PROMPT, SHORT, prefill=p, decode=d)
     await answer.wait()
     assert (answer.last.error.code, answer.last.error.field) == ("UNAVAILABLE", "prefill_instance")
     assert gauge(p, "used_blocks") > 0, "the step may still write to them"
-    (refused,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    await refused.wait()
+    refused = await client.answer(PROMPT, SHORT, prefill=p, decode=d)
     assert (refused.last.error.code, refused.last.error.field) == ("UNAVAILABLE", "prefill_instance")
     assert await d.decodes.drained(WAIT_S)
     assert gauge(d, "used_blocks") == 0, "nobody writes there: the prefill instance said so while its step hung"
-    (elsewhere,) = await client.submit(submission(PROMPT, SHORT, prefill=other, decode=d))
-    assert (await elsewhere.wait()).tokens == reference(PROMPT, SHORT)
+    assert (await client.answer(PROMPT, SHORT, prefill=other, decode=d)).tokens == reference(PROMPT, SHORT)
     p.engine.release()
     await p.parts.engine_loop.step_over()
-    (again,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d))
-    assert (await again.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
+    assert (await client.answer(PROMPT, SHORT, prefill=p, decode=d)).tokens == reference(PROMPT, SHORT)
 
 
 async def test_a_step_that_hangs_does_not_keep_the_process(fleet):
-    m = await fleet.start("mixed", "m0", **HANG)
-    client = await fleet.client(m)
-    m.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT))
-    await m.engine.entered()
+    m, client = await fleet.mixed(**HANG)
+    answer = await client.held(m, PROMPT, SHORT)
     await answer.wait()
     fleet.workers.remove(m)
     await m.stop(60.0)
@@ -123,18 +99,15 @@ async def test_a_step_that_hangs_does_not_keep_the_process(fleet):
 
 
 async def test_status_tells_people(fleet):
-    m = await fleet.start("mixed", "m0", **HANG)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(**HANG)
     m.engine.hold()
-    (answer,) = await client.submit(submission(PROMPT, SHORT))
-    await answer.wait()
+    await client.answer(PROMPT, SHORT)
     async with grpc.aio.insecure_channel(m.address) as channel:
         status = await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest())
     assert status.draining
     m.engine.release()
     await m.parts.engine_loop.step_over()
     assert not m.load().draining
-    await fleet.idle()
 
 
 async def test_the_conductor_places_nothing_on_an_engine_that_hangs(fleet):
@@ -148,9 +121,7 @@ async def test_the_conductor_places_nothing_on_an_engine_that_hangs(fleet):
     await answer.wait()
     m.engine.release()
     await fleet.known("m0", lambda state: state.schedulable)
-    (again,) = await client.submit(submission(PROMPT, SHORT))
-    assert (await again.wait()).tokens == reference(PROMPT, SHORT)
-    await fleet.idle()
+    assert (await client.answer(PROMPT, SHORT)).tokens == reference(PROMPT, SHORT)
 
 
 async def test_a_request_of_a_hung_engine_goes_on_elsewhere_exactly(fleet):
@@ -181,4 +152,3 @@ async def test_a_request_of_a_hung_engine_goes_on_elsewhere_exactly(fleet):
     finally:
         gate.open()
         await lb.close(0)
-    await fleet.idle()

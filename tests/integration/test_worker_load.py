@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
-import sys
+from typing import Any
 
 import grpc
-import pytest_asyncio
 
-from launch.process import ROOT
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.request import SamplingParams
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
-from pinyon.runtime.process import child_environment
 from services.worker.app import Worker
 from services.worker.decode.load_news import HEARTBEAT_S
 from tests.forks import until_stopped
 from tests.integration.lb_harness import port_of
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, Gate, LbClient, gauge, submission, until
+from tests.integration.worker_parts import (
+    OTHER,
+    PROMPT,
+    SHORT,
+    WAIT_S,
+    Fleet,
+    Gate,
+    LbClient,
+    ended,
+    gauge,
+    submission,
+    until,
+    worker_process,
+)
 
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
-OTHER = PROMPT[::-1]
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 INTERVAL_MS = 10
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 class Listener:
@@ -74,6 +71,12 @@ async def listener(fleet: Fleet, worker: Worker) -> Listener:
     return await Listener(await fleet.client(worker)).ask()
 
 
+async def watched(fleet: Fleet, **settings: Any) -> tuple[Worker, Listener]:
+    """Starts an instance; returns it with a load balancer that asks for reports."""
+    worker = await fleet.start("mixed", "m0", load_interval_s=0.01, **settings)
+    return worker, await listener(fleet, worker)
+
+
 def ask(worker: Worker, prompt=PROMPT, sampling=LONG, prefill: Worker | None = None):
     return submission(prompt, sampling, prefill=prefill or worker, decode=worker)
 
@@ -83,8 +86,7 @@ def waiting(worker: Worker) -> int:
 
 
 async def test_who_does_not_ask_is_told_nothing(fleet):
-    m = await fleet.start("mixed", "m0", load_interval_s=0.01)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(load_interval_s=0.01)
     (answer,) = await client.submit(ask(m))
     await answer.wait()
     assert not any(message.HasField("load") for message in client.messages)
@@ -92,8 +94,7 @@ async def test_who_does_not_ask_is_told_nothing(fleet):
 
 
 async def test_a_roomy_one_while_prompts_are_computed_and_decoded(fleet):
-    m = await fleet.start("mixed", "m0", max_batch=8, active_prefills=1, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, max_batch=8, active_prefills=1)
     first = await lb.heard(1)
     assert (first.seq, first.pending, first.running, first.room, first.max_batch, first.received) == (1, 0, 0, 8, 8, 0)
     m.engine.hold()
@@ -103,18 +104,15 @@ async def test_a_roomy_one_while_prompts_are_computed_and_decoded(fleet):
     assert (told.pending, told.room) == (0, 5), "who waits for the engine does not wait for room"
     assert told.pending_prefill_tokens > 0
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     told = await lb.told(running=0, pending=0)
     assert (told.received, told.pending_prefill_tokens) == (3, 0)
     assert [load.seq for load in lb.loads] == list(range(1, len(lb.loads) + 1))
-    await fleet.idle()
 
 
 async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
     """Two are decoded at once; four have KV memory at once."""
-    m = await fleet.start("mixed", "m0", max_batch=2, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, max_batch=2)
     m.engine.hold()
     answers = await lb.client.submit(*[ask(m, PROMPT, LONG) for _ in range(2)])
     told = await lb.told(running=2)
@@ -128,15 +126,12 @@ async def test_requests_beyond_the_batch_or_beyond_all_places_wait(fleet):
     await answers[2].wait()
     await lb.told(pending=4, running=2)
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     await lb.told(pending=0, running=0, room=2)
-    await fleet.idle()
 
 
 async def test_full_memory(fleet):
-    m = await fleet.start("mixed", "m0", blocks=20, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, blocks=20)
     m.engine.hold()
     (first,) = await lb.client.submit(ask(m))
     await m.engine.entered()
@@ -151,13 +146,11 @@ async def test_full_memory(fleet):
     for answer in (first, *others):
         await answer.wait()
     await lb.told(pending=0, running=0)
-    await fleet.idle()
 
 
 async def test_one_that_gave_way_waits_once(fleet):
     """Two requests that need 13 blocks each in the end, in a pool of 14."""
-    m = await fleet.start("mixed", "m0", blocks=14, load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet, blocks=14)
     together: list[bool] = []
 
     def at(decodes) -> bool:
@@ -177,7 +170,6 @@ async def test_one_that_gave_way_waits_once(fleet):
     gate.open()
     await answers[0].wait()
     await lb.told(pending=0, running=0)
-    await fleet.idle()
 
 
 async def test_prompts_computed_elsewhere_take_no_place(fleet):
@@ -201,12 +193,10 @@ async def test_prompts_computed_elsewhere_take_no_place(fleet):
     assert len(answers) == 2
     await at_d.told(running=0, pending=0)
     await at_p.told(running=0, pending=0)
-    await fleet.idle()
 
 
 async def test_one_that_drains_has_no_room_and_says_so(fleet):
-    m = await fleet.start("mixed", "m0", load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    m, lb = await watched(fleet)
     assert (await lb.told(draining=False)).room > 0
     m._set_draining(True)
     assert (await lb.told(draining=True)).room == 0
@@ -219,17 +209,14 @@ async def test_one_that_drains_has_no_room_and_says_so(fleet):
 
 async def test_the_conductor_is_told_too(fleet):
     address = await fleet.start_conductor()
-    m = await fleet.start("mixed", "m0", max_batch=1, conductor=address)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(max_batch=1, conductor=address)
     await fleet.known("m0", lambda state: state.load.room == 1)
     m.engine.hold()
     answers = await client.submit(ask(m), ask(m, OTHER))
     state = await fleet.known("m0", lambda state: state.load.waiting_for_room == 1)
     assert state.load.room == 0
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
-    await fleet.idle()
+    await ended(answers)
 
 
 async def test_another_session_hears_of_what_it_did_not_send(fleet):
@@ -240,10 +227,8 @@ async def test_another_session_hears_of_what_it_did_not_send(fleet):
     answers = await sender.submit(ask(m), ask(m, OTHER))
     await lb.told(pending=1, running=1, received=0)
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     await lb.told(pending=0, running=0)
-    await fleet.idle()
 
 
 async def test_load_balancers_share_the_room(fleet):
@@ -263,17 +248,14 @@ async def test_load_balancers_share_the_room(fleet):
     for each in (one, two, three):
         await each.told(running=8, room=0)
     m.engine.release()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     await two.client.close()
     await three.client.close()
     await one.told(running=0, room=8)
-    await fleet.idle()
 
 
 async def test_nothing_changes_and_still_it_is_told(fleet):
-    m = await fleet.start("mixed", "m0", load_interval_s=0.01)
-    lb = await listener(fleet, m)
+    _, lb = await watched(fleet)
     assert (await lb.heard(3)).seq == 3
     assert all(load.room == lb.loads[0].room for load in lb.loads)
 
@@ -313,34 +295,22 @@ async def test_a_load_balancer_hears_of_those_it_watches(fleet):
         await sessions.close()
 
 
-async def test_a_frozen_process_is_silent_and_speaks_again(fleet):
+async def test_a_frozen_process_is_silent_and_speaks_again():
     """A load balancer takes an instance for dead after twice the longest pause."""
-    reader, writer = os.pipe()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.worker", "--engine", "instant", "--instance-id", "m0"),
-        *("--metrics-listen", "", "--ready-fd", str(writer), "--pool-blocks", "64"),
-        pass_fds=(writer,),
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(ROOT, os.getpid()),
-    )
-    os.close(writer)
-    try:
-        with os.fdopen(reader) as pipe:
-            address = json.loads(await asyncio.to_thread(pipe.readline))["grpc"]
-        async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(WAIT_S):
-            call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
-            await call.write(worker_pb2.SessionRequest(load_interval_ms=100))
-            assert (await call.read()).load.seq == 1
-            process.send_signal(signal.SIGSTOP)
-            await asyncio.to_thread(until_stopped, process.pid)
-            done = True
-            while done:  # messages on their way may still arrive; a frozen process adds none
-                reading = asyncio.ensure_future(call.read())
-                done, _ = await asyncio.wait((reading,), timeout=2 * HEARTBEAT_S)
-            process.send_signal(signal.SIGCONT)
-            assert (await reading).HasField("load")
-            call.cancel()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    async with (
+        worker_process("--instance-id", "m0", "--pool-blocks", "64") as (process, address),
+        grpc.aio.insecure_channel(address) as channel,
+        asyncio.timeout(WAIT_S),
+    ):
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Session()
+        await call.write(worker_pb2.SessionRequest(load_interval_ms=100))
+        assert (await call.read()).load.seq == 1
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(until_stopped, process.pid)
+        done = True
+        while done:  # messages on their way may still arrive; a frozen process adds none
+            reading = asyncio.ensure_future(call.read())
+            done, _ = await asyncio.wait((reading,), timeout=2 * HEARTBEAT_S)
+        process.send_signal(signal.SIGCONT)
+        assert (await reading).HasField("load")
+        call.cancel()

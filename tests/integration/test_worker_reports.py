@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-import pytest_asyncio
 
 from pinyon.batching import LEVEL_BLOCKS, Formed
 from pinyon.core.block_keys import SharedPrefix, chain_block_keys, namespace, tokens_to_bytes
@@ -13,43 +12,25 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.request import SamplingParams
 from services.worker.instance import step_members
 from services.worker.kv.push import Push
-from services.worker.report import WorkerReport
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, submission
-
-PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
-OTHER = PROMPT[::-1]
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
+from tests.integration.worker_parts import BLOCK_TOKENS, OTHER, PROMPT, SHORT, Gate, ended, submission
 
 
 @pytest.mark.parametrize("chunk_tokens", [BLOCK_TOKENS, 512])
 @pytest.mark.parametrize("apart", [True, False])
 async def test_a_computed_prompt_has_begun_however_short_it_is(fleet, chunk_tokens, apart):
     """One chunk or many: the conductor takes a prompt that ends without having begun for cancelled or failed."""
-    if apart:
-        p, d = await fleet.pair(prefill_chunk_tokens=chunk_tokens)
-    else:
-        p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=chunk_tokens)
-    client = await fleet.client(d)
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="short"))
-    await answer.wait()
+    p, d, client = await fleet.serving(apart=apart, prefill_chunk_tokens=chunk_tokens)
+    await client.answer(PROMPT, SHORT, prefill=p, decode=d, request_id="short")
     await fleet.idle()
     happened = p.parts.ledger.take()
-    assert list(happened.begun_prefills) == list(happened.ended_prefills) == ["short"]
-    assert len(happened.measured) == 1
+    assert list(happened.begun_prefill_request_ids) == list(happened.ended_prefill_request_ids) == ["short"]
+    assert len(happened.prefills) == 1
     p.engine.fail = lambda prefills, decodes: RuntimeError("no") if prefills else None
-    (failing,) = await client.submit(submission(OTHER, SHORT, prefill=p, decode=d, request_id="failing"))
-    await failing.wait()
+    failing = await client.answer(OTHER, SHORT, prefill=p, decode=d, request_id="failing")
     assert failing.finish == "error"
     await fleet.idle()
     happened = p.parts.ledger.take()
-    assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["failing"])
+    assert (list(happened.begun_prefill_request_ids), list(happened.ended_prefill_request_ids)) == ([], ["failing"])
 
 
 async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkeypatch):
@@ -58,23 +39,19 @@ async def test_a_computed_prompt_that_did_not_arrive_has_not_begun(fleet, monkey
     async def broken(self) -> None:
         raise Unavailable("the target is gone")
 
-    p, d = await fleet.pair(prefill_chunk_tokens=512)
+    p, d, client = await fleet.serving(prefill_chunk_tokens=512)
     monkeypatch.setattr(Push, "finish", broken)
-    client = await fleet.client(d)
-    (lost,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="lost"))
-    await lost.wait()
+    lost = await client.answer(PROMPT, SHORT, prefill=p, decode=d, request_id="lost")
     assert lost.finish == "error"
     await fleet.idle()
     happened = p.parts.ledger.take()
-    assert (list(happened.begun_prefills), list(happened.ended_prefills)) == ([], ["lost"])
-    assert not happened.measured
+    assert (list(happened.begun_prefill_request_ids), list(happened.ended_prefill_request_ids)) == ([], ["lost"])
+    assert not happened.prefills
 
 
 async def test_the_time_between_tokens_comes_with_its_load(fleet):
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
-    (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id="alone"))
-    await answer.wait()
+    p, d, client = await fleet.serving()
+    await client.answer(PROMPT, SHORT, prefill=p, decode=d, request_id="alone")
     await fleet.idle()
     tbt_ms, batch, kv_tokens = d.parts.ledger.token_times.take(idle=True)
     assert tbt_ms > 0
@@ -87,11 +64,9 @@ async def test_the_time_between_tokens_comes_with_its_load(fleet):
 async def test_an_hour_without_requests_is_not_between_tokens(fleet):
     passed_s = 0.0
     p = await fleet.start("prefill", "p0")
-    d = await fleet.start("decode", "d0", clock=lambda: time.monotonic() + passed_s)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(clock=lambda: time.monotonic() + passed_s)
     for name in ("before", "after"):
-        (answer,) = await client.submit(submission(PROMPT, SHORT, prefill=p, decode=d, request_id=name))
-        await answer.wait()
+        await client.answer(PROMPT, SHORT, prefill=p, decode=d, request_id=name)
         await fleet.idle()
         passed_s += 3600.0
     tbt_ms, *_ = d.parts.ledger.token_times.take(idle=True)
@@ -100,24 +75,18 @@ async def test_an_hour_without_requests_is_not_between_tokens(fleet):
 
 @pytest.mark.parametrize("apart", [True, False])
 async def test_first_token_times_are_told_of_numbered_placements(fleet, apart):
-    if apart:
-        p, d = await fleet.pair()
-    else:
-        p = d = await fleet.start("mixed", "m0")
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(apart=apart)
     numbered = submission(PROMPT, SHORT, prefill=p, decode=d, request_id="numbered")
     numbered.placement.number = 77
     other = submission(OTHER, SHORT, prefill=p, decode=d, request_id="other")
     for answer in await client.submit(numbered, other):
         await answer.wait()
         assert answer.finish == "length"
-    report = WorkerReport(d.parts.cache.pool, d.parts.ledger, d.load, d.decodes.unfinished)
-    (told,) = report.news().first_tokens
+    (told,) = d.reports.news().first_tokens
     assert (told.placement_number, told.prefill_instance_id) == (77, p.served.instance_id)
     assert told.computed_tokens == len(PROMPT)
     assert 0 < told.compute_us <= told.ttft_us
-    assert not report.news().first_tokens
-    await fleet.idle()
+    assert not d.reports.news().first_tokens
 
 
 @pytest.mark.parametrize("kernel", ["grouped", "whole", "plain"])
@@ -148,8 +117,7 @@ async def test_the_shared_prefix_of_decoded_requests_is_reported(fleet, monkeypa
     if batching == "fcfs":
         assert mixed.parts.members.formed == Formed(requests=2, shared_blocks=4, homogeneity=0.5)
     gate.open()
-    for answer in answers:
-        await answer.wait()
+    await ended(answers)
     await fleet.idle()
     assert mixed.load().shared == ()
     assert mixed.parts.members.formed.shared_blocks == 0 or batching != "fcfs"

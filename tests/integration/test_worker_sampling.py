@@ -6,18 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 
 from pinyon.core.request import SamplingParams
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, alone, gauge, submission, tiny_card
+from tests.integration.worker_parts import BLOCK_TOKENS, alone, check, gauge, run_all, submission, tiny_card
 from tests.unit.worker.caches import Holder
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 def make_asks(count: int, max_tokens: int, seed: int) -> list[tuple[list[int], SamplingParams]]:
@@ -45,28 +37,6 @@ def make_asks(count: int, max_tokens: int, seed: int) -> list[tuple[list[int], S
     return asks
 
 
-def check(asks, answers):
-    for (prompt, sampling), answer in zip(asks, answers, strict=True):
-        expected = alone(prompt, sampling)
-        assert answer.finish in ("stop", "length"), answer.last
-        assert answer.tokens == expected.tokens
-        assert answer.logprobs == expected.logprobs
-        assert answer.prompt_logprobs == (expected.prompt_logprobs if sampling.prompt_logprobs else None)
-        assert answer.last.usage.completion_tokens == len(answer.tokens)
-        if sampling.prompt_logprobs:
-            assert answer.last.usage.cached_tokens == 0
-            assert len(answer.prompt_logprobs) == len(prompt) - 1
-
-
-async def run_all(client, prefill, decode, asks, **fields):
-    answers = await client.submit(
-        *(submission(prompt, sampling, prefill=prefill, decode=decode, **fields) for prompt, sampling in asks)
-    )
-    for answer in answers:
-        await answer.wait()
-    return answers
-
-
 def test_the_asks_tell_the_parameters_apart():
     """Each parameter changes the tokens of some requests, and some end early; otherwise the tests below show little."""
     asks = make_asks(24, 40, seed=1)
@@ -83,38 +53,25 @@ def test_the_asks_tell_the_parameters_apart():
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
 async def test_answers_are_those_of_one_engine(fleet, elsewhere):
-    if elsewhere:
-        p, d = await fleet.pair(prefill_chunk_tokens=7)
-    else:
-        p = d = await fleet.start("mixed", "m0", prefill_chunk_tokens=7)
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(apart=elsewhere, prefill_chunk_tokens=7)
     asks = make_asks(24, 40, seed=1)
     check(asks, await run_all(client, p, d, asks))
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
 async def test_answers_stay_the_same_when_requests_are_preempted(fleet, elsewhere):
     """The pool holds two requests at their end. Tokens generated earlier do not count as prompt for the penalties."""
-    if elsewhere:
-        p, d = await fleet.pair(blocks=24, max_batch=8)
-    else:
-        p = d = await fleet.start("mixed", "m0", blocks=24, max_batch=8, prefill_chunk_tokens=12)
-    client = await fleet.client(d)
+    chunk = 16 if elsewhere else 12
+    p, d, client = await fleet.serving(apart=elsewhere, blocks=24, max_batch=8, prefill_chunk_tokens=chunk)
     asks = [(prompt, replace(sampling, stop_token_ids=())) for prompt, sampling in make_asks(16, 60, seed=2)]
     check(asks, await run_all(client, p, d, asks))
     assert gauge(d, "preemptions_total") > 4
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("cut", [1, 7, 23])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
 async def test_a_resumed_request_goes_on_as_if_nothing_had_happened(fleet, elsewhere, cut):
-    if elsewhere:
-        p, d = await fleet.pair()
-    else:
-        p = d = await fleet.start("mixed", "m0")
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(apart=elsewhere)
     sampling = SamplingParams(
         max_tokens=24,
         temperature=0.8,
@@ -140,11 +97,7 @@ async def test_a_resumed_request_goes_on_as_if_nothing_had_happened(fleet, elsew
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["mixed", "pair"])
 async def test_a_prompt_with_logprobs_reuses_nothing_but_serves_others(fleet, elsewhere):
-    if elsewhere:
-        p, d = await fleet.pair()
-    else:
-        p = d = await fleet.start("mixed", "m0")
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(apart=elsewhere)
     prompt = list(range(40, 40 + 6 * BLOCK_TOKENS + 3))
     plain = SamplingParams(max_tokens=3, ignore_eos=True)
     telling = replace(plain, logprobs=1, prompt_logprobs=True)
@@ -157,7 +110,6 @@ async def test_a_prompt_with_logprobs_reuses_nothing_but_serves_others(fleet, el
         check([(prompt, plain)], [answer])
         assert answer.last.usage.cached_tokens == 6 * BLOCK_TOKENS
         assert answer.logprobs == []
-    await fleet.idle()
 
 
 async def test_a_prompt_of_one_token_has_no_log_probabilities_to_tell(fleet):
@@ -186,8 +138,7 @@ async def test_log_probabilities_are_right_when_a_step_is_repeated(fleet):
 
 
 async def test_a_stop_token_ends_the_text_but_not_before_min_tokens(fleet):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
+    _, client = await fleet.mixed()
     prompt = list(range(50, 77))
     free = SamplingParams(max_tokens=30, ignore_eos=True)
     tokens = alone(prompt, free).tokens
@@ -213,9 +164,7 @@ async def test_a_stop_token_ends_the_text_but_not_before_min_tokens(fleet):
     ],
 )
 async def test_tokens_outside_the_vocabulary_are_refused(fleet, change, field):
-    m = await fleet.start("mixed", "m0")
-    client = await fleet.client(m)
-    (answer,) = await client.submit(submission([65], replace(SamplingParams(), **change)))
-    await answer.wait()
+    _, client = await fleet.mixed()
+    answer = await client.answer([65], replace(SamplingParams(), **change))
     assert (answer.last.error.code, answer.last.error.field) == ("INVALID_ARGUMENT", field)
     assert "272" in answer.last.error.message

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import pytest_asyncio
 
 from pinyon.batching import Prompt
 from pinyon.core.request import SamplingParams
-from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, Gate, gauge, reference, submission, until
+from tests.integration.worker_parts import BLOCK_TOKENS, Gate, gauge, reference, submission, until
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.worker.caches import Holder
 
@@ -18,20 +17,9 @@ OWN = 1
 """Blocks of a request for about a token of its prompt and the first ones that it generates."""
 
 
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
-
-
 @pytest.mark.parametrize("how", ["elsewhere", "here", "one without reuse"])
 async def test_equal_prefixes_that_came_together_are_held_once(fleet, how):
-    if how == "here":
-        p = d = await fleet.start("mixed", "m0")
-    else:
-        p, d = await fleet.pair()
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(apart=how != "here")
     gate = Gate(lambda decodes: len(decodes) == 3, d.engine)
     prompts = [[*PROMPT, 40 + number] for number in range(3)]
     # All requests reserve their blocks before any of them has content.
@@ -48,13 +36,11 @@ async def test_equal_prefixes_that_came_together_are_held_once(fleet, how):
     gate.open()
     for prompt, answer in zip(prompts, answers, strict=True):
         assert (await answer.wait()).tokens == reference(prompt, SAMPLING)
-    await fleet.idle()
 
 
 async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
     """Two equal prompts without randomness continue with the same tokens."""
-    p, d = await fleet.pair()
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving()
     full = len(PROMPT) + 2 * BLOCK_TOKENS
     gate = Gate(lambda decodes: len(decodes) == 2 and min(slot.position for slot in decodes) >= full, d.engine)
     d.engine.hold()
@@ -67,15 +53,13 @@ async def test_equal_tokens_that_are_generated_together_are_held_once(fleet):
     gate.open()
     for answer in answers:
         assert (await answer.wait()).tokens == reference(PROMPT, SAMPLING)
-    await fleet.idle()
 
 
 @pytest.mark.parametrize("first_ends", [False, True], ids=["all stay", "the first is cancelled"])
 async def test_what_came_together_has_room_for_its_prefix_once(fleet, first_ends):
     """The pool would hold the prompts of two requests, and has room for five that share theirs."""
     blocks = 2 * (COMMON + OWN) + 2
-    m = await fleet.start("mixed", "m0", blocks=blocks, prefill_chunk_tokens=BLOCK_TOKENS)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=blocks, prefill_chunk_tokens=BLOCK_TOKENS)
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)
     prompts = [[*PROMPT, 40 + number] for number in range(5)]
     m.engine.hold()
@@ -90,12 +74,10 @@ async def test_what_came_together_has_room_for_its_prefix_once(fleet, first_ends
         assert tokens == reference(prompt, sampling) or (first_ends and answer is answers[0])
     computed = sum(prefill for prefill, _ in m.engine.steps)
     assert computed <= len(PROMPT) + 5 * OWN + first_ends * len(PROMPT), "the prefix once"
-    await fleet.idle()
 
 
 async def test_a_prompt_that_got_room_late_takes_what_others_computed(fleet):
-    p, d = await fleet.pair(blocks=24)
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(blocks=24)
     queue, cache = p.prefills.queue, p.parts.cache
     held = Holder(cache, [], 24)
     (answer,) = await client.submit(submission([*PROMPT, 40], SAMPLING, prefill=p, decode=d))
@@ -123,7 +105,6 @@ async def test_a_prompt_that_got_room_late_takes_what_others_computed(fleet):
     assert (await answer.wait()).tokens == reference([*PROMPT, 40], SAMPLING)
     assert sum(prefill for prefill, _ in p.engine.steps) == 1, "its last token alone"
     mine.end()
-    await fleet.idle()
 
 
 async def test_mixed_instances_do_not_wait_in_a_circle_for_room(fleet):
@@ -131,11 +112,10 @@ async def test_mixed_instances_do_not_wait_in_a_circle_for_room(fleet):
     client = await fleet.client(here)
     # A request that holds the room there may wait for room here.
     held = Holder(there.parts.cache, [], 12)
-    (answer,) = await client.submit(submission(PROMPT[:-1], SAMPLING, prefill=there, decode=here))
-    assert (await answer.wait()).tokens == reference(PROMPT[:-1], SAMPLING)
+    answer = await client.answer(PROMPT[:-1], SAMPLING, prefill=there, decode=here)
+    assert answer.tokens == reference(PROMPT[:-1], SAMPLING)
     assert answer.prefill.prefill_instance_id == "m0"
     held.end()
-    await fleet.idle()
 
 
 async def test_an_instance_without_room_for_a_prompt_says_so(fleet):
@@ -143,11 +123,9 @@ async def test_an_instance_without_room_for_a_prompt_says_so(fleet):
     here = await fleet.start("decode", "d0")
     client = await fleet.client(here)
     held = Holder(there.parts.cache, [], 128)
-    (answer,) = await client.submit(submission(PROMPT, SAMPLING, prefill=there, decode=here))
-    await answer.wait()
+    answer = await client.answer(PROMPT, SAMPLING, prefill=there, decode=here)
     assert (answer.last.error.code, answer.last.error.field) == ("RESOURCE_EXHAUSTED", "prefill_instance")
     held.end()
-    await fleet.idle()
 
 
 @REPLACES_METHODS
@@ -166,8 +144,8 @@ async def test_eviction_hears_of_a_prompt_as_one_run(fleet):
         evictor.stored_pinned = stored
     client = await fleet.client(d)
     for end in ([40], [41] * BLOCK_TOKENS):
-        (answer,) = await client.submit(submission([*PROMPT, *end], SAMPLING, prefill=p, decode=d))
-        assert (await answer.wait()).tokens == reference([*PROMPT, *end], SAMPLING)
+        answer = await client.answer([*PROMPT, *end], SAMPLING, prefill=p, decode=d)
+        assert answer.tokens == reference([*PROMPT, *end], SAMPLING)
     await fleet.idle()
     for worker, calls in told.items():
         chain = {}

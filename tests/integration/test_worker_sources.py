@@ -6,22 +6,11 @@ import asyncio
 import time
 from types import SimpleNamespace
 
-import pytest_asyncio
-
-from pinyon.core.request import SamplingParams
 from pinyon.transfer import RegionDescriptor
 from tests.integration.lb_harness import port_of
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, peer_span, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, SHORT, WAIT_S, gauge, peer_span, reference, submission
 
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 BLOCKS = 6
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 class Clock:
@@ -63,13 +52,12 @@ async def test_a_source_with_a_dead_port_costs_one_request_until_back(fleet):
     at_source, client = await fleet.client(source), await fleet.client(d)
 
     async def held_by_source(number: int) -> None:
-        (answer,) = await at_source.submit(submission(prompt(number), SHORT))
-        await answer.wait()
+        await at_source.answer(prompt(number), SHORT)
 
     async def ask(number: int):
         fetches = [peer_span(source, 0, BLOCKS)]
-        (answer,) = await client.submit(submission(prompt(number), SHORT, prefill=p, decode=d, fetches=fetches))
-        assert (await answer.wait()).tokens == reference(prompt(number), SHORT)
+        answer = await client.answer(prompt(number), SHORT, prefill=p, decode=d, fetches=fetches)
+        assert answer.tokens == reference(prompt(number), SHORT)
         return answer.prefill
 
     for number in range(3):
@@ -101,7 +89,6 @@ async def test_a_source_with_a_dead_port_costs_one_request_until_back(fleet):
             await held_by_source(number)
     assert p.load().failed_sources == frozenset()
     await fleet.known("p0", lambda state: not state.load.failed_sources)
-    await fleet.idle()
 
 
 async def test_a_decode_instance_that_takes_no_kv_blocks_no_others(fleet):
@@ -135,4 +122,3 @@ async def test_a_decode_instance_that_takes_no_kv_blocks_no_others(fleet):
     computed = sum(tokens for tokens, _ in p.engine.steps[steps:])
     assert computed == 2 * len(prompt(1)), "only one of the prompts was computed in vain"
     clock.go_on()
-    await fleet.idle()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pinyon.core.errors import Unavailable
-from pinyon.core.request import SamplingParams
 from tests.integration.kvstore_parts import eventually, running_node
-from tests.integration.worker_parts import BLOCK_TOKENS, WAIT_S, Fleet, gauge, reference, submission
+from tests.integration.worker_parts import BLOCK_TOKENS, SHORT, WAIT_S, Fleet, gauge, reference, submission, until
 
 POOL = 32
-SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 class AwayStore:
@@ -35,13 +31,6 @@ class AwayStore:
         raise Unavailable("the store is away")
 
 
-@pytest_asyncio.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
-
-
 def prompt(number: int, blocks: int) -> list[int]:
     """Returns a prompt of full blocks less one token, with another beginning for each number."""
     return [32 + number, *range(32, 32 + blocks * BLOCK_TOKENS - 2)]
@@ -49,12 +38,10 @@ def prompt(number: int, blocks: int) -> list[int]:
 
 async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Fleet) -> None:
     store = AwayStore()
-    worker = await fleet.start("mixed", "m0", blocks=POOL, store=store)
-    client = await fleet.client(worker)
+    worker, client = await fleet.mixed(blocks=POOL, store=store)
 
     async def serve(tokens: list[int]) -> None:
-        (answer,) = await client.submit(submission(tokens, SHORT, prefill=worker, decode=worker))
-        assert (await answer.wait()).tokens == reference(tokens, SHORT)
+        assert (await client.answer(tokens, SHORT, prefill=worker, decode=worker)).tokens == reference(tokens, SHORT)
         assert await worker.decodes.drained(WAIT_S)  # it has returned its blocks
         assert await worker.prefills.drained(WAIT_S)
 
@@ -64,9 +51,7 @@ async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Flee
     assert gauge(worker, "used_blocks") <= POOL // 4
     await serve(prompt(4, POOL - 3))  # while a put of the first blocks hangs
     store.let_go.set()
-    async with asyncio.timeout(WAIT_S):
-        while gauge(worker, "used_blocks"):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: not gauge(worker, "used_blocks"))
     await serve(prompt(5, 9))
     await fleet.idle()  # also checks that nothing is kept for the store within the pause
 
@@ -75,11 +60,9 @@ async def test_a_store_that_is_away_holds_no_room_that_requests_want(fleet: Flee
 async def test_prompts_placed_without_a_conductor_read_the_store(fleet: Fleet, redis_url: str, apart: bool) -> None:
     planned, unplanned = prompt(1, 9), prompt(2, 9)
     async with running_node(redis_url, pool_mib=8) as node:
-        writer = await fleet.start("mixed", "m0", redis_url=redis_url)
-        client = await fleet.client(writer)
+        writer, client = await fleet.mixed(redis_url=redis_url)
         for tokens in (planned, unplanned):
-            (answer,) = await client.submit(submission(tokens, SHORT, prefill=writer, decode=writer))
-            await answer.wait()
+            answer = await client.answer(tokens, SHORT, prefill=writer, decode=writer)
         await eventually(lambda: node.figure("listed_blocks") >= 16, "both prompts are stored")
         if apart:
             p, d = await fleet.pair(redis_url=redis_url)

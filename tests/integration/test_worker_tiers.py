@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.block_keys import pack_keys
@@ -20,26 +19,22 @@ from pinyon.decisions import replay_journal
 from pinyon.store.writer import PutOutcome
 from services.worker.app import Worker
 from services.worker.kv.swaps import Swaps
-from tests.integration.test_worker_exactness import check, make_asks, run_all
+from tests.integration.test_worker_exactness import make_asks
 from tests.integration.worker_parts import (
     BLOCK_TOKENS,
     WAIT_S,
-    Fleet,
     LbClient,
+    check,
+    ended,
     gauge,
     peer_span,
     reference,
+    run_all,
     submission,
+    until,
 )
 
 GREEDY = SamplingParams(max_tokens=2, ignore_eos=True)
-
-
-@pytest_asyncio.fixture
-async def fleet():
-    fleet = Fleet()
-    yield fleet
-    await fleet.close()
 
 
 def document(seed: int, blocks: int) -> list[int]:
@@ -48,8 +43,7 @@ def document(seed: int, blocks: int) -> list[int]:
 
 
 async def ask(client: LbClient, prompt: list[int], sampling: SamplingParams = GREEDY, **fields) -> object:
-    (answer,) = await client.submit(submission(prompt, sampling, **fields))
-    await answer.wait()
+    answer = await client.answer(prompt, sampling, **fields)
     assert answer.tokens == reference(prompt, sampling)
     return answer
 
@@ -95,8 +89,7 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.001) -> None
 
 async def test_talks_larger_than_the_pool_hit_in_the_second_tier(fleet):
     """Six conversations of three turns, interleaved turn by turn: each time the pool held another conversation."""
-    m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=96, prefill_chunk_tokens=24)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=24, dram_blocks=96, prefill_chunk_tokens=24)
     talks = [document(seed, 6) for seed in range(6)]
     cached = []
     for turn in range(3):
@@ -124,8 +117,7 @@ async def test_talks_larger_than_the_pool_hit_in_the_second_tier(fleet):
 )
 async def test_a_pair_gives_the_tokens_of_one_engine(fleet, monkeypatch, blocks, chunk, batch, dram):
     slow_copies(monkeypatch)
-    p, d = await fleet.pair(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch, dram_blocks=dram)
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(blocks=blocks, prefill_chunk_tokens=chunk, max_batch=batch, dram_blocks=dram)
     asks = make_asks(40, seed=blocks + dram)
     check(asks, await run_all(client, p, d, asks))
     check(asks, await run_all(client, p, d, asks))
@@ -138,8 +130,7 @@ async def test_a_pair_gives_the_tokens_of_one_engine(fleet, monkeypatch, blocks,
 async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, monkeypatch):
     """Blocks that a request grew into are copied away before the step that writes to them."""
     slow_copies(monkeypatch)
-    m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=40, max_batch=8, prefill_chunk_tokens=12)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=24, dram_blocks=40, max_batch=8, prefill_chunk_tokens=12)
     rng = random.Random(9)
     asks = []
     for _ in range(16):
@@ -155,8 +146,7 @@ async def test_tokens_are_exact_when_requests_give_way_to_each_other(fleet, monk
 async def test_a_prefill_instance_sends_from_its_second_tier(fleet, monkeypatch):
     slow_copies(monkeypatch)
     p = await fleet.start("prefill", "p0", blocks=16, dram_blocks=64)
-    d = await fleet.start("decode", "d0", blocks=64)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(blocks=64)
     prompts = [document(seed, 10) for seed in range(3)]
     for _ in range(2):
         for prompt in prompts:
@@ -171,8 +161,7 @@ async def test_a_decode_instance_uses_what_is_in_its_second_tier(fleet, monkeypa
     """The prefill instance hears of them as held. Peers write only to blocks whose content has been copied away."""
     slow_copies(monkeypatch)
     p = await fleet.start("prefill", "p0", blocks=64)
-    d = await fleet.start("decode", "d0", blocks=16, dram_blocks=64)
-    client = await fleet.client(d)
+    d, client = await fleet.decode(blocks=16, dram_blocks=64)
     prompts = [document(seed, 10) for seed in range(4)]
     for prompt in prompts:
         await ask(client, [*prompt, 7], prefill=p, decode=d)
@@ -215,8 +204,7 @@ async def test_a_peer_reads_what_is_in_the_second_tier(fleet, monkeypatch):
 
 
 async def test_a_lease_is_answered_when_what_it_names_has_come(fleet, monkeypatch):
-    m = await fleet.start("mixed", "m0", blocks=12, dram_blocks=32)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=12, dram_blocks=32)
     books, pool = m.parts.cache.pool, m.engine.pool
     await ask(client, [*document(1, 8), 7])
     keys = list(books.keys())
@@ -233,18 +221,15 @@ async def test_a_lease_is_answered_when_what_it_names_has_come(fleet, monkeypatc
         assert not nothing.blocks
         assert not asked.done()
         gone = stub.Acquire(kvstore_pb2.AcquireRequest(keys=pack_keys(keys)))
-        while gauge(m, "leases") < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: gauge(m, "leases") == 2)
         gone.cancel()
-        while gauge(m, "leases") > 1:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: gauge(m, "leases") == 1)
         held.release()
         lease = await asked
         assert [each.index for each in lease.blocks] == list(range(len(keys)))
         for content, location in zip(contents, lease.blocks, strict=True):
             np.testing.assert_array_equal(pool[location.offset_bytes // location.length_bytes], content)
         assert (await stub.Release(kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
-    await fleet.idle()
 
 
 async def test_a_fetch_waits_until_its_blocks_are_copied_away(fleet, monkeypatch):
@@ -262,7 +247,6 @@ async def test_a_fetch_waits_until_its_blocks_are_copied_away(fleet, monkeypatch
     other = await fleet.start("decode", "d1", blocks=32)  # holds nothing
     answer = await ask(await fleet.client(other), [*first, 9], prefill=p, decode=other)
     assert answer.last.usage.cached_local_tokens == 8 * BLOCK_TOKENS
-    await fleet.idle()
 
 
 class CopyingStore:
@@ -291,9 +275,7 @@ async def test_the_store_gets_what_was_promoted_when_it_has_come(fleet, monkeypa
     for _ in range(2):
         for prompt in prompts:
             await ask(client, [*prompt, 7])
-            async with asyncio.timeout(WAIT_S):
-                while gauge(m, "store_queue_blocks"):  # noqa: ASYNC110
-                    await asyncio.sleep(0)
+            await until(lambda: not gauge(m, "store_queue_blocks"))
         store.losses += 1
     twice = [contents for contents in store.contents.values() if len(contents) > 1]
     assert len(twice) > 40
@@ -304,8 +286,7 @@ async def test_the_store_gets_what_was_promoted_when_it_has_come(fleet, monkeypa
 
 
 async def test_contents_are_bit_for_bit_what_was_demoted(fleet):
-    m = await fleet.start("mixed", "m0", blocks=12, dram_blocks=32)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=12, dram_blocks=32)
     pool, books = m.engine.pool, m.parts.cache.pool
     prompt = document(4, 8)
     await ask(client, [*prompt, 7])
@@ -323,8 +304,7 @@ async def test_contents_are_bit_for_bit_what_was_demoted(fleet):
 
 async def test_the_engine_steps_during_copies_and_spares_their_blocks(fleet, monkeypatch):
     """A prompt waits for blocks whose content is still to be copied away, and that content comes back whole."""
-    m = await fleet.start("mixed", "m0", blocks=16, dram_blocks=32)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=16, dram_blocks=32)
     prompts = [document(seed, 8) for seed in (6, 7, 8)]
     await ask(client, [*prompts[0], 7])
     held = Held(m, monkeypatch)
@@ -338,14 +318,12 @@ async def test_the_engine_steps_during_copies_and_spares_their_blocks(fleet, mon
         assert answer.tokens == reference([*prompt, 7], GREEDY)
     for prompt in prompts:
         await ask(client, [*prompt, 9])
-    await fleet.idle()
 
 
 async def test_requests_cancelled_during_swaps_leave_nothing(fleet, monkeypatch):
     """Cancelled at any moment, with copies held up, chunk after chunk; then the same prompts again."""
     rng = random.Random(11)
-    p, d = await fleet.pair(blocks=24, dram_blocks=48, max_batch=4)
-    client = await fleet.client(d)
+    p, d, client = await fleet.serving(blocks=24, dram_blocks=48, max_batch=4)
     asks = make_asks(30, seed=12)
     for round_number in range(4):
         held = Held(p, monkeypatch)
@@ -360,12 +338,10 @@ async def test_requests_cancelled_during_swaps_leave_nothing(fleet, monkeypatch)
             assert answer.tokens == reference(prompt, sampling)[: len(answer.tokens)]
         await fleet.idle()
     check(asks, await run_all(client, p, d, asks))
-    await fleet.idle()
 
 
 async def test_a_worker_that_stops_in_the_middle_of_a_swap_stops(fleet, monkeypatch):
-    m = await fleet.start("mixed", "m0", blocks=12, dram_blocks=32)
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=12, dram_blocks=32)
     await ask(client, [*document(1, 8), 7])
     held = Held(m, monkeypatch)
     (answer,) = await client.submit(submission([*document(2, 8), 7], GREEDY))
@@ -382,15 +358,13 @@ async def test_a_worker_that_stops_in_the_middle_of_a_swap_stops(fleet, monkeypa
 
 async def test_decisions_with_two_tiers_are_replayed_the_same(fleet, tmp_path: Path):
     path = tmp_path / "mixed.jsonl"
-    m = await fleet.start("mixed", "m0", blocks=24, dram_blocks=32, max_batch=2, journal=str(path))
-    client = await fleet.client(m)
+    m, client = await fleet.mixed(blocks=24, dram_blocks=32, max_batch=2, journal=str(path))
     asks = make_asks(40, seed=3)
     gone = await client.submit(*(submission(prompt, sampling) for prompt, sampling in asks[:5]))
     for answer in gone[::2]:
         await client.cancel(answer)
     check(asks, await run_all(client, None, None, asks))
-    for answer in gone:
-        await answer.wait()
+    await ended(gone)
     await fleet.idle()
     assert tiers(m)["hits dram"] > 0
     fleet.workers.remove(m)

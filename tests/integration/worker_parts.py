@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,6 +18,7 @@ import grpc
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from launch.process import ROOT
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
@@ -23,6 +28,7 @@ from pinyon.messages.logprobs import append_logprob, append_logprob_rows, logpro
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceState
+from pinyon.runtime.process import child_environment
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor
 from services.conductor.app import build as build_conductor
@@ -37,6 +43,11 @@ from tests.integration.kvstore_parts import eventually
 
 BLOCK_TOKENS = 8
 WAIT_S = 60.0
+PROMPT = list(range(32, 32 + 5 * BLOCK_TOKENS + 3))
+OTHER = PROMPT[::-1]
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+
+Asks = Sequence[tuple[list[int], SamplingParams]]
 
 IDLE_GAUGES = (
     "owned_requests",
@@ -191,7 +202,7 @@ def gauge(worker: Worker, name: str) -> float:
 
 
 class Fleet:
-    """The workers of one test. ``close`` stops them and fails if anything was left."""
+    """The workers of one test. ``close`` waits for all requests, stops the workers, and fails if anything was left."""
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
@@ -213,18 +224,46 @@ class Fleet:
         return state
 
     async def start(
-        self, role: str, name: str, *, blocks: int = 128, source=None, store=None, clock=time.monotonic, **settings
+        self,
+        role: str,
+        name: str,
+        *,
+        blocks: int = 128,
+        source=None,
+        store=None,
+        clock=time.monotonic,
+        card: ModelCard | None = None,
+        **settings,
     ) -> Worker:
+        """Starts a worker; the numpy engine, which is the default, can be held."""
         settings = {"drain_s": 0, "metrics_listen": "", "prefill_chunk_tokens": 16, **settings}
         values = WorkerSettings(role=role, pool_blocks=blocks, block_tokens=BLOCK_TOKENS, **settings)
-        engine = GateEngine(blocks, values.attention_kernel)
-        worker = Worker(values, name, CollectorRegistry(), card=tiny_card(), engine=engine, clock=clock)
+        engine = GateEngine(blocks, values.attention_kernel) if values.engine == "numpy" else None
+        worker = Worker(values, name, CollectorRegistry(), card=card or tiny_card(), engine=engine, clock=clock)
         await worker.start(source=source, store=store)
         self.workers.append(worker)
         return worker
 
     async def pair(self, **settings) -> tuple[Worker, Worker]:
         return await self.start("prefill", "p0", **settings), await self.start("decode", "d0", **settings)
+
+    async def mixed(self, **settings) -> tuple[Worker, LbClient]:
+        """Starts an instance that does all itself; returns it with a client."""
+        worker = await self.start("mixed", "m0", **settings)
+        return worker, await self.client(worker)
+
+    async def decode(self, **settings) -> tuple[Worker, LbClient]:
+        """Starts an instance that only decodes; returns it with a client."""
+        worker = await self.start("decode", "d0", **settings)
+        return worker, await self.client(worker)
+
+    async def serving(self, *, apart: bool = True, **settings) -> tuple[Worker, Worker, LbClient]:
+        """Starts who computes prompts and who decodes, one instance unless ``apart``; with a client of the latter."""
+        if not apart:
+            worker, client = await self.mixed(**settings)
+            return worker, worker, client
+        p, d = await self.pair(**settings)
+        return p, d, await self.client(d)
 
     async def client(self, worker: Worker) -> LbClient:
         client = LbClient(worker)
@@ -233,8 +272,7 @@ class Fleet:
 
     async def idle(self) -> None:
         """Waits until nothing is under way; fails if anything is left then."""
-        for worker in self.workers:
-            worker.engine.release()
+        self._release()
         for worker in self.workers:
             assert await worker.decodes.drained(WAIT_S)
             assert await worker.prefills.drained(WAIT_S)
@@ -247,11 +285,21 @@ class Fleet:
             assert not left, f"{worker.served.instance_id}: {left}"
             worker.parts.cache.admission.check_integrity()
 
+    def _release(self) -> None:
+        for worker in self.workers:
+            if isinstance(worker.engine, GateEngine):
+                worker.engine.release()
+
     async def close(self) -> None:
+        try:
+            await self.idle()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
         for client in self.clients:
             await client.close()
-        for worker in self.workers:
-            worker.engine.release()
+        self._release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
             worker.parts.cache.admission.check_integrity()
@@ -287,6 +335,11 @@ class Answer:
         return self
 
 
+async def ended(answers: Iterable[Answer]) -> None:
+    for answer in answers:
+        await answer.wait()
+
+
 class LbClient:
     """One Session stream, as a load balancer has it."""
 
@@ -308,6 +361,18 @@ class LbClient:
             answers.append(answer)
         await self.call.write(worker_pb2.SessionRequest(submissions=submissions))
         return answers
+
+    async def answer(self, prompt: Sequence[int], sampling: SamplingParams | None = None, **fields: Any) -> Answer:
+        """Returns the whole answer to :func:`submission`."""
+        (answer,) = await self.submit(submission(prompt, sampling, **fields))
+        return await answer.wait()
+
+    async def held(self, worker: Worker, prompt: Sequence[int], sampling: SamplingParams, **fields: Any) -> Answer:
+        """Returns the begun answer to :func:`submission`, for which the worker's engine is held at a step."""
+        worker.engine.hold()
+        (answer,) = await self.submit(submission(prompt, sampling, **fields))
+        await worker.engine.entered()
+        return answer
 
     async def cancel(self, answer: Answer) -> None:
         ids = [stream_id for stream_id, each in self.answers.items() if each is answer]
@@ -380,6 +445,53 @@ def submission(
             )
         )
     return message
+
+
+def check(asks: Asks, answers: Sequence[Answer]) -> None:
+    """Asserts that each answer is that of one engine alone."""
+    for (prompt, sampling), answer in zip(asks, answers, strict=True):
+        expected = alone(prompt, sampling)
+        assert answer.finish in ("stop", "length"), answer.last
+        assert answer.tokens == expected.tokens
+        assert answer.logprobs == expected.logprobs
+        assert answer.prompt_logprobs == (expected.prompt_logprobs if sampling.prompt_logprobs else None)
+        assert answer.last.usage.prompt_tokens == len(prompt)
+        assert answer.last.usage.completion_tokens == len(answer.tokens)
+        if sampling.prompt_logprobs:
+            assert answer.last.usage.cached_tokens == 0
+            assert len(answer.prompt_logprobs) == len(prompt) - 1
+
+
+async def run_all(
+    client: LbClient, prefill: Worker | None, decode: Worker | None, asks: Asks, **fields: Any
+) -> list[Answer]:
+    answers = await client.submit(
+        *(submission(prompt, sampling, prefill=prefill, decode=decode, **fields) for prompt, sampling in asks)
+    )
+    await ended(answers)
+    return answers
+
+
+@contextlib.asynccontextmanager
+async def worker_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Runs a worker with the instant engine as a process; yields it and its address."""
+    reader, writer = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.worker", "--engine", "instant", "--metrics-listen", ""),
+        *("--ready-fd", str(writer), *arguments),
+        pass_fds=(writer,),
+        stderr=asyncio.subprocess.DEVNULL,
+        env=child_environment(ROOT, os.getpid()),
+    )
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as pipe:
+            address = json.loads(await asyncio.to_thread(pipe.readline))["grpc"]
+        yield process, address
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def peer_span(worker: Worker, first: int, count: int) -> common_pb2.FetchSpan:

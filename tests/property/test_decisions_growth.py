@@ -82,10 +82,6 @@ def first_gets_on(machine: Machine) -> None:
     assert first not in machine.preempted[before:], "the first one gave way"
 
 
-def _fits(one: tuple[int, int]) -> bool:
-    return sum(one) <= BLOCKS * BLOCK
-
-
 @given(
     sizes=st.lists(
         st.tuples(st.integers(1, BLOCKS * BLOCK - 2), st.integers(1, 30)).filter(

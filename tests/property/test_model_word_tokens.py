@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from functools import cache
 from sys import getsizeof
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from pinyon.model import word_tokens
-from pinyon.model.tokenizer import HfTokenizer
+from pinyon.model.merges import WORD_BYTES, merges_of
+from pinyon.model.tokenizer import HfTokenizer, _byte_letters
 from pinyon.model.word_tokens import RUN_CHARS, RUN_CHARS_MAX, Memory, MuchNew, WordTokens, known_words
 
 PATTERNS = {
@@ -191,9 +193,11 @@ def test_the_memory_counts_what_texts_take(char: str) -> None:
     assert 0.8 * limit < sum(kept) <= 2 * limit
 
 
-def test_what_stands_often_in_a_run_is_cut_once() -> None:
-    tokens = WordTokens(word_tokens._QWEN, {}, lambda text: b"word", lambda text: b"whole")
-    cut: list[str] = []
+def by_qwens_words(markers: dict[str, bytes], whole: Callable[[str], bytes]) -> tuple[WordTokens, list[str]]:
+    """Returns an encoder without a memory yet, and the texts that it will cut into words."""
+    merges = merges_of(json.loads(rules_of(word_tokens._QWEN, None)), _byte_letters())
+    assert merges is not None
+    tokens, cut = WordTokens(word_tokens._QWEN, markers, merges, whole), list[str]()
     find = tokens._find
 
     def count(text: str) -> list[str]:
@@ -201,31 +205,31 @@ def test_what_stands_often_in_a_run_is_cut_once() -> None:
         return find(text)  # type: ignore[no-any-return]
 
     tokens._find = count  # type: ignore[assignment]
-    assert tokens.encode(" ".join(["q"] * 100)) == b"word" * 100
+    return tokens, cut
+
+
+def test_what_stands_often_in_a_run_is_cut_once() -> None:
+    tokens, cut = by_qwens_words({}, lambda text: b"whole")
+    often, longer = " ".join(["q"] * 100), " ".join(["some-piece-of-many-tokens"] * 10)
+    assert len(tokens.encode(often)) >= 400
     assert cut == ["q", " q"]
+    tokens.encode(longer)
+    assert cut[2:] == ["some-piece-of-many-tokens", " some-piece-of-many-tokens"]
 
 
 @pytest.mark.parametrize("size", [3, 30, 300, 2000])
 def test_work_is_bounded_however_long_words_are(size: int) -> None:
-    """The work is the characters that the library gets, by words, by runs, or by both when there are too many words."""
-    asked: list[str] = []
-
-    def ask(text: str) -> bytes:
-        asked.append(text)
-        return b"1234"
-
-    tokens = WordTokens(word_tokens._QWEN, {}, ask, ask)
+    tokens, cut = by_qwens_words({}, lambda text: b"1234")
     letters = "".join(random.Random(size).choices("abcdefghijklmnopqrstuvwxyz", k=64_000))
     text = " ".join(letters[at : at + size] for at in range(0, len(letters), size))
     new_chars = 8 * RUN_CHARS
     with pytest.raises(MuchNew):
         tokens.encode(text, new_chars)
-    assert sum(map(len, asked)) <= new_chars + 2 * (RUN_CHARS + size + 1), "one run more, both ways"
+    assert sum(map(len, cut)) <= new_chars + RUN_CHARS + size + 1, "one run more"
 
 
 def test_markers_count_and_places_where_they_might_begin() -> None:
-    markers = {f"<S{number}>": b"1234" for number in range(1000)}
-    tokens = WordTokens(word_tokens._QWEN, markers, lambda text: b"word", lambda text: b"whole")
+    tokens, _ = by_qwens_words({f"<S{number}>": b"1234" for number in range(1000)}, lambda text: b"whole")
     page = "<a> b </a>\n" * 300
     assert tokens.encode(page) == tokens.encode(page, 4096), "which is known"
     for text, beyond in (("<S" * 20_000, 4096), ("<S7>" * 2000, 4096), ("<S12> known " * 1100, 4096)):
@@ -235,20 +239,11 @@ def test_markers_count_and_places_where_they_might_begin() -> None:
         assert tokens.encode(text[:120], beyond) == tokens.encode(text[:120])
 
 
-def test_few_words_are_asked_for_one_by_one() -> None:
-    asked: list[str] = []
-
-    def word(text: str) -> bytes:
-        asked.append(text)
-        return b"%04d" % len(text)
-
-    tokens = WordTokens(word_tokens._QWEN, {}, word, lambda text: b"whole")
-    assert tokens.encode("one two two") == b"000300040004"
-    assert asked == ["one", " two"]
-    assert tokens.encode("one two three") == b"000300040006"
-    assert asked == ["one", " two", " three"]
-    assert tokens.encode(" ".join(f"{chr(97 + n)}x" for n in range(25))) == b"whole"
-    assert len(asked) == 3 + word_tokens.LEARNED
+def test_only_long_words_are_left_to_the_library() -> None:
+    tokens, _ = by_qwens_words({}, lambda text: b"%04d" % len(text))
+    word = "x" * (WORD_BYTES + 1)
+    assert tokens.encode(f"{word}/{word}") == b"%04d" % len(word) + b"%04d" % (len(word) + 1)
+    assert tokens.encode(word[1:]) != b"%04d" % WORD_BYTES
 
 
 def test_encoding_time_does_not_reveal_what_others_have_asked() -> None:

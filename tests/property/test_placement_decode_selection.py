@@ -16,7 +16,7 @@ from pinyon.placement.decode_selection import (
     shared_at,
 )
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.policy import DecodeChoice, PlacementDecision, PlacementRequest, Times
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet
 
 BLOCK = LAYOUT.block_tokens
@@ -161,10 +161,10 @@ def test_as_the_loop_over_instances(members, tbt_slo_s, together, no_reuse, seed
         fleet.set_load(state, replace(load, level_blocks=level, shared=shared), when_s)
         prefill = fleet.get("p0")
         for each, blocks in enumerate(placed):
-            decision = PlacementDecision(prefill, DecodeChoice(state), 0, (), Times(), "")
+            decision = PlacementDecision(prefill, state)
             fleet.inflight.add(f"{name}-{each}", decision, blocks, 0.0)
         if level:
-            decision = PlacementDecision(prefill, DecodeChoice(state), 0, (), Times(), "")
+            decision = PlacementDecision(prefill, state)
             fleet.inflight.add(f"{name}-same", decision, 1, 0.0, decoded_keys=keys(*range(theirs)))
             PLACED[name] = [depth for depth in (level, 4 * level, 16 * level) if depth <= theirs]
     for each in range(0, len(members), 2):  # some have ended

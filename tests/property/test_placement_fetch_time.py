@@ -1,18 +1,16 @@
 """Predicted fetch times, and plans against the rule written as a loop over holders.
 
-Times are never negative, grow with the bytes to fetch and with other fetches, and are the same one by one and in
-arrays.
+Times are never negative, and grow with the bytes to fetch and with other fetches.
 """
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.request import Role
 from pinyon.placement.fetch_plan import FetchPlanner
-from pinyon.placement.fetch_time import fetch_s, fetches_s
+from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceLoad
-from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
+from pinyon.placement.policy import Fetch, PlacementDecision
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet, member
 
 BLOCKS = 8
@@ -38,7 +36,7 @@ def worlds(draw):
     for number, ((reader, source), blocks) in enumerate(placed):
         fetches = (Fetch(member(fleet, source), 0, blocks),)
         decision = PlacementDecision(
-            member(fleet, reader), DecodeChoice(member(fleet, "d0")), 0, fetches, Times(0.0, 0.1, 0.1), ""
+            member(fleet, reader), member(fleet, "d0"), 0, fetches, transfer_s=0.1, prefill_s=0.1
         )
         fleet.inflight.add(str(number), decision, 1, 0.0)
     for number in range(draw(st.integers(0, len(placed)))):
@@ -52,18 +50,11 @@ def worlds(draw):
 
 
 @given(worlds(), st.integers(0, 1 << 40), st.integers(1, 1 << 40), st.data())
-def test_one_by_one_and_in_arrays(world, size, more, data):
+def test_more_bytes_take_longer(world, size, more, data):
     fleet, names, readers = world
     source = member(fleet, data.draw(st.sampled_from(names)))
-    states = [member(fleet, name) for name in readers]
-    rows = np.array([state.row for state in states], np.intp)
-    sizes = np.array([size if number % 3 else 0 for number in range(len(states))], np.int64)
-    alone = [fetch_s(state, [(source, int(each))] if each else []) for state, each in zip(states, sizes, strict=True)]
-    assert np.allclose(fetches_s(fleet.loads, rows, [(source, sizes)]), alone, rtol=1e-9, atol=1e-12)
-    several = [(member(fleet, name), size + number + 1) for number, name in enumerate(names)]
-    alone = [fetch_s(state, several) for state in states]
-    assert np.allclose(fetches_s(fleet.loads, rows, several), alone, rtol=1e-9, atol=1e-12)
-    for state in states:
+    for name in readers:
+        state = member(fleet, name)
         took_s = fetch_s(state, [(source, size)])
         assert 0 <= took_s <= fetch_s(state, [(source, size + more)]) * (1 + 1e-9)
         assert took_s <= fetch_s(state, [(source, size), (source, more)]) * (1 + 1e-9)
@@ -76,7 +67,7 @@ def test_what_is_on_its_way_delays_and_then_no_longer(world, size, blocks, data)
     source = member(fleet, data.draw(st.sampled_from([name for name in names if name != other.info.instance_id])))
     before_s = fetch_s(reader, [(source, size)])
     fetches = (Fetch(source, 0, blocks),)
-    decision = PlacementDecision(other, DecodeChoice(member(fleet, "d0")), 0, fetches, Times(0.0, 0.1, 0.1), "")
+    decision = PlacementDecision(other, member(fleet, "d0"), 0, fetches, transfer_s=0.1, prefill_s=0.1)
     fleet.inflight.add("more", decision, 1, 0.0)
     assert fetch_s(reader, [(source, size)]) >= before_s
     end = data.draw(st.sampled_from(("computes", "released", "leaves", "source leaves")))
@@ -90,7 +81,7 @@ def test_what_is_on_its_way_delays_and_then_no_longer(world, size, blocks, data)
         fleet.leave(source.info.instance_id)
         newer = fleet.join(info("newer", Role.STORE), 3.0)  # may have the row of the instance that left
         fleet.inflight.release("more")
-        assert newer.sendings == newer.sending_bytes == fleet.loads.readings[newer.row] == 0
+        assert newer.sendings == newer.sending_bytes == 0
         return
     else:
         return
@@ -105,8 +96,8 @@ def oracle(pool, match, reader, first, end):
         elsewhere = not reader.host or state.host != reader.host
         return state.info.role is not Role.STORE, elsewhere, state.inflight_reads, (state.row - reader.row - 1) % 2**32
 
-    spans = match.spans_for(reader, first, end, pool.sources_for(reader))
-    return tuple(Fetch(min(holders, key=preference), at, until - at) for at, until, holders in spans)
+    spans = match.spans(first, end, pool.asked_by(reader) & ~reader.bit, len(match.runs))
+    return tuple(Fetch(min(pool.sources.among(mask), key=preference), at, until - at) for at, until, mask in spans)
 
 
 @given(worlds(), st.data())
@@ -122,14 +113,8 @@ def test_plans_are_those_of_a_look_at_all_holders(world, data):
     for name in (*readers, *readers):
         reader = member(fleet, name)
         local = match.held_by(reader)
-        end = match.extent_for(reader, local, pool.sources_for(reader))
+        end = match.extent(local, pool.asked_by(reader) & ~reader.bit)
         plan = planner.plan(reader, local, end)
         assert plan == oracle(pool, match, reader, local, end)
         spans = [(each.source, each.block_count * LAYOUT.block_bytes) for each in plan]
         assert planner.fetch_s(reader, local, end) == fetch_s(reader, spans)
-    end = match.extent_for(member(fleet, "d0"), 0, pool.sources)
-    stranger = [(each.source, each.block_count) for each in oracle(pool, match, member(fleet, "d0"), 0, end)]
-    common = planner.common(0, end)
-    assert [size // LAYOUT.block_bytes for _, size in common] == [blocks for _, blocks in stranger]
-    for (first, _), (source, _) in zip(common, stranger, strict=True):
-        assert (first.info.role, first.inflight_reads) == (source.info.role, source.inflight_reads)

@@ -15,7 +15,6 @@ from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.key_sample import key_sample
 from pinyon.placement import holder_sets, holdings, key_table
 from pinyon.placement.index import BlockIndex, Intake
-from pinyon.placement.prefix_match import Holders
 from tests.long import usually
 
 UNIVERSE = 80
@@ -29,7 +28,6 @@ class Member(NamedTuple):
 
 
 MEMBERS = [Member(1), Member(2), Member(4)]
-NOBODY = Member(8)
 NAMES = st.sampled_from(MEMBERS)
 NUMBERS = st.integers(0, UNIVERSE - 1)
 FEW = st.lists(NUMBERS, max_size=6)
@@ -194,12 +192,13 @@ class IndexMachine(RuleBasedStateMachine):
         if first <= match.blocks:
             among = set().union(*map(self._shown, sources)) if sources else set()
             end = min(match.blocks, reach(among, first))
-            assert match.extent_for(NOBODY, first, Holders(sources)) == end
+            mask = sum(member.bit for member in sources)
+            assert match.extent(first, mask) == end
             at = first
-            for start, stop, holders in match.spans_for(NOBODY, first, end, Holders(sources)):
+            for start, stop, holders in match.spans(first, end, mask, len(match.runs)):
                 assert start == at < stop
                 held = {prompt[place] for place in places if start <= place < stop}
-                assert set(holders) == {member for member in sources if held <= self._shown(member)} != set()
+                assert holders == sum(member.bit for member in sources if held <= self._shown(member)) > 0
                 at = stop
             assert at == end
 

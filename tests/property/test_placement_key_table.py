@@ -24,17 +24,15 @@ def found(table: KeyTable, prints: list[int]) -> list[int]:
     slots, numbers = vec[i64]([-2] * (count + 1)), vec[i64]([-2] * (count + 1))
     table.find(vec[i64]([*prints, 0]), count, slots, numbers)
     assert (slots[count], numbers[count]) == (-2, -2), "no more than were asked for"
-    assert list(numbers)[:count] == [0 if slot < 0 else table.set_ids_one[slot] for slot in list(slots)[:count]]
+    assert list(numbers)[:count] == [0 if slot < 0 else table.set_ids[slot] for slot in list(slots)[:count]]
     return list(slots)[:count]
 
 
 def insert(table: KeyTable, print_: int, set_id: int, stamp: int) -> None:
-    slot = table.insert(print_)
-    if slot == CROWDED:
+    if table.insert(print_, set_id, stamp) == CROWDED:
         table.make_room(print_)
-        slot = table.insert(print_)
-    assert table.insert(print_) == THERE
-    table.put(vec[i64]([slot]), set_id, stamp)
+        assert table.insert(print_, set_id, stamp) >= 0
+    assert table.insert(print_, 0, 0) == THERE
 
 
 def prints_of(packed: bytes) -> list[int]:
@@ -66,7 +64,9 @@ class Books:
     def free(self, prints: list[int]) -> None:
         slots = np.array([slot for slot in found(self.table, sorted({*prints})) if slot >= 0], np.int64)
         assert len(slots) == len(self.known.keys() & {*prints})
-        self.table.free(slots)
+        self.table.free(slots[1:])
+        for slot in slots[:1].tolist():
+            self.table.remove(slot)
         for each in prints:
             self.known.pop(each, None)
 
@@ -76,7 +76,7 @@ class Books:
         slots = found(table, [*self.known])
         assert len(set(slots)) == len(self.known)
         assert -1 not in slots
-        assert [(table.set_ids_one[slot], table.stamps_one[slot]) for slot in slots] == list(self.known.values())
+        assert [(table.set_ids[slot], table.stamps[slot]) for slot in slots] == list(self.known.values())
         assert [(table.set_at(slot), table.stamp_at(slot)) for slot in slots] == list(self.known.values())
 
 

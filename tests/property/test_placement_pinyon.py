@@ -85,7 +85,7 @@ def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = Fa
         state = member(fleet, name)
         state.loads.ends_s[state.row] = ends_s[name]
         for prefill_us in waiting[name]:
-            state.loads.enqueue(state.row, prefill_us)
+            state.loads.count(state.row, prefill_us)
     tokens = blocks * BLOCK + rng.randrange(1, 200)
     return World(fleet, names, waiting, ends_s, PlacementRequest("r", "m", tokens, keys(*range(1, blocks + 1))))
 
@@ -95,7 +95,7 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
     pool, match, tokens = it.pool, it.match, it.request.prompt_tokens
     local = match.held_by(state)
     prefill_s, transfer_s, reach = state.prefill_model.predict_s(tokens, local * BLOCK), 0.0, local
-    most = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+    most = match.extent(local, pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
     if most > local:
         fetch_s = FetchPlanner(pool, match).fetch_s(state, local, most)
         short_s = state.prefill_model.predict_s(tokens, most * BLOCK)
@@ -176,7 +176,7 @@ def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
     worth_s = start_s + byte_s * new_tokens * LAYOUT.block_bytes / BLOCK
     if chosen != best:
         pairs = Pairs(HotnessSettings(), options.virtual_nodes, options.seed, options.key_tokens)
-        pair = {state.info.instance_id for state in pairs.of(it.request, it.pool, NOW_S) if state is not None}
+        pair = {it.names[at] for at in pairs.places_of(it.request, it.pool, NOW_S) if at is not None}
         assert chosen in pair
         assert best not in pair
         assert each[chosen][0] <= each[best][0] + worth_s + 1e-8
@@ -271,10 +271,12 @@ def test_what_waits_is_counted_and_taken_off(seed: int) -> None:
             here = [us for request_id, us in waits.items() if open_.get(request_id) == name]
             assert int(fleet.loads.queued_us[row]) == sum(here)
             for size in range(CLASSES):
-                assert fleet.loads.ahead_us[fleet.loads.place_of(row, size)] == sum(
+                assert fleet.loads.ahead_us[size * len(fleet.loads.queued_us) + row] == sum(
                     us for us in here if us.bit_length() <= size
                 )
-                assert fleet.loads.behind[fleet.loads.place_of(row, size)] == sum(us.bit_length() > size for us in here)
+                assert fleet.loads.behind[size * len(fleet.loads.queued_us) + row] == sum(
+                    us.bit_length() > size for us in here
+                )
 
 
 @pytest.mark.parametrize("count", [2, EXAMINED_MAX, EXAMINED_MAX + 1, 30])

@@ -14,7 +14,7 @@ from pinyon.messages.enums import finish_reason_to_proto
 from pinyon.messages.error import error_to_proto
 from pinyon.runtime.outgoing import Pace
 from services.worker.decode.decodes import Decodes
-from services.worker.decode.load_news import LoadNews, ToldLoad
+from services.worker.decode.load_news import LoadNews
 from services.worker.decode.outgoing_updates import LbStream, OutgoingUpdates
 from services.worker.decode.request import DecodeRequest
 
@@ -24,7 +24,7 @@ SESSIONS_MAX = 1024
 class LbSessions:
     """All sessions, for the metrics; ``load`` is what load balancers are told, without their session's own fields."""
 
-    def __init__(self, decodes: Decodes, load: Callable[[], ToldLoad]) -> None:
+    def __init__(self, decodes: Decodes, load: Callable[[], worker_pb2.Load]) -> None:
         self.decodes = decodes
         self.load = load
         self._open: set[LbSession] = set()
@@ -108,14 +108,15 @@ class LbSession:
     def tells(self) -> bool:
         return self._news is not None
 
-    def _told(self) -> ToldLoad:
+    def _told(self) -> worker_pb2.Load:
         load = self._sessions.load()
+        load.received = self._received
         # If each of several load balancers took all the room, all would send as much. Each gets one place at least, so
         # that none waits for a place that the others leave free.
-        room = max(1, load.room // max(1, self._sessions.told)) if load.room else 0
-        return load._replace(received=self._received, room=room)
+        load.room = max(1, load.room // max(1, self._sessions.told)) if load.room else 0
+        return load
 
-    def _load(self) -> ToldLoad | None:
+    def _load(self) -> worker_pb2.Load | None:
         return None if self._news is None else self._news.take()
 
     async def _drain(self) -> None:

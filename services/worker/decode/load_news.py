@@ -7,27 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 
 HEARTBEAT_S = 0.5
 """The longest time in s between equal messages, unless the session's interval is longer."""
 EARLY_S = 0.001
 """The precision of the event loop's timers, which may be early by a millisecond."""
-
-
-class ToldLoad(NamedTuple):
-    """The load as told, field by field the ``Load`` of ``worker.proto``."""
-
-    pending: int = 0
-    running: int = 0
-    room: int = 0
-    max_batch: int = 0
-    pending_prefill_tokens: int = 0
-    draining: bool = False
-    received: int = 0
-    seq: int = 0
 
 
 class LoadNews:
@@ -37,15 +24,16 @@ class LoadNews:
     that composes a message calls :meth:`take`.
     """
 
-    def __init__(self, read: Callable[[], ToldLoad], interval_s: float, wake: Callable[[], None], clock: Clock) -> None:
+    def __init__(
+        self, read: Callable[[], worker_pb2.Load], interval_s: float, wake: Callable[[], None], clock: Clock
+    ) -> None:
         self._read = read
         self._interval_s = interval_s
         self._wake = wake
         self._clock = clock
         self._heartbeat_s = max(HEARTBEAT_S, interval_s)
         self._early_s = min(self._heartbeat_s / 2, self._heartbeat_s - interval_s)
-        self._told: ToldLoad | None = None
-        self._seq = 0
+        self._told = worker_pb2.Load()
         self._beat_s = 0.0
         """The latest time of the next message."""
         self._timer: asyncio.TimerHandle | None = None
@@ -73,22 +61,28 @@ class LoadNews:
             self.due = True
         if now_s >= self.next_s - EARLY_S:
             self.next_s = now_s + self._interval_s
-            if not self.due and now_s < self._beat_s - EARLY_S and self._read() == self._told:
+            if not self.due and now_s < self._beat_s - EARLY_S and self._now() == self._told:
                 self.next_s = min(self.next_s, self._beat_s)
             else:
                 self.due = True
         return self.due
 
-    def tell(self, now_s: float) -> ToldLoad:
+    def tell(self, now_s: float) -> worker_pb2.Load:
         """Returns the present load and counts it as told."""
-        self._told = load = self._read()
+        self._told.seq += 1
+        self._told = load = self._now()
         self._beat_s = now_s + self._heartbeat_s
         self.next_s = now_s + self._interval_s
         self.due = False
-        self._seq += 1
-        return load._replace(seq=self._seq)
+        return load
 
-    def take(self) -> ToldLoad | None:
+    def _now(self) -> worker_pb2.Load:
+        """Returns the load with the number of the last one that was told."""
+        load = self._read()
+        load.seq = self._told.seq
+        return load
+
+    def take(self) -> worker_pb2.Load | None:
         """Returns the load to go with the message that is sent now; None: no load."""
         now_s = self._clock()
         return self.tell(now_s) if self.look(now_s, going=True) else None

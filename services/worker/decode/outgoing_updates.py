@@ -9,7 +9,6 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import ResourceExhausted
 from pinyon.runtime.duplex import Accepted
 from pinyon.runtime.outgoing import MESSAGE_BYTES, Pace, TurnEnd, in_messages
-from services.worker.decode.load_news import ToldLoad
 
 LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 
@@ -22,7 +21,7 @@ class OutgoingUpdates:
     when the updates are closed and all of them have gone.
     """
 
-    def __init__(self, limit: int, pace: Pace, load: Callable[[], ToldLoad | None] = lambda: None) -> None:
+    def __init__(self, limit: int, pace: Pace, load: Callable[[], worker_pb2.Load | None] = lambda: None) -> None:
         self._end: TurnEnd[worker_pb2.SessionResponse] = TurnEnd(pace, self._make)
         self._limit = limit
         self._load = load
@@ -102,8 +101,7 @@ class OutgoingUpdates:
         """Assembles messages of what waits."""
         message, made = self._message, self._end.messages
         self._forget()
-        told = self._load()
-        load = None if told is None else worker_pb2.Load(**told._asdict())
+        load = self._load()
         if message.ByteSize() <= MESSAGE_BYTES:
             if load is not None:
                 message.load.CopyFrom(load)

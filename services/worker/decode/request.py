@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.batching import BatchRequest, TokenCounts
+from pinyon.batching import BatchRequest, DecodeSlot, TokenCounts
 from pinyon.core.block_keys import BlockKey, chain_block_keys, tokens_to_bytes
 from pinyon.core.errors import Cancelled, DeadlineExceeded, Internal, PinyonError, ResourceExhausted
 from pinyon.core.logprobs import TokenLogprob
@@ -265,7 +265,7 @@ class DecodeRequest:
             replace(prompt, traceparent=span.traceparent, ttft_left_s=prompt.ttft_left_s - self._waited_s()),
             owned=reservation,
         )
-        return (await self.abort.wait(self._job.done)).first
+        return await self.abort.wait(self._job.done)
 
     def _computes_instead(self, reservation: Reservation, error: ResourceExhausted) -> bool:
         """Returns whether this instance computes a prompt for which the prefill instance has no room."""
@@ -295,12 +295,8 @@ class DecodeRequest:
             counts.add(token)
         self._member = DecodeMember(
             number=self.number,
-            token=token,
-            position=len(prompt.tokens),
+            slot=DecodeSlot(token, len(prompt.tokens), reservation.table, prompt.sampling, made, counts),
             table=reservation.table,
-            sampling=prompt.sampling,
-            sample_index=made,
-            counts=counts,
             advanced=self._advanced,
             failed=self._failed,
             preempted=self._preempted,
@@ -338,8 +334,8 @@ class DecodeRequest:
     def _advanced(self, token: int) -> bool:
         """Takes a token from the engine's loop: the KV of all tokens before it is in the pool."""
         member = self._member
-        if member is not None and member.position % self._parts.served.layout.block_tokens == 0:
-            self._publish_block(member.position // self._parts.served.layout.block_tokens - 1)
+        if member is not None and member.slot.position % self._parts.served.layout.block_tokens == 0:
+            self._publish_block(member.slot.position // self._parts.served.layout.block_tokens - 1)
         return self._take(token, None if member is None else member.logprob)
 
     def _publish_block(self, index: int) -> None:

@@ -28,24 +28,21 @@ class Transcript:
         if token in self._ends and self.count > self._min_tokens:
             self.finish = FinishReason.STOP
             return self._rest()
-        text = self._detokenizer.push((token,))
-        if self._stop is not None and text:
-            text, matched = self._stop.push(text, ends=self.count > self._min_tokens)
-            if matched:
-                self.finish = FinishReason.STOP
-                return text
-        if self.count < self._max_tokens:
+        text = self._unstopped(self._detokenizer.push((token,)))
+        if self.finish is not None or self.count < self._max_tokens:
             return text
         self.finish = FinishReason.LENGTH
         return text + self._rest()
 
     def _rest(self) -> str:
         """Returns the text that was held back until the end; a stop string may still show up in it."""
-        text = self._detokenizer.flush()
-        if self._stop is None:
-            return text
-        text, matched = self._stop.push(text, ends=self.count > self._min_tokens)
-        if matched:
-            self.finish = FinishReason.STOP
-            return text
-        return text + self._stop.flush()
+        text = self._unstopped(self._detokenizer.flush())
+        return text if self._stop is None else text + self._stop.flush()
+
+    def _unstopped(self, text: str) -> str:
+        """Returns the text up to a stop string, less what may be the beginning of one."""
+        if self._stop is not None and text:
+            text, matched = self._stop.push(text, ends=self.count > self._min_tokens)
+            if matched:
+                self.finish = FinishReason.STOP
+        return text

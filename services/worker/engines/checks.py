@@ -44,15 +44,14 @@ def check_step(
     """Raises :class:`InvalidArgument`, with the field, for bad token ids, positions, block tables or sizes."""
     rows = len(decodes)
     for chunk in prefills:
-        if not isinstance(chunk.tokens, np.ndarray):
+        tokens = chunk.tokens
+        if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "ui":
             raise InvalidArgument("a prefill chunk's tokens must be a 1-D integer array", field="tokens")
-        n = len(chunk.tokens)
+        n = len(tokens)
         rows += n
         if n == 0:
             raise InvalidArgument("a prefill chunk must hold at least one token", field="tokens")
-        if chunk.tokens.ndim != 1 or chunk.tokens.dtype.kind not in "ui":
-            raise InvalidArgument("a prefill chunk's tokens must be a 1-D integer array", field="tokens")
-        low, high = int(np.min(chunk.tokens)), int(np.max(chunk.tokens))
+        low, high = int(np.min(tokens)), int(np.max(tokens))
         if low < 0 or high >= config.vocab_size:
             bad = low if low < 0 else high
             raise InvalidArgument(f"token id {bad} is outside the vocabulary of {config.vocab_size}", field="tokens")

@@ -7,7 +7,7 @@ truncated file is an :class:`InvalidArgument` that names the tensor.
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.builtin import BUILTIN_SEED
-from pinyon.model.card import ModelCard, checkpoint_files
+from pinyon.model.card import ModelCard
+from pinyon.model.checkpoint import Tensor, checkpoint_files, read_header
 from pinyon.model.config import ModelConfig
 
 _F32 = npt.NDArray[np.float32]
 
-HEADER_BYTES_MAX = 100 << 20
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,15 @@ class _Checkpoint:
     """The tensors of all files of a folder by name; each is read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._files: dict[str, tuple[Path, _TensorInfo]] = {}
+        self._files: dict[str, tuple[Path, Tensor]] = {}
         for path in checkpoint_files(folder):
-            for name, info in _read_header(path).items():
+            for name, info in read_header(path)[1].items():
                 if name in self._files:
                     raise _bad(f"tensor {name} is in both {self._files[name][0].name} and {path.name}")
+                if info.dtype not in _ITEM_BYTES:
+                    raise _bad(f"tensor {name} is {info.dtype}: only F32, F16 and BF16 are supported")
+                if info.size != math.prod(info.shape) * _ITEM_BYTES[info.dtype]:
+                    raise _bad(f"tensor {name} of {path.name} has {info.size} bytes, its shape needs another number")
                 self._files[name] = (path, info)
 
     def __contains__(self, name: str) -> bool:
@@ -144,56 +149,6 @@ class _Checkpoint:
             return raw.view("<f2").reshape(shape).astype(np.float32)
         # A bfloat16 is the upper half of a float32.
         return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(shape)
-
-
-@dataclass(frozen=True, slots=True)
-class _TensorInfo:
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-
-
-def _read_header(path: Path) -> dict[str, _TensorInfo]:
-    """Returns the safetensors header (format: huggingface/safetensors README), every offset checked by file size."""
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        prefix = stream.read(8)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > min(HEADER_BYTES_MAX, size - 8):
-            raise _bad(f"{path.name} is not a safetensors file, or truncated")
-        try:
-            header = json.loads(stream.read(length))
-        except (ValueError, RecursionError) as error:
-            raise _bad(f"{path.name} has a malformed header: {error}") from error
-    if not isinstance(header, dict):
-        raise _bad(f"{path.name} has a malformed header: not an object")
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        try:
-            dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
-            begin, end = entry["data_offsets"]
-            whole = [*shape, begin, end]
-            if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in whole):
-                raise ValueError("sizes must be whole numbers")
-        except (KeyError, TypeError, ValueError) as error:
-            raise _bad(f"{path.name} has a malformed entry for tensor {name[:200]}: {error!r}") from error
-        if dtype not in _ITEM_BYTES:
-            raise _bad(f"tensor {name} is {dtype}: only F32, F16 and BF16 are supported")
-        count = 1
-        for n in shape:
-            count *= n
-        if end - begin != count * _ITEM_BYTES[dtype]:
-            raise _bad(f"tensor {name} of {path.name} has {end - begin} bytes, its shape needs another number")
-        if 8 + length + end > size:
-            raise _bad(f"{path.name} is truncated: tensor {name} ends beyond the file")
-        tensors[name] = _TensorInfo(dtype, shape, 8 + length + begin, end - begin)
-    return tensors
 
 
 def _assemble(config: ModelConfig, checkpoint: _Checkpoint) -> ModelWeights:

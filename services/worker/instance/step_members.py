@@ -25,7 +25,6 @@ from pinyon.batching import (
 from pinyon.core.errors import Internal
 from pinyon.core.logprobs import LogprobRows, TokenLogprob
 from pinyon.core.orders import PrefillOrder
-from pinyon.core.request import SamplingParams
 from pinyon.decisions import Admission, Room, make_room
 from services.worker.engines.protocol import StepLogprobs
 from services.worker.kv.swaps import Swapping
@@ -63,24 +62,20 @@ class PrefillMember:
 
 @dataclass(eq=False, slots=True)
 class DecodeMember:
-    """A request in (or waiting for) the batch: ``token`` at ``position`` is fed next."""
+    """A request in (or waiting for) the batch."""
 
     number: int
-    token: int
-    position: int
+    slot: DecodeSlot
+    """The token that is fed next; it, its position and the counts up to it change here, between steps."""
     table: list[int]
-    """The blocks of ``[0, position)`` and mostly more; it grows here."""
-    sampling: SamplingParams
-    sample_index: int
+    """The blocks of the slot, which cover all before its position, and mostly more; it grows here."""
     advanced: Callable[[int], bool]
     """The callback for the new token; it returns False when the request is finished."""
     failed: Callable[[Exception], None]
     preempted: Callable[[], None]
     """The callback when it has left the batch and lost its blocks, because there was no room for all."""
-    counts: TokenCounts | None = None
-    """The counts of the tokens up to ``token``, if ``sampling`` is penalised; it grows here."""
     logprob: TokenLogprob | None = None
-    """The log-probability of ``token``, if ``sampling`` asks for it and it was sampled here."""
+    """The log-probability of the slot's token, if its sampling asks for it and it was sampled here."""
     alive: bool = True
 
 
@@ -91,6 +86,8 @@ class EngineStep:
     plan: StepPlan
     tokens: int
     """The number of tokens computed: ``plan.tokens``."""
+    kv_tokens: int
+    """The tokens before those decoded, whose KV they read."""
     prefills: list[PrefillMember]
     chunks: list[PrefillChunk]
     decodes: list[DecodeMember]
@@ -154,7 +151,7 @@ class StepMembers:
     @property
     def kv_tokens(self) -> int:
         """The tokens whose KV is read by the batch and by requests that wait to enter it."""
-        return sum(member.position for member in self._decodes.values())
+        return sum(member.slot.position for member in self._decodes.values())
 
     def add_prefill(self, member: PrefillMember) -> None:
         self.scheduler.add_prefill(member.work)
@@ -168,7 +165,7 @@ class StepMembers:
             self.scheduler.remove_prefill(number)
 
     def add_decode(self, member: DecodeMember) -> None:
-        table, tokens = member.table, member.position
+        table, tokens = member.table, member.slot.position
         self.scheduler.add_decode(member.number, tokens, len(table), self.scheduler.path(table, tokens))
         self._decodes[member.number] = member
 
@@ -200,7 +197,7 @@ class StepMembers:
         chunks: list[PrefillChunk] = []
         decodes: list[DecodeMember] = []
         slots: list[DecodeSlot] = []
-        tokens = len(plan.decodes)
+        tokens, kv_tokens = len(plan.decodes), 0
         for number, start, end in plan.prefills:
             prefill = self._prefills[number]
             prefills.append(prefill)
@@ -209,14 +206,14 @@ class StepMembers:
         for number in plan.decodes:
             member = self._decodes[number]
             decodes.append(member)
-            table, sampling, index = member.table, member.sampling, member.sample_index
-            slots.append(DecodeSlot(member.token, member.position, table, sampling, index, member.counts))
+            slots.append(member.slot)
+            kv_tokens += member.slot.position
         swapping = self._room.swapping(member.table for member in decodes)
-        return EngineStep(plan, tokens, prefills, chunks, decodes, slots, swapping)
+        return EngineStep(plan, tokens, kv_tokens, prefills, chunks, decodes, slots, swapping)
 
     def switch(self, choice: str) -> None:
         """Switches the batching policy, see :meth:`pinyon.batching.StepScheduler.switch`."""
-        tables = {number: (list(member.table), member.position) for number, member in self._decodes.items()}
+        tables = {number: (list(member.table), member.slot.position) for number, member in self._decodes.items()}
         self.scheduler.switch(choice, tables)
         self.formed = Formed()
 
@@ -274,11 +271,12 @@ class StepMembers:
                 self.remove_decode(decode)
                 decode.failed(token)
                 continue
-            decode.token = token
-            decode.position += 1
-            decode.sample_index += 1
-            if decode.counts is not None:
-                decode.counts.add(token)
+            slot = decode.slot
+            slot.token = token
+            slot.position += 1
+            slot.sample_index += 1
+            if slot.counts is not None:
+                slot.counts.add(token)
             try:
                 if not decode.advanced(token):
                     self.remove_decode(decode)

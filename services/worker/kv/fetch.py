@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
@@ -26,7 +27,6 @@ from pinyon.store.reader import BlockReader, ReadTerms
 from pinyon.transfer import Region, TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
-from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import WorkerLimits
 
 MAX_PAUSE_S = 10.0
@@ -95,10 +95,16 @@ class Fetched:
         """The time of the whole fetch; with ``layered``, known when its reading is done."""
         return (self.begun_s if self.layered is None else self.layered.ended_s) - self.start_s
 
-    def measured(self) -> tuple[SpanFetched, ...]:
+    def measured(self) -> list[conductor_pb2.FetchMeasurement]:
         """Returns the last spans that came whole, one read each, when all have arrived."""
-        whole = [read for read in self.spans if read.nbytes][-MEASURED_SPANS_MAX:]
-        return tuple(SpanFetched(read.span.source_id, read.nbytes, read.ended_s - read.asked_s) for read in whole)
+        return [
+            conductor_pb2.FetchMeasurement(
+                source_id=read.span.source_id,
+                fetched_bytes=read.nbytes,
+                fetch_us=round((read.ended_s - read.asked_s) * 1e6),
+            )
+            for read in [read for read in self.spans if read.nbytes][-MEASURED_SPANS_MAX:]
+        ]
 
     @property
     def blocks(self) -> int:
@@ -111,7 +117,7 @@ class Fetched:
             self.peer_blocks += blocks
 
 
-class _Wanted(NamedTuple):
+class WantedBlocks(NamedTuple):
     """A prompt's blocks: ``keys`` into the blocks of ``table``."""
 
     order: PrefillOrder
@@ -155,29 +161,21 @@ class Fetcher:
         """Returns the addresses of sources that are avoided now: those that failed last, if they are many."""
         return self._avoidance.avoided(self._clock())[-REPORTED_SOURCES_MAX:]
 
-    async def fetch(
-        self,
-        order: PrefillOrder,
-        keys: Sequence[BlockKey],
-        table: Sequence[int],
-        first: int,
-        abort: Abort,
-        traceparent: str,
-    ) -> Fetched:
-        """Fetches blocks from ``first`` on without a gap into the blocks of ``table``.
+    async def fetch(self, wanted: WantedBlocks, first: int) -> Fetched:
+        """Fetches blocks from ``first`` on without a gap.
 
         The order's spans name the sources; if none are planned, the store is asked. The conductor knows only a sample
         of the blocks (:mod:`pinyon.core.key_sample`), so it is not sure where the source of the next span takes over.
-        So the source of a span is asked for the first blocks of the next one, too. Raises only the error of ``abort``;
-        nothing is under way then.
+        So the source of a span is asked for the first blocks of the next one, too. Raises only the error of
+        ``wanted.abort``; nothing is under way then.
         """
-        wanted = _Wanted(order, keys, table, abort, traceparent)
+        order, keys = wanted.order, wanted.keys
         failures, fetched = self.failures, Fetched(self._clock())
         spans = order.fetches
         if order.ask_store and self._store is not None:
             looking = asyncio.ensure_future(self._look_up(self._store, keys, first))
             try:
-                spans = await abort.wait(looking)
+                spans = await wanted.abort.wait(looking)
             finally:
                 looking.cancel()
         whole_s = self._whole_s(spans, first, len(keys))
@@ -233,7 +231,7 @@ class Fetcher:
         blocks = max((min(span.end, end) - first for span in spans), default=0)
         return self._timeout_s + max(0, blocks) * self._layout.block_bytes / RATE_MIN_BYTES_S
 
-    async def _try(self, wanted: _Wanted, span: FetchSpan, at: int, timeout_s: float) -> int:
+    async def _try(self, wanted: WantedBlocks, span: FetchSpan, at: int, timeout_s: float) -> int:
         """Tries a source that failed last time with one block, while others avoid it; returns how many arrived."""
         self._tried.add(span.address)
         try:
@@ -249,7 +247,7 @@ class Fetcher:
         if not layered.reading.done() and blames_peer(late, layered.offered_s, layered.whole_s):
             self._avoidance.failed(layered.span.address, self._clock())
 
-    async def _arrive(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
+    async def _arrive(self, wanted: WantedBlocks, read: SpanRead, at: int, end: int) -> int:
         """Asks for blocks ``[at, end)``; returns how many arrived or, while the read goes on, have a first layer."""
         reading = read.reading = asyncio.ensure_future(self._read(wanted, read, at, end))
         first: set[asyncio.Future[int]] = {reading}
@@ -275,7 +273,7 @@ class Fetcher:
                 reading.cancel()
                 await asyncio.wait((reading,))
 
-    async def _read(self, wanted: _Wanted, read: SpanRead, at: int, end: int) -> int:
+    async def _read(self, wanted: WantedBlocks, read: SpanRead, at: int, end: int) -> int:
         """Returns how many leading blocks arrived, whatever goes wrong."""
         arrived, span, order = 0, read.span, wanted.order
         try:

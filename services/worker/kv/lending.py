@@ -11,10 +11,9 @@ from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.request_class import class_from_proto
 from pinyon.messages.segment import region_to_proto
 from pinyon.runtime.telemetry import Telemetry
+from pinyon.store.reader import MAX_KEYS
 from services.worker.kv.cache import KvCache
 from services.worker.orders.limits import WorkerLimits
-
-MAX_KEYS = 4096
 
 
 class CachedBlockServicer:

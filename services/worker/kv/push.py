@@ -67,7 +67,6 @@ class Push:
         self._submitting = threading.Lock()
         self.error: PinyonError | None = None
         """The reason why nothing more is sent, if something could not be submitted."""
-        self.bytes = 0
 
     def blocks(self, first: int, end: int) -> None:
         """Sends whole blocks whose content is complete."""
@@ -93,8 +92,6 @@ class Push:
                 self._group.submit(requests, self._timeout_s)
             except PinyonError as error:
                 self.error = error
-                return
-        self.bytes += sum(request.length for request in requests)
 
     async def finish(self) -> None:
         """Waits until all has arrived. Raises :attr:`error` if set, or :class:`TransferError` if a part is missing."""

@@ -124,12 +124,9 @@ class Storage:
         self, keys: Sequence[BlockKey], runs: Runs, request_class: RequestClass = UNKNOWN_CLASS, first: int = 0
     ) -> None:
         """Offers new, complete blocks: the next ones of the prompt of ``runs``, from its block ``first`` on."""
-        if self._task is None:
-            return
-        self._drop_late()
-        wanted = {key: place for place, key in enumerate(keys, first) if not self._waits(key)}
-        dropped = len(wanted) - self._take(wanted, runs, request_class)
-        self.drops[Drop.STORE if self._paused else Drop.QUEUE] += dropped
+        if self._task is not None:
+            dropped = self._take({key: place for place, key in enumerate(keys, first)}, runs, request_class)
+            self.drops[Drop.STORE if self._paused else Drop.QUEUE] += dropped
 
     def reused(
         self,
@@ -149,9 +146,7 @@ class Storage:
             key: place for place, (key, block) in enumerate(zip(keys, table, strict=False)) if asked_at[block] < era
         }
         if wanted:
-            self._drop_late()
-            fresh = {key: place for key, place in wanted.items() if not self._waits(key)}
-            self._take(fresh, runs, request_class)
+            self._take(wanted, runs, request_class)
 
     async def close(self) -> None:
         """Drops the waiting blocks. Takes at most one put's timeout."""
@@ -173,20 +168,19 @@ class Storage:
     def _paused(self) -> bool:
         return self._pauses.avoids("store", self._clock())
 
-    def _waits(self, key: BlockKey) -> bool:
-        return key in self._queue or key in self._writing
-
     def _take(self, wanted: Mapping[BlockKey, int], runs: Runs, request_class: RequestClass) -> int:
-        """Takes as many of the first keys, with their places, as there is room for; returns their number."""
+        """Takes as many of the first new keys, with their places, as there is room for; returns how many it drops."""
+        self._drop_late()
+        fresh = [key for key in wanted if key not in self._queue and key not in self._writing]
         room = 0 if self._paused else max(0, self._limit - self.pending)
-        keys = list(islice(wanted, room))
+        keys = fresh[:room]
         now_s = self._clock()
         for index, block in self._cache.hold(keys):
             key = keys[index]
             self._queue[key] = _Waiting(block, wanted[key], runs.next(), request_class, now_s)
         if self._queue:
             self._wake.set()
-        return len(keys)
+        return len(fresh) - len(keys)
 
     def _drop(self, keys: Sequence[BlockKey], reason: Drop) -> None:
         blocks = [self._queue.pop(key).block for key in keys]

@@ -22,11 +22,10 @@ from pinyon.runtime.telemetry import Span
 from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import PrefillMember
 from services.worker.kv.arrivals import LayerLost
-from services.worker.kv.fetch import Fetched, SpanRead
+from services.worker.kv.fetch import Fetched, SpanRead, WantedBlocks
 from services.worker.kv.push import Push, SendingFailed
 from services.worker.kv.swaps import Swapping
 from services.worker.orders.abort import Abort
-from services.worker.orders.ledger import PrefillOutcome
 
 STOP_GRACE_S = 2.0
 """Writes under way are short, and cutting them off costs the target's other transfers a reconnect."""
@@ -53,7 +52,7 @@ class PrefillJob:
         self.prompt = prompt
         self.order = order
         self.abort = Abort()
-        self.done: asyncio.Future[PrefillOutcome] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[FirstToken] = asyncio.get_running_loop().create_future()
         self._parts = parts
         self._queue = queue
         self._wake = wake
@@ -91,14 +90,14 @@ class PrefillJob:
 
     async def run(self) -> None:
         """Runs all phases after the queue. Never raises; ``done`` has the outcome."""
-        outcome: PrefillOutcome | None = None
+        first: FirstToken | None = None
         error: PinyonError = Internal("the prefill ended unexpectedly")
         with self._parts.telemetry.span(
             "prefill", self.order.traceparent, request_id=self.order.request_id, tokens=len(self.order.tokens)
         ) as span:
             span.classify(self.order.request_class)
             try:
-                outcome = await self._phases(span)
+                first = await self._phases(span)
             except PinyonError as failure:
                 error = failure
                 span.error(failure)
@@ -109,12 +108,12 @@ class PrefillJob:
                 try:
                     await self._stop_sending()
                     if self._owned is None:
-                        self.finish(outcome, error)  # before the step is over, which may take long
+                        self.finish(first, error)  # before the step is over, which may take long
                     await self._clean_up()
                 finally:
-                    self.finish(outcome, error)
+                    self.finish(first, error)
 
-    def tell_begun(self) -> None:
+    def _tell_begun(self) -> None:
         """Reports the beginning to the conductor, once: prompts that end without it count as cancelled or failed."""
         if not self._told_begun:
             self._told_begun = True
@@ -125,20 +124,20 @@ class PrefillJob:
         if self._behind is not None and not self._behind.done():
             self._behind.set_result(None)
 
-    def finish(self, outcome: PrefillOutcome | None, error: PinyonError) -> None:
+    def finish(self, first: FirstToken | None, error: PinyonError) -> None:
         if self.done.done():
             return
-        ended = "computed" if outcome is not None else error.message
+        ended = "computed" if first is not None else error.message
         _log.debug("prompt: %s", ended, extra={"request_id": self.order.request_id})
-        if outcome is not None:
-            self.done.set_result(outcome)
+        if first is not None:
+            self.done.set_result(first)
         else:
             self.done.set_exception(error)
             self.done.exception()  # an owner that went away does not look
 
     # -- phases
 
-    async def _phases(self, span: Span) -> PrefillOutcome:
+    async def _phases(self, span: Span) -> FirstToken:
         parts, order = self._parts, self.order
         self.abort.check()
         queue_s = parts.clock() - self.prompt.arrived_s
@@ -177,9 +176,10 @@ class PrefillJob:
             span.set(f"{part}_s", getattr(report, f"{part}_ms") / 1e3)
         span.set("computed_tokens", report.computed_tokens)
         span.set("reused_tokens", report.reused_tokens)
+        self._tell_begun()  # a prompt of one chunk was not reported while it was computed
+        parts.ledger.prefill_measured(report, fetched.bytes, fetched.measured())
         logprob = None if self._member is None else self._member.logprob
-        first = FirstToken(token, report, logprob, self._prompt_logprobs)
-        return PrefillOutcome(first, fetched.bytes, fetched.measured())
+        return FirstToken(token, report, logprob, self._prompt_logprobs)
 
     async def _reserve(self) -> Reservation:
         cache = self._parts.cache
@@ -224,9 +224,8 @@ class PrefillJob:
         if order.no_reuse or not (order.fetches or order.ask_store) or first >= len(self._reusable):
             return Fetched()
         await self.abort.wait(parts.cache.settled(reservation.table[first:]))
-        fetched = await parts.fetcher.fetch(
-            order, self._reusable, reservation.table, first, self.abort, span.traceparent
-        )
+        wanted = WantedBlocks(order, self._reusable, reservation.table, self.abort, span.traceparent)
+        fetched = await parts.fetcher.fetch(wanted, first)
         reservation.held = first + fetched.blocks
         self._layered = fetched.layered
         return fetched
@@ -336,7 +335,7 @@ class PrefillJob:
 
     def _chunk_computed(self, start: int, end: int, token: int | None, seconds: float) -> None:
         if token is None:
-            self.tell_begun()
+            self._tell_begun()
         self._compute_s += max(0.0, seconds - (0.0 if self._swapping is None else self._swapping.stalled_s))
         self._advance_to(end)
         member = self._member

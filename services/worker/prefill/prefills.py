@@ -114,9 +114,6 @@ class Prefills:
 
     def _finished(self, job: PrefillJob, _: object) -> None:
         del self._tasks[job.prompt.number]
-        if job.done.exception() is None:
-            job.tell_begun()  # a prompt of one chunk was not reported while it was computed
-            self.parts.ledger.prefill_measured(job.done.result())
         self._end(job)
 
     def _end(self, job: PrefillJob) -> None:

@@ -120,7 +120,7 @@ class PrefillSession:
         result = worker_pb2.PrefillResult(stream_id=stream_id)
         error = job.done.exception()
         if error is None:
-            first = job.done.result().first
+            first = job.done.result()
             result.first_token = first.token
             if first.logprob is not None:
                 append_logprob(result.logprobs, first.logprob)

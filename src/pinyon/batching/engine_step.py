@@ -14,7 +14,7 @@ from pinyon.core.request import SamplingParams
 LayerHook = Callable[[int], None]
 
 
-@dataclass(slots=True)  # not frozen: see DecodeSlot
+@dataclass(slots=True)  # not frozen: each step makes some, and frozen ones take three times as long
 class PrefillChunk:
     """Prompt tokens at positions ``[start, start + len(tokens))``.
 
@@ -44,7 +44,7 @@ class PrefillChunk:
     on_layer: LayerHook | None = None
 
 
-@dataclass(slots=True)  # not frozen: each step makes a whole batch, and frozen ones take three times as long
+@dataclass(slots=True)  # not frozen: a worker keeps one per request and changes it after each step
 class DecodeSlot:
     """One generated (or last prompt) ``token`` at ``position``; its KV is written there, then the next one is sampled.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from jinja2 import TemplateError, meta, nodes
@@ -49,44 +49,6 @@ _HERE = "\uf8f2"
 _ESCAPE = re.compile(f"{_OPEN}([0-9]{{1,9}}){_CLOSE}")
 
 
-class ChatTemplate(Protocol):
-    """A renderer of conversations into prompts for the assistant to answer."""
-
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """Returns the prompt as readable text.
-
-        ``variables`` are plain JSON values that the template reads beside the messages (vLLM's
-        ``chat_template_kwargs``). Raises :class:`InvalidArgument` with field ``messages``, also when names in the
-        messages change nothing. The field is ``chat_template_kwargs`` for a reserved variable or one that the template
-        does not read.
-        """
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        add_special_tokens: bool = False,
-        new_chars: int | None = None,
-        whose: str = "",
-    ) -> TokenArray:
-        """Returns the prompt's tokens.
-
-        Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`Tokenizer.encode`. With
-        ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
-        generation prompt. The option ``add_special_tokens`` adds those that the tokenizer puts around a text, beside
-        the template's.
-        """
-
-    def check_variables(self, variables: Mapping[str, Any]) -> None:
-        """Raises :class:`InvalidArgument` naming a variable that is reserved or that the template does not read.
-
-        A ``reasoning_effort`` of ``none`` asks for nothing, so it is accepted where it is not read.
-        """
-
-
 class ByteChatTemplate:
     """The built-in model's template: ``BOS (role text END_OF_TURN)* ASSISTANT``."""
 
@@ -98,11 +60,6 @@ class ByteChatTemplate:
         "tool": ByteTokenizer.TOOL,
     }
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        self.check_variables(variables or {})
-        lines = [f"{m['role']}: {m['content']}\n" for m in self._checked(messages)]
-        return "".join(lines) + "assistant:"
-
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -114,6 +71,7 @@ class ByteChatTemplate:
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
+        """Returns the prompt's tokens; raises as :meth:`JinjaChatTemplate.encode_chat`, and no text takes it time."""
         self.check_variables(variables or {})
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
@@ -174,10 +132,14 @@ class JinjaChatTemplate:
         self._to_escape = Markers(self._escaped).pattern
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        checked, given = _checked(messages, None), variables or {}
-        self.check_variables(given)
-        self._check_names(checked, given)
-        return self._render(checked, given)
+        """Returns the prompt as readable text.
+
+        ``variables`` are plain JSON values that the template reads beside the messages (vLLM's
+        ``chat_template_kwargs``). Raises :class:`InvalidArgument` with field ``messages``, also when names in the
+        messages change nothing. The field is ``chat_template_kwargs`` for a reserved variable or one that the template
+        does not read.
+        """
+        return self._render(*self._given(messages, variables))
 
     def encode_chat(
         self,
@@ -190,9 +152,14 @@ class JinjaChatTemplate:
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
-        checked, given = _checked(messages, None), variables or {}
-        self.check_variables(given)
-        self._check_names(checked, given)
+        """Returns the prompt's tokens.
+
+        Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`HfTokenizer.encode`. With
+        ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
+        generation prompt. The option ``add_special_tokens`` adds those that the tokenizer puts around a text, beside
+        the template's.
+        """
+        checked, given = self._given(messages, variables)
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
         markers, texts = self._markers, list(_texts([checked, given]))
         work = 0 if markers is None else markers.work(texts)
@@ -208,11 +175,25 @@ class JinjaChatTemplate:
         if new_chars is not None and sum(map(len, texts)) > new_chars:
             raise MuchNew  # escaping takes as long as encoding
         tokens = self._encode_escaped(checked, given, markers.pattern, new_chars, **how)
-        before, behind = self._tokenizer.around if add_special_tokens else ((), ())
-        return np.concatenate([before, tokens, behind]).astype("<u4") if add_special_tokens else tokens
+        if not add_special_tokens:
+            return tokens
+        before, behind = self._tokenizer.around
+        return np.frombuffer(before + tokens.tobytes() + behind, "<u4")
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Raises :class:`InvalidArgument` naming a variable that is reserved or that the template does not read.
+
+        A ``reasoning_effort`` of ``none`` asks for nothing, so it is accepted where it is not read.
+        """
         _check_variables(variables, self._reads)
+
+    def _given(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None
+    ) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
+        checked, given = _checked(messages, None), variables or {}
+        self.check_variables(given)
+        self._check_names(checked, given)
+        return checked, given
 
     def _check_names(self, messages: list[dict[str, str]], variables: Mapping[str, Any]) -> None:
         """Raises :class:`InvalidArgument` if names in the messages do not change the prompt."""
@@ -300,6 +281,9 @@ class JinjaChatTemplate:
         if end < 0:
             raise _bad("cannot be continued: the model's chat template does not show the last one's text")
         return rendered[:end]
+
+
+ChatTemplate = ByteChatTemplate | JinjaChatTemplate
 
 
 class _GenerationTag(Extension):

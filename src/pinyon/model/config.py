@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
+_N = TypeVar("_N", int, float)
 
 _ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -138,10 +139,10 @@ class ModelConfig:
         architecture = _ARCHITECTURES[kind]
         _refuse_unsupported(config, architecture)
 
-        heads = _int(config, "num_attention_heads")
-        hidden = _int(config, "hidden_size")
+        heads = _number(config, "num_attention_heads", int)
+        hidden = _number(config, "hidden_size", int)
         if config.get("head_dim") is not None:
-            head_dim = _int(config, "head_dim")
+            head_dim = _number(config, "head_dim", int)
         elif architecture == "qwen3":
             head_dim = 128  # Qwen3Config's default, which is not derived from the hidden size
         elif heads > 0 and hidden % heads == 0:
@@ -149,24 +150,27 @@ class ModelConfig:
         else:
             raise _bad("num_attention_heads", f"{heads} must divide hidden_size {hidden}")
         theta, scaling = _rope(config)
+        tied = config.get("tie_word_embeddings", False)
+        if not isinstance(tied, bool):
+            raise _bad("tie_word_embeddings", f"must be true or false, got {tied!r}")
         bos = config.get("bos_token_id") if generation.get("bos_token_id") is None else generation["bos_token_id"]
         eos = config.get("eos_token_id") if generation.get("eos_token_id") is None else generation["eos_token_id"]
         return cls(
             architecture=architecture,
-            vocab_size=_int(config, "vocab_size"),
+            vocab_size=_number(config, "vocab_size", int),
             hidden_size=hidden,
-            intermediate_size=_int(config, "intermediate_size"),
-            num_layers=_int(config, "num_hidden_layers"),
+            intermediate_size=_number(config, "intermediate_size", int),
+            num_layers=_number(config, "num_hidden_layers", int),
             num_heads=heads,
-            num_kv_heads=_int(config, "num_key_value_heads", default=heads),
+            num_kv_heads=_number(config, "num_key_value_heads", int, heads),
             head_dim=head_dim,
             rope_theta=theta,
             rope_scaling=scaling,
-            rms_eps=_float(config, "rms_norm_eps", default=1e-6),
-            max_context=_int(config, "max_position_embeddings"),
+            rms_eps=_number(config, "rms_norm_eps", float, 1e-6),
+            max_context=_number(config, "max_position_embeddings", int),
             qkv_bias=architecture == "qwen2",
             qk_norm=architecture == "qwen3",
-            tie_word_embeddings=_bool(config, "tie_word_embeddings", default=False),
+            tie_word_embeddings=tied,
             eos_token_ids=_ids("eos_token_id", eos),
             bos_token_id=None if bos is None else _id("bos_token_id", bos),
             suppress_tokens=_ids("suppress_tokens", generation.get("suppress_tokens")),
@@ -204,21 +208,21 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         if value is not None:
             _object(name, value)
     merged: dict[str, Any] = {**(scaling or {}), **(parameters or {})}
-    theta = _float({**config, **merged}, "rope_theta", default=10_000.0)
+    theta = _number({**config, **merged}, "rope_theta", float, 10_000.0)
     if merged.get("partial_rotary_factor", 1.0) != 1.0:
         raise _bad("partial_rotary_factor", "other than 1 is not supported")
     kind = merged.get("rope_type", merged.get("type", "default"))
     if kind == "default":
         return theta, None
     if kind == "linear":
-        return theta, RopeScaling("linear", _float(merged, "factor"))
+        return theta, RopeScaling("linear", _number(merged, "factor", float))
     if kind == "llama3":
         return theta, RopeScaling(
             "llama3",
-            _float(merged, "factor"),
-            _float(merged, "low_freq_factor"),
-            _float(merged, "high_freq_factor"),
-            _int(merged, "original_max_position_embeddings"),
+            _number(merged, "factor", float),
+            _number(merged, "low_freq_factor", float),
+            _number(merged, "high_freq_factor", float),
+            _number(merged, "original_max_position_embeddings", int),
         )
     raise _bad("rope_scaling", f"of type {kind!r} is not supported (default, linear, llama3 are)")
 
@@ -234,37 +238,19 @@ def _list(field: str, value: object) -> list[Any]:
     return value
 
 
-def _int(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def _number(config: Mapping[str, Any], name: str, kind: type[_N], default: _N | None = None) -> _N:
     value = config.get(name)
     if value is None:
         value = default
     if value is None:
         raise _bad(name, "is missing")
     # bool is an int in Python, not in JSON
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _bad(name, f"must be a whole number, got {value!r}")
-    return value
-
-
-def _float(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = config.get(name)
-    if value is None:
-        value = default
-    if value is None:
-        raise _bad(name, "is missing")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _bad(name, f"must be a number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | kind):
+        raise _bad(name, f"must be a {'whole ' if kind is int else ''}number, got {value!r}")
     try:
-        return float(value)
+        return kind(value)
     except OverflowError:
         raise _bad(name, "is too large") from None
-
-
-def _bool(config: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = config.get(name, default)
-    if not isinstance(value, bool):
-        raise _bad(name, f"must be true or false, got {value!r}")
-    return value
 
 
 def _id(field: str, value: object) -> int:

@@ -24,7 +24,7 @@ again with each new one.
 class IncrementalDetokenizer:
     """The output text of one request.
 
-    If all tokens are byte strings (:meth:`Tokenizer.token_bytes`), an incremental UTF-8 decoder is used. Otherwise
+    If all tokens are byte strings (:meth:`HfTokenizer.token_bytes`), an incremental UTF-8 decoder is used. Otherwise
     tokens are decoded over a sliding window: text is returned once a later token cannot change it.
     """
 

@@ -6,7 +6,7 @@ spends 3 µs of each call on details of tokens beside their ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from librt.strings import BytesWriter, write_i32_le
@@ -93,14 +93,6 @@ class Merges:
             write_i32_le(out, i32(ids[at]))
             at += 1
         return out.getvalue()
-
-    def word_encoder(self, longer: Callable[[str], bytes]) -> Callable[[str], bytes]:
-        """Returns an encoder of ASCII words, which passes those over ``WORD_BYTES`` to ``longer``."""
-
-        def encode(word: str) -> bytes:
-            return self.tokens(word.encode("ascii")) if len(word) <= WORD_BYTES else longer(word)
-
-        return encode
 
     def _merge(self, left: i64, right: i64) -> i64:
         pair = left << _ID_BITS | right

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,53 +20,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from tokenizers import Tokenizer as _RustTokenizer
 
-from pinyon.core.compiled import compiled
 from pinyon.core.errors import InvalidArgument
 from pinyon.model.merges import merges_of
-from pinyon.model.word_tokens import MERGED, MuchNew, WordTokens, known_words
+from pinyon.model.word_tokens import MuchNew, WordTokens, known_words
 
 __all__ = ["ByteTokenizer", "HfTokenizer", "MuchNew", "TokenArray", "Tokenizer"]
 
 TokenArray = npt.NDArray[np.uint32]
 
 TEXT_BYTES_MAX = 64 << 20
-
-
-class Tokenizer(Protocol):
-    """The interface that the load balancer and the detokenizer need."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The exclusive upper bound of token ids."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
-    ) -> TokenArray:
-        """Returns the tokens of a text prompt, dtype ``<u4``, as ``transformers`` has them.
-
-        Markers of special tokens in ``text`` become these tokens. ``add_special_tokens`` adds the tokens that the
-        tokenizer puts around a text.
-
-        Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit. Raises
-        :class:`MuchNew` when more than ``new_chars`` characters take the tokenizer time, because similar text of the
-        same owner (``whose``) was not encoded lately.
-        """
-
-    def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of ``tokens``; invalid UTF-8 becomes U+FFFD.
-
-        Special tokens are left out, or become their markers, if any, when not skipped. Ids outside the vocabulary are
-        left out; ids in it never raise.
-        """
-
-    def token_bytes(self) -> list[bytes] | None:
-        """Returns the bytes of each token id, if ``decode`` is their concatenation read as UTF-8; else None.
-
-        Always returns the same list, which must not be changed: each request's detokenizer asks for it.
-        """
 
 
 class ByteTokenizer:
@@ -97,6 +59,7 @@ class ByteTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
     ) -> TokenArray:
+        """Returns the bytes of ``text``; raises as :meth:`HfTokenizer.encode`, and no text takes it time."""
         return np.frombuffer(utf8(text), dtype=np.uint8).astype("<u4")
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -132,18 +95,12 @@ class HfTokenizer:
         added = self._plain.get_added_tokens_decoder()
         self._special = {token.content: int(i) for i, token in added.items() if token.special}
         self._special_ids = frozenset(self._special.values())
-        self._token_bytes: list[bytes] | None = None
         self._byte_level = _is_byte_level(rules)
         self._words: WordTokens | None = None
-        if pattern and all(token.content for token in added.values()):
+        merges = merges_of(rules, _byte_letters()) if pattern else None
+        if merges is not None and all(token.content for token in added.values()):
             markers = {token.content: int(i).to_bytes(4, "little") for i, token in added.items()}
-            word = _word_encoder(self._plain)
-            # Uncompiled, merging takes longer than the library does.
-            merges = merges_of(rules, _byte_letters()) if compiled() else None
-            if merges is None:
-                self._words = WordTokens(pattern, markers, word, self._whole)
-            else:
-                self._words = WordTokens(pattern, markers, merges.word_encoder(word), self._whole, learned=MERGED)
+            self._words = WordTokens(pattern, markers, merges, self._whole)
 
     @property
     def remembers(self) -> bool:
@@ -156,6 +113,7 @@ class HfTokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """The exclusive upper bound of token ids."""
         return self._vocab_size
 
     @property
@@ -170,11 +128,20 @@ class HfTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, new_chars: int | None = None, whose: str = ""
     ) -> TokenArray:
+        """Returns the tokens of a text prompt, dtype ``<u4``, as ``transformers`` has them.
+
+        Markers of special tokens in ``text`` become these tokens. ``add_special_tokens`` adds the tokens that the
+        tokenizer puts around a text.
+
+        Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit. Raises
+        :class:`MuchNew` when more than ``new_chars`` characters take the tokenizer time, because similar text of the
+        same owner (``whose``) was not encoded lately.
+        """
         utf8(text)
         if self._words is not None:
             tokens = self._words.encode(text, new_chars, whose)
             if add_special_tokens:
-                before, behind = self._around
+                before, behind = self.around
                 tokens = b"%b%b%b" % (before, tokens, behind)
             return np.frombuffer(tokens, dtype="<u4")
         if new_chars is not None and len(text) > new_chars:
@@ -191,20 +158,20 @@ class HfTokenizer:
         return _ids(tokenizer, text, False)
 
     @cached_property
-    def around(self) -> tuple[TokenArray, TokenArray]:
-        """The tokens that ``add_special_tokens`` puts before and after a text."""
+    def around(self) -> tuple[bytes, bytes]:
+        """The tokens, little-endian u32, that ``add_special_tokens`` puts before and after a text."""
         bare, whole = (_ids(self._marked, "a", added) for added in (False, True))
         for start in range(len(whole) - len(bare) + 1):
             if np.array_equal(whole[start : start + len(bare)], bare):
-                return whole[:start], whole[start + len(bare) :]
-        return whole[:0], whole[:0]
-
-    @cached_property
-    def _around(self) -> tuple[bytes, bytes]:
-        before, behind = self.around
-        return before.tobytes(), behind.tobytes()
+                return whole[:start].tobytes(), whole[start + len(bare) :].tobytes()
+        return b"", b""
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Returns the text of ``tokens``; invalid UTF-8 becomes U+FFFD.
+
+        Special tokens are left out, or become their markers, if any, when not skipped. Ids outside the vocabulary are
+        left out; ids in it never raise.
+        """
         return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens))
 
     def is_left_out(self, token: int) -> bool:
@@ -217,11 +184,14 @@ class HfTokenizer:
         return piece
 
     def token_bytes(self) -> list[bytes] | None:
-        if self._byte_level and self._token_bytes is None:
-            self._token_bytes = self._make_token_bytes()
-        return self._token_bytes
+        """Returns the bytes of each token id, if ``decode`` is their concatenation read as UTF-8; else None.
 
-    def _make_token_bytes(self) -> list[bytes]:
+        Always returns the same list, which must not be changed: each request's detokenizer asks for it.
+        """
+        return self._token_bytes if self._byte_level else None
+
+    @cached_property
+    def _token_bytes(self) -> list[bytes]:
         alphabet = _byte_alphabet()
         table: list[bytes] = []
         for token in range(self._vocab_size):
@@ -235,6 +205,9 @@ class HfTokenizer:
             else:
                 table.append(piece.encode("utf-8"))
         return table
+
+
+Tokenizer = ByteTokenizer | HfTokenizer
 
 
 def utf8(text: str) -> bytes:
@@ -252,16 +225,6 @@ def _ids(tokenizer: _RustTokenizer, text: str, add_special_tokens: bool) -> Toke
     """Returns the tokens by a batch of one, which skips the tokens' places in the text: a quarter less CPU."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return np.array(encoding.ids, dtype="<u4")
-
-
-def _word_encoder(tokenizer: _RustTokenizer) -> Callable[[str], bytes]:
-    """Returns an encoder of one ASCII word, as little-endian u32, by a ``tokenizer`` whose words are bytes."""
-    letters, model = _byte_letters(), tokenizer.model
-
-    def encode(word: str) -> bytes:
-        return b"".join([token.id.to_bytes(4, "little") for token in model.tokenize(word.translate(letters))])
-
-    return encode
 
 
 def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _RustTokenizer:

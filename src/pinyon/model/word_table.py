@@ -102,16 +102,7 @@ class WordTable:
             else:
                 other |= token + 1 << _ID_BITS * (at - _TOGETHER)
             at += 1
-        low: i64 = 0
-        high: i64 = 0
-        at = 0
-        while at < size:
-            if at < _LOW:
-                low = low << 7 | piece[at]
-            else:
-                high = high << 7 | piece[at]
-            at += 1
-        high |= size << _LENGTH
+        _, low, high = self._piece(piece, 0, size)
         table = self._table
         start = self._place(low, high)
         self._lock.acquire()

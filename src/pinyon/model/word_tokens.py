@@ -1,9 +1,9 @@
-"""Tokens of texts that byte-level BPE first cuts into words, with a cache of words, pieces and runs.
+"""Tokens of texts that byte-level BPE first cuts into words, with a cache of pieces and runs.
 
 A piece is the text between spaces and line ends, a run a sequence of pieces. The library spends four fifths of its time
 on cutting and on looking up words that it has seen a thousand times. Here a run of some 500 characters that came before
-(a system prompt, an earlier turn) costs one lookup, and so does a piece. The rest is cut into words, and only new words
-go to the library's model. The tokens are those of the library, because
+(a system prompt, an earlier turn) costs one lookup, and so does a piece. The rest is cut into words, which are merged
+here (:mod:`pinyon.model.merges`). The tokens are those of the library, because
 
 - a word's tokens depend on the word alone (:func:`known_words` names the tokenizers of which that is true);
 - no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter. So a text
@@ -23,26 +23,23 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from pinyon.model.markers import MARKER_CHARS, Markers
-from pinyon.model.word_table import PIECE_BYTES, WordTable
+from pinyon.model.merges import WORD_BYTES, Merges
+from pinyon.model.word_table import WordTable
 
 RUN_CHARS = 512
 RUN_CHARS_MAX = 4 * RUN_CHARS
 """The maximum length of a run that is cached; a longer one has no place to cut it."""
 RUNS_BYTES = 6 << 20
-WORDS_BYTES = 6 << 20
-"""The maximum size of each of two generations: some 29,000 words and long pieces."""
+PIECES_BYTES = 6 << 20
+"""The maximum size of each of two generations of pieces that have no place in the table: some 29,000."""
 ENTRY_BYTES = 128
 """The size of an entry beside its two objects."""
-LEARNED = 16
-"""The maximum of new words of a run encoded one by one; above it, the library encodes the whole run faster."""
-MERGED = 128
-"""The maximum as above where encoding a word takes no longer than the library takes for its characters."""
 KNOWN_PART = 8
 """The divisor for a run of known pieces, which takes less than an eighth of the library's time for it."""
 PIECE_CHARS = 4
-"""The cost of any other piece of known words, in characters for which the library takes as long."""
+"""The cost of a piece that is not in the table, in characters for which the library takes as long."""
 WORD_CHARS = 12
-"""The minimum cost of each new word, in characters as above; a longer word costs its length."""
+"""The minimum cost of each of a new piece's words, in characters as above; a longer word costs its length."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -112,28 +109,19 @@ def _size(text: str, tokens: bytes) -> int:
 
 
 class WordTokens:
-    """An encoder to little-endian u32. ``word`` encodes one word, ``whole`` any text without ``markers``."""
+    """An encoder to little-endian u32. ``merges`` encode a word, ``whole`` any text without ``markers``."""
 
     def __init__(
-        self,
-        pattern: str,
-        markers: Mapping[str, bytes],
-        word: Callable[[str], bytes],
-        whole: Callable[[str], bytes],
-        *,
-        words_bytes: int = WORDS_BYTES,
-        runs_bytes: int = RUNS_BYTES,
-        learned: int = LEARNED,
+        self, pattern: str, markers: Mapping[str, bytes], merges: Merges, whole: Callable[[str], bytes]
     ) -> None:
-        """Takes a pattern of :func:`known_words`, added tokens by text, and ``learned``, the limit of new words per
-        run."""
+        """Takes a pattern of :func:`known_words`, and added tokens by text."""
         for theirs, ours in _IN_ASCII.items():
             pattern = pattern.replace(theirs, ours)
         self._find = re.compile(pattern, re.ASCII).findall
         self._added = markers
         self._markers = Markers(markers) if markers else None
-        self._word, self._whole, self._learned = word, whole, learned
-        self._words, self._runs = Memory(words_bytes), Memory(runs_bytes)
+        self._merges, self._whole = merges, whole
+        self._pieces, self._runs = Memory(PIECES_BYTES), Memory(RUNS_BYTES)
         self._table = WordTable(line_ends=r"\s*[\r\n]+" in pattern)
 
     def encode(self, text: str, new_chars: int | None = None, whose: str = "") -> bytes:
@@ -189,43 +177,24 @@ class WordTokens:
     def _by_words(self, run: str) -> tuple[bytes, int]:
         text, out = run.encode("ascii"), BytesWriter()
         size: i64 = len(text)
-        learned, work = 0, len(run) // KNOWN_PART
+        work = len(run) // KNOWN_PART
         at, end = self._table.scan(text, 0, out)
         while at < size:
             piece = run[at:end]
-            tokens = self._words.get(piece)
+            work += PIECE_CHARS
+            tokens = self._pieces.get(piece)
             if tokens is None:
-                tokens, new, more = self._of_words(piece, self._learned - learned)
-                learned, work = learned + new, work + more + PIECE_CHARS
-                if tokens is None:
-                    return self._whole(run), len(run) + work
+                words = self._find(piece)
+                work += sum([max(WORD_CHARS, len(word)) for word in words])
+                tokens = b"".join([self._word(word) for word in words])
                 if not self._table.put(text[at:end], tokens):
-                    self._words.put(piece, tokens)
-            elif end - at <= PIECE_BYTES:
-                self._table.put(text[at:end], tokens)
+                    self._pieces.put(piece, tokens)
             out.write(tokens)
             at, end = self._table.scan(text, end, out)
         return out.getvalue(), work
 
-    def _of_words(self, text: str, most: int) -> tuple[bytes | None, int, int]:
-        """Returns the tokens, the words learned and their cost in characters; no tokens if over ``most`` are new."""
-        words = self._find(text)
-        if len(words) == 1:  # the caller caches it
-            if not most:
-                return None, 0, 0
-            return self._word(text), 1, max(WORD_CHARS, len(text))
-        memory, tokens = self._words, list[bytes]()
-        new, work = 0, 0
-        for word in words:
-            known = memory.get(word)
-            if known is None:
-                if new == most:
-                    return None, new, work
-                new, work = new + 1, work + max(WORD_CHARS, len(word))
-                known = self._word(word)
-                memory.put(word, known)
-            tokens.append(known)
-        return b"".join(tokens), new, work
+    def _word(self, word: str) -> bytes:
+        return self._merges.tokens(word.encode("ascii")) if len(word) <= WORD_BYTES else self._whole(word)
 
 
 def _cut(text: str, at: i64, size: i64) -> i64:

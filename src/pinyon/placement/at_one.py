@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
 
@@ -21,6 +21,8 @@ def at_one(
     local = match.soon.held_by(prefill)
     reused = request.reused_tokens(local, pool.layout.block_tokens)
     prefill_s = prefill.prefill_model.predict_s(request.prompt_tokens, reused)
-    decode = select_decode(request, pool, match, prefill, now_s)
-    times = Times(prefill.prefill_queue_s(now_s), 0.0, prefill_s)
-    return PlacementDecision(prefill, decode, local, (), times, name, Aside(alternate))
+    decode, tbt_s, shared = select_decode(request, pool, match, prefill, now_s)
+    queue_s = prefill.prefill_queue_s(now_s)
+    decision = PlacementDecision(prefill, decode, local, (), name, queue_s, 0.0, prefill_s, tbt_s, shared)
+    decision.alternate = alternate
+    return decision

@@ -272,11 +272,10 @@ class DecodeCostModel(_CostModel):
     PRIOR = (1e-2, 1e-4, 5e-8)
     SHAPE = True
 
-    def predict_s(self, batch: float, kv_tokens: float = 0, shared_tokens: float = 0) -> float:
-        """Returns the seconds between tokens of a batch that has ``kv_tokens`` tokens of KV in all. The first
-        ``shared_tokens`` of each request are common to the batch and read once; 0 for an engine that does not do so."""
+    def predict_s(self, batch: float, kv_tokens: float = 0) -> float:
+        """Returns the seconds between tokens of a batch that reads ``kv_tokens`` tokens of KV in all."""
         base, per_request, per_token = self.coefficients
-        return base + per_request * batch + per_token * (kv_tokens - max(0.0, batch - 1) * shared_tokens)
+        return base + per_request * batch + per_token * kv_tokens
 
     def observe(self, batch: float, kv_tokens: float, seconds: float) -> None:
         """Learns that a batch of this size, which read ``kv_tokens`` tokens of KV, took ``seconds`` per token."""

@@ -1,8 +1,8 @@
-"""The cost of a request at each prefill instance of a pool, for the policy ``pinyon``.
+"""The cost of a request at each prefill instance of a pool, for policies and for explanations.
 
 A first pass assumes what holds for most instances: they can fetch every block that any source holds, over the fastest
-of the paths that such fetches take. The instance that seems best is then examined exactly, and the next best where it
-is not what it seemed. Instances on the host of a source are told apart: their path is mostly much faster.
+of the paths that such fetches take. For ``pinyon``, the instance that seems best is then examined exactly, and the next
+best where it is not what it seemed. Instances on the host of a source are told apart: their path is mostly much faster.
 
 The pass is a loop over unboxed numbers: a thousand instances take a tenth of a millisecond compiled, and some
 milliseconds in Python.
@@ -15,17 +15,20 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from librt.vecs import vec
 from mypy_extensions import i64
 
 from pinyon.core.orders import FETCH_SPANS_MAX
-from pinyon.placement.considered import Considered, Cost, CostColumns
+from pinyon.placement.admission import transfer_doubt
+from pinyon.placement.considered import CostColumns
+from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
-from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, size_class
-from pinyon.placement.policy import NANO_S, PlacementRequest, Pool
+from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, Loads, size_class
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
+NANO_S: Final = 1e-9
+"""Costs that differ by less are equal: they are sums, and rounding must not choose."""
 EXAMINED_MAX: Final = 8
 """The maximum number of instances that are examined exactly."""
 NEAR_MAX: Final = 16
@@ -42,77 +45,69 @@ _AT_HOST: Final = 2
 @dataclass(frozen=True, slots=True)
 class CostTerms:
     """The terms of a cost. ``others``: how much the time of others counts, against the request's own. ``fetch``,
-    ``order``: whether prefixes are fetched, and whether the order of service is looked at."""
+    ``order``: whether prefixes are fetched, and whether the order of service is looked at. ``near``: whether readers on
+    the host of a source are told apart."""
 
     others: float
     fetch: bool = True
     order: bool = True
+    near: bool = True
 
 
-class _Paths:
-    """The paths that a fetch may take. ``far``: the kind of path for any reader; ``ssd``: whether SSDs are a second
-    one. ``at_store``, ``at_host``: places of readers on the host of a source that is a store node, or an instance;
-    ``alone``: whether these readers have no other source."""
-
-    __slots__ = ("alone", "at_host", "at_store", "far", "ssd")
-
-    def __init__(
-        self, far: PathKind, ssd: bool, alone: bool, at_store: list[vec[i64]], at_host: list[vec[i64]]
-    ) -> None:
-        self.far, self.ssd, self.alone, self.at_store, self.at_host = far, ssd, alone, at_store, at_host
-
-
-_FAR: Final = _Paths(NETWORK, False, False, [], [])
-"""The paths where no reader is on the host of a source."""
+OWN_TIME: Final = CostTerms(0.0, fetch=False, order=False)
+"""The terms of a request's own time where nothing is fetched and prompts are computed as they come."""
 
 
 class Costs:
     """The costs at the instances, by their places in the pool."""
 
     def __init__(
-        self, terms: CostTerms, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float
+        self,
+        terms: CostTerms,
+        request: PlacementRequest,
+        pool: Pool,
+        match: PrefixMatch,
+        now_s: float,
+        loads: Loads | None = None,
     ) -> None:
+        """Fills the columns by a first pass. ``loads``: those of then, for terms without the order of service."""
         self.planner = FetchPlanner(pool, match)
-        self._terms, self._request, self._pool, self._match, self._now_s = terms, request, pool, match, now_s
-        self.examined: set[int] = set()
-        """Places that were examined exactly."""
+        self.terms, self.request, self.pool, self.match, self.now_s = terms, request, pool, match, now_s
         self._elsewhere_s, self._decodes = 0.0, -1
         count: i64 = len(pool.prefills)
         self._count = count
         self.columns = CostColumns(count)
-        self._look()
+        self._look(loads or pool.prefills[0].loads)
         self._ranked_s = self.columns.cost_s
         """The costs again, infinite for instances that are left out."""
 
-    def _look(self) -> None:
-        """Fills the columns for all instances by the first pass."""
-        pool, match, columns = self._pool, self._match, self.columns
+    def _look(self, loads: Loads) -> None:
+        pool, match, columns = self.pool, self.match, self.columns
         if match.soon.blocks:
             rows, held, local = pool.row_numbers, match.soon.held_by_row(pool.last_row + 1), columns.local
             for place in range(self._count):
                 local[place] = held[rows[place]]
-        most = self._most()
-        paths = self._paths(most) if most else _FAR
-        told_apart = columns.reach
-        for places in paths.at_store:
-            for place in places:
-                told_apart[place] |= _AT_STORE
-        for places in paths.at_host:
-            for place in places:
-                told_apart[place] |= _AT_HOST
-        self._fill(most, int(paths.far), paths.ssd, paths.alone)
+        most = 0
+        """Leading blocks that an instance can fetch which holds nothing and was failed by no source."""
+        if self.terms.fetch and match.blocks:
+            most = match.extent(0, pool.asked, FETCH_SPANS_MAX)
+        if most and self.terms.near and (pool.sources.near or pool.sources.on_ssd):
+            far, ssd, alone = self._paths(most)
+            self._fill(loads, most, int(far), ssd, alone)
+        else:
+            self._fill(loads, most, int(NETWORK), False, False)
 
-    def _fill(self, most: i64, far: i64, ssd: bool, alone: bool) -> None:
+    def _fill(self, loads: Loads, most: i64, far: i64, ssd: bool, alone: bool) -> None:
         """Fills the columns: times to fetch and to compute, the turn as in :meth:`LoadTable.turn`, and the cost.
 
         An instance fetches the first ``most`` blocks where that seems faster than computing them. ``far``, ``ssd``,
-        ``alone``: see :class:`_Paths`. On entry, the column ``reach`` says which readers are on the host of a source.
+        ``alone``: see :meth:`_paths`, which left in the column ``reach`` which readers are on the host of a source.
         """
-        pool, request, loads, terms = self._pool, self._request, self._pool.prefills[0].loads, self._terms
-        now_s = self._now_s
+        pool, request, terms, now_s = self.pool, self.request, self.terms, self.now_s
+        table = pool.prefills[0].loads
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
         queued_us, ends_s, reported_s = loads.queued_us, loads.ends_s, loads.reported_s
-        short_first, ahead_us, behind = loads.short_first, loads.ahead_us, loads.behind
+        short_first, ahead_us, behind = table.short_first, table.ahead_us, table.behind
         columns = self.columns
         locals_, reach, rooms_s, waits_s = columns.local, columns.reach, columns.room_s, columns.wait_s
         transfers_s, prefills_s, costs_s = columns.transfer_s, columns.prefill_s, columns.cost_s
@@ -170,20 +165,16 @@ class Costs:
             transfers_s[place], prefills_s[place] = transfer_s, prefill_s
             costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
-    def considered(self, cheapest: int, in_time: bool) -> Considered:
-        """Returns the findings about all instances. Nothing else may be asked of this object afterwards."""
-        return Considered(self.columns, self.examined, cheapest, in_time)
-
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        """Returns the place with the least cost, ties broken as in :meth:`Pool.lowest`. With ``among``, instances that
-        fetch count only if they are in it."""
+        """Returns the place with the least cost. Ties go to the one that decodes least, then to the first by id. With
+        ``among``, instances that fetch count only if they are in it."""
         costs_s, reach, local = self._ranked_s, self.columns.reach, self.columns.local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):
             if costs_s[place] < least_s and (among is None or reach[place] == local[place] or place in among):
                 least_s = costs_s[place]
         near_s += least_s
-        rows, decoding = self._pool.row_numbers, self._pool.prefills[0].loads.decoding
+        rows, decoding = self.pool.row_numbers, self.pool.prefills[0].loads.decoding
         chosen: i64 = -1
         for place in range(self._count):
             if costs_s[place] <= near_s:
@@ -193,89 +184,79 @@ class Costs:
                     chosen = place
         return max(0, chosen)
 
-    def _put(self, place: int, cost: Cost) -> None:
-        columns = self.columns
-        columns.reach[place], columns.wait_s[place] = cost.reach, cost.wait_s
-        columns.transfer_s[place], columns.prefill_s[place] = cost.transfer_s, cost.prefill_s
-        columns.cost_s[place] = self._ranked_s[place] = cost.cost_s
+    def _paths(self, most: int) -> tuple[PathKind, bool, bool]:
+        """Returns the kind of path by which any reader fetches ``most`` leading blocks, and whether SSDs are a second
+        one. It marks readers on the host of a source in the column ``reach``, and also returns whether these have no
+        other source.
 
-    def _leave_out_late(self) -> None:
-        """Removes from the ranking all instances that are predicted to be late."""
-        self._ranked_s = self.columns.cost_s[:]
-        for place in range(self._count):
-            if self.late(place):
-                self._ranked_s[place] = inf
-
-    def _most(self) -> int:
-        """Returns how many leading blocks an instance that holds nothing can fetch."""
-        return self.planner.reach(FETCH_SPANS_MAX) if self._terms.fetch and self._match.blocks else 0
-
-    def _paths(self, most: int) -> _Paths:
-        """Returns the paths of fetches of ``most`` leading blocks, whose sources are chosen as in
-        :class:`FetchPlanner`. They are those of two readers: one that holds no block, and one that holds all blocks
-        before the last change of holders."""
-        pool = self._pool
-        neighbours = pool.neighbours
-        if not neighbours.mask and not neighbours.on_ssd:
-            return _FAR
-        asked, match = pool.sources.mask, self._match
+        Sources are chosen as in :class:`FetchPlanner`. The paths are those of two readers: one that holds no block, and
+        one that holds all blocks before the last change of holders."""
+        pool, match, told_apart = self.pool, self.match, self.columns.reach
+        sources, asked = pool.sources, pool.asked
         spans = match.spans(0, most, asked, SPANS_MAX)
-        found = [holders & neighbours.stores or holders for _, _, holders in spans]
+        found = [holders & sources.stores or holders for _, _, holders in spans]
         # a reader that holds a part needs the end alone, and more sources may hold that than the whole
         ending = match.holders_of(most - 1) & asked
         if ending != spans[-1][2]:
-            found.append(ending & neighbours.stores if spans[0][2] & neighbours.stores else ending)
+            found.append(ending & sources.stores if spans[0][2] & sources.stores else ending)
         memory = spans[-1][1] < most
-        ssd = False
-        at_store: list[vec[i64]] = []
-        at_host: list[vec[i64]] = []
-        for sources in found:
-            if neighbours.on_ssd:
-                ssd = ssd or sources & neighbours.on_ssd != 0
-                memory = memory or sources & ~neighbours.on_ssd != 0
+        ssd = at_store = at_host = False
+        for holders in found:
+            if sources.on_ssd:
+                ssd = ssd or holders & sources.on_ssd != 0
+                memory = memory or holders & ~sources.on_ssd != 0
             else:
                 memory = True
-            near = sources & neighbours.mask
+            near = holders & sources.near
             left = NEAR_MAX
             while near and left:
                 bit = near & -near
                 near ^= bit
                 left -= 1
-                if len(places := pool.places_near(bit)):
-                    (at_store if bit & neighbours.stores else at_host).append(places)
-        alone = len(found) == 1 and not ssd and bool(at_store) != bool(at_host)
-        return _Paths(NETWORK if memory else SSD, ssd and memory, alone, at_store, at_host)
+                mark: i64 = _AT_STORE if bit & sources.stores else _AT_HOST
+                for place in pool.places_near(bit):
+                    told_apart[place] |= mark
+                    at_store, at_host = at_store or mark == _AT_STORE, at_host or mark == _AT_HOST
+        alone = len(found) == 1 and not ssd and at_store != at_host
+        return NETWORK if memory else SSD, ssd and memory, alone
 
     def cheapest(self) -> int:
         """Returns the place of the instance with the least cost, after examining those that seem to have it."""
         place = self._lowest()
-        examined = self.examined
-        while place not in examined and len(examined) < EXAMINED_MAX and self.columns.at(place).fetches:
+        examined = self.columns.exact
+        while place not in examined and len(examined) < EXAMINED_MAX and self.columns.fetches(place):
             if self.correct(place):
                 place = self._lowest()
-        if place in examined or not self.columns.at(place).fetches:
-            return place
-        return self._lowest(examined)
+        if place not in examined and self.columns.fetches(place):
+            place = self._lowest(examined)
+        self.columns.cheapest = place
+        return place
 
     def late(self, place: int) -> bool:
         """Returns whether the first token would miss the request's limit, by what is known of the instance."""
-        request, cost = self._request, self.columns.at(place)
+        request, columns, state = self.request, self.columns, self.pool.prefills[place]
         if request.ttft_slo_s <= 0:
             return False
-        own_s = cost.transfer_s + cost.prefill_s + self._drain_s(place, cost)
+        wait_s, own_s = columns.wait_s[place], columns.transfer_s[place] + columns.prefill_s[place]
+        if state.info.stages > 1:
+            reused = request.reused_tokens(columns.reach[place], self.pool.layout.block_tokens)
+            own_s += state.drain_s(request.prompt_tokens, reused, wait_s)
         elsewhere_s = 0.0 if place == self._decodes else self._elsewhere_s
-        return cost.wait_s + cost.room_s + elsewhere_s + own_s > request.ttft_limit_s(own_s)
+        return wait_s + columns.room_s[place] + elsewhere_s + own_s > request.ttft_limit_s(own_s)
 
     def cheapest_in_time(self, elsewhere_s: float, decodes: int) -> int | None:
         """Returns the place of the cheapest instance whose first token is in time, None if none is known.
         ``elsewhere_s``: seconds until the decode instance has KV memory, if it is not at the place ``decodes``."""
         self._elsewhere_s, self._decodes = elsewhere_s, decodes
-        self._leave_out_late()
-        examined = self.examined
+        self._ranked_s = self.columns.cost_s[:]
+        for place in range(self._count):
+            if self.late(place):
+                self._ranked_s[place] = inf
+        examined = self.columns.exact
         most = len(examined) + EXAMINED_MAX
         place = self._lowest()
         while self._ranked_s[place] < inf:
-            if place in examined or not self.columns.at(place).fetches:
+            if place in examined or not self.columns.fetches(place):
                 return place
             if len(examined) >= most:
                 place = self._lowest(examined)
@@ -286,31 +267,73 @@ class Costs:
             place = self._lowest()
         return None
 
-    def _drain_s(self, place: int, cost: Cost) -> float:
-        state = self._pool.prefills[place]
-        if state.info.stages == 1:
-            return 0.0
-        reused = self._request.reused_tokens(cost.reach, self._pool.layout.block_tokens)
-        return state.drain_s(self._request.prompt_tokens, reused, cost.wait_s)
-
     def correct(self, place: int) -> bool:
         """Examines an instance that seems to fetch, and stores its exact cost. Returns whether that is higher."""
-        seemed = self.columns.at(place)
-        self.examined.add(place)
-        pool, request, local = self._pool, self._request, seemed.local
-        state, block_tokens = pool.prefills[place], pool.layout.block_tokens
-        reach = self._match.extent(local, pool.sources_for(state).mask & ~state.bit, FETCH_SPANS_MAX)
-        reused = request.reused_tokens(local, block_tokens)
-        transfer_s, prefill_s = 0.0, state.prefill_model.predict_s(request.prompt_tokens, reused)
+        columns, state = self.columns, self.pool.prefills[place]
+        columns.exact.add(place)
+        local, reach = columns.local[place], self.reach_of(place)
+        transfer_s, prefill_s = 0.0, self.short_s(place, local)
         if reach > local:
-            fetch_s = self.planner.fetch_s(state, local, reach)
-            reused = request.reused_tokens(reach, block_tokens)
-            short_s = state.prefill_model.predict_s(request.prompt_tokens, reused)
+            fetch_s, short_s = self.planner.fetch_s(state, local, reach), self.short_s(place, reach)
             if fetch_s + short_s < prefill_s:
                 transfer_s, prefill_s = fetch_s, short_s
             else:
                 reach = local
-        wait_s, behind = state.turn(prefill_s, self._now_s, in_order=self._terms.order)
-        cost_s = wait_s + seemed.room_s + transfer_s + prefill_s * (1 + self._terms.others * behind)
-        self._put(place, Cost(local, reach, seemed.room_s, wait_s, transfer_s, prefill_s, cost_s))
-        return cost_s > seemed.cost_s
+        wait_s, behind = state.prefill_queue_s(self.now_s), 0
+        if self.terms.order and state.info.short_first:
+            wait_s, behind = state.loads.turn(state.row, prefill_s, self.now_s)
+        seemed_s = columns.cost_s[place]
+        cost_s = wait_s + columns.room_s[place] + transfer_s + prefill_s * (1 + self.terms.others * behind)
+        columns.reach[place], columns.wait_s[place] = reach, wait_s
+        columns.transfer_s[place], columns.prefill_s[place] = transfer_s, prefill_s
+        columns.cost_s[place] = self._ranked_s[place] = cost_s
+        return cost_s > seemed_s
+
+    def reach_of(self, place: int) -> int:
+        """Returns how many leading blocks the instance has once it has fetched all that it can."""
+        state = self.pool.prefills[place]
+        return self.match.extent(self.columns.local[place], self.pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
+
+    def short_s(self, place: int, reach: int) -> float:
+        """Returns the seconds to compute the rest of the prompt once the blocks before ``reach`` are there."""
+        reused = self.request.reused_tokens(reach, self.pool.layout.block_tokens)
+        return self.pool.prefills[place].prefill_model.predict_s(self.request.prompt_tokens, reused)
+
+    def decision(self, place: int, policy: str, doubt_beyond: float | None = None) -> PlacementDecision:
+        """Returns the decision to compute the prompt there. It may come with a fetch in doubt, of a prefix that is more
+        than ``doubt_beyond`` times as long as the local one; None: with no such fetch."""
+        columns, state = self.columns, self.pool.prefills[place]
+        local, reach = columns.local[place], columns.reach[place]
+        transfer_s, prefill_s = columns.transfer_s[place], columns.prefill_s[place]
+        doubted = None if reach > local or doubt_beyond is None else self._doubted(place, doubt_beyond)
+        if doubted is not None:
+            reach, transfer_s, prefill_s = doubted
+        fetches = self.planner.plan(state, local, reach) if reach > local else ()
+        decode, tbt_s, shared = select_decode(self.request, self.pool, self.match, state, self.now_s)
+        decision = PlacementDecision(
+            state, decode, local, fetches, policy, columns.wait_s[place], transfer_s, prefill_s, tbt_s, shared
+        )
+        decision.doubts_transfer = doubted is not None
+        return decision
+
+    def _doubted(self, place: int, beyond: float) -> tuple[int, float, float] | None:
+        """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
+        measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
+        columns, state = self.columns, self.pool.prefills[place]
+        local: int = columns.local[place]
+        longer = local * beyond
+        if self.match.blocks <= longer:
+            return None
+        doubt = transfer_doubt(state, self.now_s)
+        if doubt >= 1:
+            return None
+        reach = self.reach_of(place)
+        if reach <= longer:
+            return None
+        fetch_s, short_s = self.planner.fetch_s(state, local, reach), self.short_s(place, reach)
+        if fetch_s * doubt + short_s >= columns.prefill_s[place]:
+            return None
+        waits_s = columns.wait_s[place] + state.load.room_wait_ms * 1e-3
+        if waits_s + fetch_s + short_s > self.request.ttft_limit_s(fetch_s + short_s):
+            return None
+        return reach, fetch_s, short_s

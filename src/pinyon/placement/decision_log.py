@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
 from typing import NamedTuple
 
 from pinyon.core.errors import PinyonError
 from pinyon.core.orders import PrefillReport
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.load_table import PastLoads
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
@@ -51,30 +50,24 @@ class MeasuredFirstToken(NamedTuple):
     report: PrefillReport
 
 
-class Seen(NamedTuple):
-    """The state of the fleet that a decision saw. Nothing of it changes afterwards."""
+class Seen:
+    """The state of the fleet that a decision saw; nothing of it changes afterwards. ``loads``: the load table at that
+    time; None if the decision has what its policy considered."""
 
-    decision: PlacementDecision
-    pool: Pool
-    runs: Sequence[tuple[int, int]]
-    """The prefix match is kept as runs and ``blocks``: the match itself caches answers, which take memory."""
-    blocks: int
-    soon_runs: Sequence[tuple[int, int]]
-    soon_blocks: int
-    loads: PastLoads | None
-    """The load table at that time; None if the decision has what its policy considered."""
+    __slots__ = ("decision", "loads", "match", "pool")
 
-    def match(self) -> PrefixMatch:
-        return PrefixMatch(self.runs, self.blocks, PrefixMatch(self.soon_runs, self.soon_blocks))
+    def __init__(self, decision: PlacementDecision, pool: Pool, match: PrefixMatch) -> None:
+        self.decision, self.pool, self.match = decision, pool, match.without_answers()
+        self.loads = decision.prefill.loads.past() if decision.considered is None else None
 
     @property
     def size_bytes(self) -> int:
         """The approximate size, without the coefficients and the pool, which decisions share."""
         rows = len(self.pool.prefills)
-        size_bytes = CONSIDERED_BYTES * rows if self.decision.considered is not None else 0
+        size_bytes = CONSIDERED_BYTES * rows
         if self.loads is not None:
             rows, size_bytes = len(self.loads.room_s), self.loads.own_bytes
-        size_bytes += (len(self.runs) + len(self.soon_runs)) * (RUN_BYTES + rows // 8)
+        size_bytes += (len(self.match.runs) + len(self.match.soon.runs)) * (RUN_BYTES + rows // 8)
         return size_bytes + len(self.decision.fetches) * FETCH_BYTES
 
 
@@ -126,11 +119,13 @@ class DecisionLog:
         self._bytes_max = bytes_max
         self._next = first
         self._entries: deque[LoggedDecision] = deque()
-        self._considered: tuple[PlacementRequest, PlacementDecision, Pool, PrefixMatch, PastLoads | None] | None = None
-        self._coefficients: object = None
+        self._considered: PlacementRequest | None = None
+        self._seen: Seen | None = None
+        """The request that was considered last, and what its decision saw."""
+        self._learned = -1
         self._pool: Pool | None = None
-        """The coefficients and the pool whose bytes were counted last: decisions share them until something is learned,
-        or an instance comes or goes."""
+        """The version of the coefficients, and the pool, whose bytes were counted last: decisions share them until
+        something is learned, or an instance comes or goes."""
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -139,16 +134,15 @@ class DecisionLog:
     def consider(self, request: PlacementRequest, decision: PlacementDecision, pool: Pool, match: PrefixMatch) -> None:
         """Remembers a decision until it is logged; of several, the last one counts. See
         :attr:`pinyon.placement.scheduler.Scheduler.consider`."""
-        loads = decision.prefill.loads.past() if decision.considered is None else None
-        self._considered = request, decision, pool, match, loads
+        self._considered, self._seen = request, Seen(decision, pool, match)
 
     def placed(self, request: PlacementRequest, now_s: float) -> int:
         """Logs the remembered decision as a placement. Returns its number, at least 1."""
-        return self._add(LoggedDecision(self._next, request, now_s, self._seen(request)))
+        return self._add(LoggedDecision(self._next, request, now_s, self._taken(request)))
 
     def refused(self, request: PlacementRequest, error: PinyonError, now_s: float) -> None:
         """Logs a refusal. A request that could not be read has only what is known of it."""
-        entry = LoggedDecision(self._next, request, now_s, self._seen(request))
+        entry = LoggedDecision(self._next, request, now_s, self._taken(request))
         entry.code, entry.error = error.grpc_code, error.message  # not the error: its frames keep objects
         self._add(entry)
 
@@ -177,22 +171,19 @@ class DecisionLog:
                 if bare in entry.request_id and (is_named(entry.request_id, asked) or is_named(entry.request_id, bare))
             ]
 
-    def _seen(self, request: PlacementRequest) -> Seen | None:
+    def _taken(self, request: PlacementRequest) -> Seen | None:
         """Returns what was remembered of this request, if anything, and forgets it."""
-        considered, self._considered = self._considered, None
-        if considered is None or considered[0] is not request:
-            return None
-        _, decision, pool, match, loads = considered
-        soon = match.soon
-        return Seen(decision, pool, match.runs, match.blocks, soon.runs, soon.blocks, loads)
+        seen = self._seen if self._considered is request else None
+        self._considered = self._seen = None
+        return seen
 
     def _add(self, entry: LoggedDecision) -> int:
         entries = self._entries
         if (seen := entry.seen) is not None:
             entry.size_bytes += seen.size_bytes
-            if (loads := seen.loads) is not None and loads.coefficients is not self._coefficients:
-                entry.size_bytes += loads.coefficients.nbytes + loads.transfer.nbytes
-                self._coefficients = loads.coefficients
+            if (loads := seen.loads) is not None and loads.version != self._learned:
+                entry.size_bytes += loads.learned_bytes
+                self._learned = loads.version
             if seen.pool is not self._pool:
                 self._pool = pool = seen.pool
                 entry.size_bytes += (len(pool.prefills) + len(pool.decodes)) * MEMBER_BYTES

@@ -21,7 +21,7 @@ from mypy_extensions import i64
 
 from pinyon.placement.admission import PROBE_AFTER_S
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import DecodeChoice, PlacementRequest, Pool
+from pinyon.placement.policy import PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
 # Loads this close count as equal; then the instance that saves KV transfers is preferred.
@@ -41,8 +41,8 @@ def decode_blocks(request: PlacementRequest, block_tokens: int) -> int:
 
 def select_decode(
     request: PlacementRequest, pool: Pool, match: PrefixMatch, prefill: InstanceState, now_s: float
-) -> DecodeChoice:
-    """Chooses the decode instance.
+) -> tuple[InstanceState, float, int]:
+    """Returns the decode instance, the predicted seconds between tokens, and the blocks that are read for others, too.
 
     Load is the larger share of batch slots and KV blocks in use with this request added; over 1, the request would
     first wait. Among the least loaded instances and those near them (if they have room as well) the prefill instance is
@@ -55,13 +55,13 @@ def select_decode(
     tokens = blocks * block_tokens
     if pool.together:
         shared = 0 if _no_prefixes(request, prefill) else _found(request, prefill, prefill.row).get(prefill.row, 0)
-        return DecodeChoice(prefill, prefill.decode_s(tokens - shared * block_tokens), shared)
+        return prefill, prefill.decode_s(tokens - shared * block_tokens), shared
     place = least_loaded(request, pool, match, prefill, now_s, blocks)
     shared = 0
     if not _no_prefixes(request, prefill):
         place, shared = shared_at(request, pool, prefill, now_s, blocks, place)
     chosen = pool.decodes[place]
-    return DecodeChoice(chosen, chosen.decode_s(tokens - shared * block_tokens), shared)
+    return chosen, chosen.decode_s(tokens - shared * block_tokens), shared
 
 
 def _no_prefixes(request: PlacementRequest, state: InstanceState) -> bool:

@@ -25,7 +25,7 @@ Where the paper differs or is silent:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -39,11 +39,11 @@ from pinyon.placement.at_one import at_one
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, Pairs
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, WaitingPrompt
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 NANO_S = 1e-9
-"""Times that differ by less are equal (:meth:`Pool.lowest`)."""
+"""Times that differ by less are equal."""
 EXAMINED_MAX = 512
 """The maximum number of requests of a queue that are examined."""
 
@@ -109,7 +109,8 @@ class DualMap:
 
     def pair(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[InstanceState, InstanceState | None]:
         """Returns the request's two instances, and counts the request."""
-        return self._pairs.of(request, pool, now_s)
+        first, second = self._pairs.places_of(request, pool, now_s)
+        return pool.prefills[first], None if second is None else pool.prefills[second]
 
     def _taken(self, request: PlacementRequest, both: Sequence[PlacementDecision]) -> int:
         """Returns which of the two decisions is taken, 0 or 1."""
@@ -126,98 +127,69 @@ class DualMap:
 
     # -- moves of waiting requests
 
-    def moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
+    def moves(self, request: PlacementRequest, decision: PlacementDecision, waiting: Waiting) -> list[Move]:
         """Returns what should move after the request was placed, in a single round. If both instances of its pair are
         overloaded, requests that wait there may go to the other instance of their own pair."""
         if decision.alternate is None:
             return []
-        known: dict[InstanceState, Sequence[WaitingPrompt]] = {}
-
-        def once(state: InstanceState) -> Sequence[WaitingPrompt]:
-            if state not in known:
-                known[state] = queues(state)
-            return known[state]
-
         pair = decision.prefill, decision.alternate
-        if not all(self._hot(request, decision, state, pool, once, match, now_s) for state in pair):
+        if not all(self._hot(request, decision, state, waiting) for state in pair):
             return []
         planned_s: dict[InstanceState, float] = {}
         """Seconds of work that earlier moves bring to each instance."""
-        return [move for state in pair for move in self._relieve(state, pool, once, match, now_s, planned_s)]
+        return [move for state in pair for move in self._relieve(state, waiting, planned_s)]
 
-    def _stuck_s(self, state: InstanceState, queues: Queues, now_s: float) -> float:
+    def _stuck_s(self, state: InstanceState, waiting: Waiting) -> float:
         """Returns for how long an instance with waiting requests completed nothing (A.8); 0 up to ``stuck_s``."""
-        waiting = queues(state)
-        if not waiting:
+        prompts = waiting.at(state)
+        if not prompts:
             return 0.0
-        interval_s = now_s - max(state.prefill_ended_s, waiting[0].placed_s)
+        interval_s = waiting.now_s - max(state.prefill_ended_s, prompts[0].placed_s)
         return interval_s if interval_s > self._settings.stuck_s else 0.0
 
     def _hot(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        state: InstanceState,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
+        self, request: PlacementRequest, decision: PlacementDecision, state: InstanceState, waiting: Waiting
     ) -> bool:
         """Returns whether an instance of the pair is overloaded, by the criterion of the choice."""
-        stuck_s, slo_s = self._stuck_s(state, queues, now_s), self._slo_s(request)
+        slo_s = self._slo_s(request)
         if self._settings.reading is Reading.PENDING:
-            return state.wait_s(now_s) + stuck_s > slo_s * self._settings.share
+            return state.wait_s(waiting.now_s) + self._stuck_s(state, waiting) > slo_s * self._settings.share
         if state is not decision.prefill:
-            decision = at_one(self.name, request, pool, match(request), state, now_s)
-        return decision.ttft_s + stuck_s > slo_s
+            decision = at_one(self.name, request, waiting.pool, waiting.match(request), state, waiting.now_s)
+        return decision.ttft_s + self._stuck_s(state, waiting) > slo_s
 
-    def _relieve(
-        self,
-        state: InstanceState,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-        planned_s: dict[InstanceState, float],
-    ) -> list[Move]:
+    def _relieve(self, state: InstanceState, waiting: Waiting, planned_s: dict[InstanceState, float]) -> list[Move]:
         """Returns moves by descending benefit (Eq. 6), until all requests that are left should be in time."""
-        waiting = queues(state)[:EXAMINED_MAX]
-        slos_s = np.array([self._slo_s(each.request) for each in waiting])
-        expected_s = np.cumsum([each.decision.prefill_s for each in waiting])
+        now_s, pool = waiting.now_s, waiting.pool
+        prompts = waiting.at(state)[:EXAMINED_MAX]
+        slos_s = np.array([self._slo_s(each.request) for each in prompts])
+        expected_s = np.cumsum([each.decision.prefill_s for each in prompts])
         expected_s += state.wait_s(now_s) - state.queued_prefill_us * 1e-6
-        expected_s += self._stuck_s(state, queues, now_s)
-        expected_s += [now_s - each.placed_s for each in waiting]
+        expected_s += self._stuck_s(state, waiting)
+        expected_s += [now_s - each.placed_s for each in prompts]
         if not (expected_s > slos_s + NANO_S).any():
             return []
         block_tokens = pool.layout.block_tokens
         gains: list[tuple[float, int, float]] = []
-        for place, each in enumerate(waiting):
+        for place, each in enumerate(prompts):
             other = each.decision.alternate
             there = None if other is None else pool.place_of.get(other.info.instance_id)
             if other is None or other is state or there is None or pool.prefills[there] is not other:
                 continue
-            wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
+            wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, waiting)
             ttft_s = now_s - each.placed_s + wait_s
             bound_s = min(expected_s[place], slos_s[place]) - NANO_S
             if ttft_s < bound_s:
-                reused = each.request.reused_tokens(match(each.request).soon.held_by(other), block_tokens)
+                reused = each.request.reused_tokens(waiting.match(each.request).soon.held_by(other), block_tokens)
                 there_s = other.prefill_model.predict_s(each.request.prompt_tokens, reused)
                 if ttft_s + there_s < bound_s:
                     gains.append((expected_s[place] - ttft_s - there_s, place, there_s))
         moves = []
         for _, place, there_s in sorted(gains, key=lambda gain: (-gain[0], gain[1])):
-            each = waiting[place]
+            each = prompts[place]
             other = each.decision.alternate
             assert other is not None
-            wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, queues, now_s)
+            wait_s = other.wait_s(now_s) + planned_s.get(other, 0.0) + self._stuck_s(other, waiting)
             if now_s - each.placed_s + wait_s + there_s >= min(expected_s[place], slos_s[place]) - NANO_S:
                 continue  # earlier moves filled the queue there, or made room here
             moves.append(Move(each.request, state, other))
@@ -231,7 +203,7 @@ class DualMap:
 
 def less_loaded(both: Sequence[PlacementDecision]) -> int:
     """Returns which of the two decisions has less work before it; 0 if they are equal."""
-    queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # as Pool.lowest
+    queues_s = [round(each.room_s + each.queue_s, 9) for each in both]  # rounding must not choose
     return int(queues_s[1] < queues_s[0])
 
 

@@ -90,8 +90,8 @@ class ExpectedBlocks:
                 after = sets.extended(number, row)
             if after != number:
                 cells[cell] += after - number
-                sets.keys_one[number] -= 1
-                sets.keys_one[after] += 1
+                sets.keys[number] -= 1
+                sets.keys[after] += 1
                 self.pairs += 1
             elif number == alone or sets.masks[number] >> row & 1:
                 alike = print_ & _PRINT, row
@@ -99,7 +99,7 @@ class ExpectedBlocks:
                 cells[cell] |= _AGAIN
         self._keys += come
         self.pairs += come
-        sets.keys_one[alone] += come
+        sets.keys[alone] += come
 
     def remove(self, holder: Holder, packed_keys: bytes) -> None:
         """Removes the packed keys of a prompt that were added."""
@@ -128,10 +128,10 @@ class ExpectedBlocks:
             if not mask >> row & 1:
                 continue
             after: i64 = sets.reduced(number, row)
-            sets.keys_one[number] -= 1
+            sets.keys[number] -= 1
             if after:
                 cells[cell] += after - number
-                sets.keys_one[after] += 1
+                sets.keys[after] += 1
                 self.pairs -= 1
             else:  # there are too many sets
                 self._free(cell)
@@ -139,7 +139,7 @@ class ExpectedBlocks:
                 self.pairs -= mask.bit_count()
         self._keys -= gone
         self.pairs -= gone
-        sets.keys_one[alone] -= gone
+        sets.keys[alone] -= gone
 
     def _touch(self, prints: vec[i64]) -> None:
         """Reads the likely places of keys that are looked for next, so that the reads overlap."""

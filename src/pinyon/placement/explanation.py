@@ -1,25 +1,22 @@
 """Explanations of why a request was placed where it was: the other instances as they were then, and a sentence.
 
-Times of the others are the cost models' as they stood at the decision, by the formula that policies use
-(:meth:`pinyon.placement.policy.Pool.prefills_s`). Where the policy fetches, they are the shorter of two: fetching all
-that others hold, and computing. A fetch that was priced for many at once, and examined for none, is said to take
-"about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what others would lose,
-and whether the pair or the limit decided; another policy's name stands for its criteria (a threshold, a ring).
+Times of the others are the cost models' as they stood at the decision. Where the policy fetches, they are the shorter
+of two: fetching all that others hold, and computing. A fetch that was priced for many at once, and examined for none,
+is said to take "about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what
+others would lose, and whether the pair or the limit decided; another policy's name stands for its criteria (a
+threshold, a ring).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.admission import is_late, is_slow
 from pinyon.placement.considered import CostColumns
+from pinyon.placement.costs import Costs, CostTerms
 from pinyon.placement.decision_log import LoggedDecision, Seen
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementDecision
-from pinyon.placement.prefix_match import PrefixMatch
-from pinyon.placement.transfer_cost import PathKind
 
 CANDIDATES_MAX = 8
 SOONEST = 5
@@ -82,22 +79,23 @@ def explain(logged: LoggedDecision) -> Explanation:
 
 def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Candidate]]:
     """Returns the chosen instance, and all others, the soonest first."""
-    decision, prefills, match = seen.decision, seen.pool.prefills, seen.match()
-    found = decision.considered
-    columns = _estimated(logged, seen, match) if found is None else found.columns
+    decision, prefills, match = seen.decision, seen.pool.prefills, seen.match
+    columns = decision.considered or _estimated(logged, seen)
     place = prefills.index(decision.prefill)
     decode_room_s = 0.0 if decision.prefill is decision.decode else decision.room_s - columns.room_s[place]
     candidates: list[Candidate] = []
     for at, state in enumerate(prefills):
-        each = columns.at(at)
-        lost_s = each.cost_s - (each.room_s + each.wait_s + each.transfer_s + each.prefill_s)
-        room_s = each.room_s + (decode_room_s if state is not decision.decode else 0.0)
+        room_s, wait_s, local = columns.room_s[at], columns.wait_s[at], columns.local[at]
+        transfer_s, prefill_s = columns.transfer_s[at], columns.prefill_s[at]
+        lost_s = columns.cost_s[at] - (room_s + wait_s + transfer_s + prefill_s)
+        if state is not decision.decode:
+            room_s += decode_room_s
         candidates.append(
             Candidate(
-                *(state.info.instance_id, match.held_by(state), each.local, each.reach - each.local),
-                *(room_s, each.wait_s, each.transfer_s, each.prefill_s, decision.drain_s),
+                *(state.info.instance_id, match.held_by(state), local, columns.reach[at] - local),
+                *(room_s, wait_s, transfer_s, prefill_s, decision.drain_s),
                 max(0.0, round(lost_s, 9)),
-                each.fetches and (found is None or at not in found.exact),
+                columns.fetches(at) and at not in columns.exact,
             )
         )
     chosen = _chosen(decision, candidates.pop(place))
@@ -105,31 +103,11 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
     return chosen, candidates
 
 
-def _estimated(logged: LoggedDecision, seen: Seen, match: PrefixMatch) -> CostColumns:
+def _estimated(logged: LoggedDecision, seen: Seen) -> CostColumns:
     """Returns estimates about the instances, for a policy that keeps no findings about them."""
-    decision, pool, loads = seen.decision, seen.pool, seen.loads
-    if loads is None:
-        raise ValueError("nothing is known of the other instances")
-    block_tokens, block_bytes = pool.layout.block_tokens, pool.layout.block_bytes
-    tokens = logged.request.prompt_tokens
-    rows = pool.rows
-    queues_s, rooms_s = loads.queues_s(rows, logged.at_s).tolist(), loads.room_s[rows].tolist()
-    costs, transfers = loads.coefficients[rows].tolist(), loads.transfer[rows, PathKind.NETWORK].tolist()
-    fetches = decision.policy == KvCacheCentric.name or bool(decision.fetches)
-    columns = CostColumns(len(rows))
-    for at, state in enumerate(pool.prefills):
-        local = reach = max(match.held_by(state), match.soon.held_by(state))
-        transfer_s, compute_s = 0.0, _prefill_s(costs[at], tokens, local * block_tokens)
-        if fetches and (end := match.extent_for(state, local, pool.sources, FETCH_SPANS_MAX)) > local:
-            start_s, byte_s = transfers[at]
-            fetch_s = start_s + byte_s * (end - local) * block_bytes
-            short_s = _prefill_s(costs[at], tokens, end * block_tokens)
-            if fetch_s + short_s < compute_s:
-                reach, transfer_s, compute_s = end, fetch_s, short_s
-        columns.local[at], columns.reach[at], columns.room_s[at] = local, reach, rooms_s[at]
-        columns.wait_s[at], columns.transfer_s[at], columns.prefill_s[at] = queues_s[at], transfer_s, compute_s
-        columns.cost_s[at] = rooms_s[at] + queues_s[at] + transfer_s + compute_s
-    return columns
+    fetches = seen.decision.policy == KvCacheCentric.name or bool(seen.decision.fetches)
+    terms = CostTerms(0.0, fetches, order=False, near=False)
+    return Costs(terms, logged.request, seen.pool, seen.match, logged.at_s, seen.loads).columns
 
 
 def _chosen(decision: PlacementDecision, found: Candidate) -> Candidate:
@@ -138,13 +116,6 @@ def _chosen(decision: PlacementDecision, found: Candidate) -> Candidate:
         found.instance_id, found.held_blocks, decision.local_blocks, decision.reused_blocks - decision.local_blocks,
         decision.room_s, decision.queue_s, decision.transfer_s, decision.prefill_s, decision.drain_s, found.others_s,
     )  # fmt: skip
-
-
-def _prefill_s(costs: Sequence[float], tokens: int, reused: int) -> float:
-    """Returns the predicted seconds: see :class:`pinyon.placement.cost_model.PrefillCostModel`."""
-    k0, k1, k2 = costs
-    rest = tokens - reused
-    return k0 + k1 * rest + k2 * rest * (tokens + reused)
 
 
 def _shown(seen: Seen, others: list[Candidate]) -> list[Candidate]:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
 
 from pinyon.core.request import Role
-from pinyon.placement.fetch_time import fetch_s, fetches_s
+from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
-from pinyon.placement.prefix_match import Holders, PrefixMatch
-
-MANY_READERS = 32
-"""Fewer readers than this are priced one by one, more of them together."""
-ESTIMATES_MAX = 4
-"""The maximum number of stretches of one prompt that are priced for all readers at once: most hold nothing of it."""
-
-_Estimate = tuple[dict[int, float], frozenset[InstanceState], set[str]]
-"""Seconds by the reader's row; then the holders and their hosts, where readers are priced one by one."""
+from pinyon.placement.prefix_match import PrefixMatch
 
 
 class FetchPlanner:
@@ -30,12 +21,11 @@ class FetchPlanner:
         self._block_bytes = pool.prefills[0].block_bytes
         self._common: dict[tuple[int, int, int], list[_Span]] = {}
         """Spans of readers that hold none of the blocks, by ``(first block, end block, mask of who may be asked)``."""
-        self._estimates: dict[tuple[int, int], _Estimate] = {}
 
     def plan(self, reader: InstanceState, first_block: int, end_block: int) -> tuple[Fetch, ...]:
         """Returns what ``reader`` fetches of ``[first_block, end_block)``, in order. Each span comes from another one
-        of the pool's sources, which holds all of it. Requires ``end_block <= match.extent_for(reader, first_block,
-        pool.sources_for(reader), spans_max)``.
+        of the pool's sources, which holds all of it. Requires ``end_block <= match.extent(first_block,
+        pool.asked_by(reader) & ~reader.bit)``.
 
         From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store
         node is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network). Next
@@ -45,98 +35,52 @@ class FetchPlanner:
         spans = self._spans(reader, first_block, end_block)
         return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
 
-    def reach(self, spans_max: int) -> int:
-        """Returns how many leading blocks a reader can fetch that holds none of them and was failed by no source."""
-        return self._match.extent(0, self._pool.sources.mask, spans_max)
-
     def fetch_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
         """Returns the predicted seconds of the fetches of :meth:`plan`."""
         spans = self._spans(reader, first_block, end_block)
         return fetch_s(reader, [(each.source_for(reader), each.blocks * self._block_bytes) for each in spans])
 
-    def estimate_s(self, reader: InstanceState, first_block: int, end_block: int) -> float:
-        """Returns :meth:`fetch_s`, or an estimate where there are many readers. Those that are no holders, and on no
-        host of one, are priced all at once, as if each asked the first of equal sources."""
-        key = first_block, end_block
-        known = self._estimates.get(key)
-        if known is None:
-            if len(self._estimates) >= ESTIMATES_MAX or len(self._pool.prefills) < MANY_READERS:
-                return self.fetch_s(reader, first_block, end_block)
-            known = self._estimates[key] = self._estimate(first_block, end_block)
-        prices_s, holders, hosts = known
-        if reader.load.failed_sources or reader in holders or reader.host in hosts:
-            return self.fetch_s(reader, first_block, end_block)
-        return prices_s[reader.row]
-
-    def _estimate(self, first_block: int, end_block: int) -> _Estimate:
-        spans = self._common_spans(first_block, end_block, self._pool.sources)
-        rows = self._pool.rows
-        prices_s = fetches_s(self._pool.prefills[0].loads, rows, self.common(first_block, end_block))
-        holders = frozenset[InstanceState]().union(*(span.holders for span in spans))
-        return dict(zip(rows.tolist(), prices_s.tolist(), strict=True)), holders, {each.host for each in holders} - {""}
-
-    def common(self, first_block: int, end_block: int) -> list[tuple[InstanceState, int]]:
-        """Returns sources and bytes for readers that hold none of the blocks and are on no host of a holder, for
-        :func:`pinyon.placement.fetch_time.fetches_s`. Of equal sources it names the first, while each reader takes the
-        next one after itself."""
-        spans = self._common_spans(first_block, end_block, self._pool.sources)
-        return [(span.least[0], span.blocks * self._block_bytes) for span in spans]
-
-    def _common_spans(self, first_block: int, end_block: int, sources: Holders[InstanceState]) -> list[_Span]:
-        key = first_block, end_block, sources.mask
-        spans = self._common.get(key)
-        if spans is None:
-            found = self._match.spans_for(_NOBODY, first_block, end_block, sources)
-            spans = self._common[key] = [_Span(first, end, holders) for first, end, holders in found]
-        return spans
-
     def _spans(self, reader: InstanceState, first_block: int, end_block: int) -> list[_Span]:
-        sources = self._pool.sources_for(reader)
-        common = self._common_spans(first_block, end_block, sources)
+        asked = self._pool.asked_by(reader)
+        key = first_block, end_block, asked
+        common = self._common.get(key)
+        if common is None:
+            common = self._common[key] = self._found(first_block, end_block, asked)
         for span in common:
-            if reader in span.holders:
-                found = self._match.spans_for(reader, first_block, end_block, sources)
-                return [_Span(first, end, holders) for first, end, holders in found]
+            if span.mask & reader.bit:
+                return self._found(first_block, end_block, asked & ~reader.bit)
         return common
 
-
-class _Nobody:
-    bit = 0
-
-
-_NOBODY = _Nobody()
+    def _found(self, first_block: int, end_block: int, asked: int) -> list[_Span]:
+        spans = self._match.spans(first_block, end_block, asked, len(self._match.runs))
+        return [_Span(first, end, mask, self._pool.sources.among(mask)) for first, end, mask in spans]
 
 
 class _Span:
-    """A span of blocks, and the sources that hold all of it."""
+    """A span of blocks, and the sources that hold all of it, also as a mask."""
 
-    __slots__ = ("_by_host", "_rows", "blocks", "end", "first", "holders", "least")
+    __slots__ = ("_by_host", "_rows", "blocks", "end", "first", "least", "mask")
 
-    def __init__(self, first: int, end: int, holders: Iterable[InstanceState]) -> None:
-        self.first, self.end, self.blocks = first, end, end - first
-        self.least, self._rows = [*holders], list[int]()
-        self.holders: Collection[InstanceState] = self.least
+    def __init__(self, first: int, end: int, mask: int, holders: list[InstanceState]) -> None:
+        self.first, self.end, self.blocks, self.mask = first, end, end - first, mask
+        self.least, self._rows = holders, list[int]()
         self._by_host: dict[str, list[InstanceState]] = {}
-        if len(self.least) == 1:  # nothing is to be chosen
+        if len(holders) == 1:  # nothing is to be chosen
             return
-        self.holders = frozenset(self.least)
-        best = [each for each in self.holders if each.info.role is Role.STORE] or self.holders
+        best = [each for each in holders if each.info.role is Role.STORE] or holders
         for each in best:
             self._by_host.setdefault(each.host, []).append(each)
         self.least, self._rows = _least_read(best)
 
     def source_for(self, reader: InstanceState) -> InstanceState:
         """Returns the source for a reader that is none of the holders."""
-        if len(self.holders) == 1:
-            return self.least[0]
         near = self._by_host.get(reader.host) if reader.host else None
         least, rows = (self.least, self._rows) if near is None else _least_read(near)
         return least[bisect_left(rows, reader.row) % len(least)]
 
 
-def _least_read(holders: Iterable[InstanceState]) -> tuple[list[InstanceState], list[int]]:
+def _least_read(holders: list[InstanceState]) -> tuple[list[InstanceState], list[int]]:
     """Returns the holders with the fewest blocks being read, and their rows, which are in order."""
-    holders = [*holders]
     fewest = min(each.inflight_reads for each in holders)
     least = sorted((each for each in holders if each.inflight_reads == fewest), key=lambda each: each.row)
     return least, [each.row for each in least]

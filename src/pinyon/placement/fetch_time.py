@@ -12,12 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.load_table import LoadTable
 from pinyon.placement.transfer_cost import HOST, NETWORK, SSD, STORE, PathKind
 
 FAULT_RATIO = 1.5
@@ -48,39 +44,6 @@ def fetch_s(reader: InstanceState, spans: Iterable[tuple[InstanceState, int]]) -
             shared += size
         seconds += start_s + byte_s * size
     return seconds + max(sources_s, min(reader.reading_bytes, reader.readings * shared) * network_s)
-
-
-def fetches_s(
-    loads: LoadTable, rows: NDArray[np.intp], spans: Iterable[tuple[InstanceState, int | NDArray[np.int64]]]
-) -> NDArray[np.float64]:
-    """Returns :func:`fetch_s` of many readers, by their rows. The bytes from a source are the same for all readers, or
-    an array with a number for each; nothing is fetched where that is 0."""
-    arrays = loads.arrays
-    hosts = arrays.host.take(rows)
-    paths: dict[PathKind, NDArray[np.float64]] = {}
-    seconds, sources_s, network_s, shared = np.zeros((4, len(rows)))
-    for source, each in spans:
-        size = np.broadcast_to(each, len(rows))
-        kind = PathKind.SSD if source.info.on_ssd else PathKind.NETWORK
-        if kind not in paths:
-            paths[kind] = arrays.transfer[:, kind].take(rows, axis=0).T
-        start_s, byte_s = paths[kind]
-        send_s = source.send_rate.per_byte_s
-        byte_s = np.maximum(byte_s, send_s)
-        waits_s = np.minimum(source.sending_bytes, source.sendings * size) * (send_s or byte_s)
-        takes_s = start_s + byte_s * size
-        near = (hosts == arrays.host[source.row]) & bool(source.host) & (not source.info.on_ssd)
-        if near.any():
-            own = PathKind.STORE if source.info.role is Role.STORE else PathKind.HOST
-            start_s, own_s = arrays.transfer[rows[near], own].T
-            takes_s[near] = start_s + own_s * size[near]
-            waits_s[near] = byte_s[near] = 0.0
-        seconds += np.where(size > 0, takes_s, 0.0)
-        sources_s += waits_s
-        network_s = np.maximum(network_s, byte_s)
-        shared += np.where(near, 0, size)
-    reading = np.minimum(arrays.reading_bytes.take(rows), arrays.readings.take(rows) * shared) * network_s
-    return seconds + np.maximum(sources_s, reading)
 
 
 def learn_fetch(reader: InstanceState, source: InstanceState, size_bytes: int, seconds: float, now_s: float) -> None:

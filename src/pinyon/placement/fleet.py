@@ -14,10 +14,9 @@ from pinyon.placement.cost_priors import CostPriors
 from pinyon.placement.fetch_time import learn_fetch
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
-from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup, Neighbours
+from pinyon.placement.instances import InstanceInfo, InstanceLoad, InstanceState, KvGroup, Sources
 from pinyon.placement.load_table import LoadTable
 from pinyon.placement.policy import Pool
-from pinyon.placement.prefix_match import Holders
 from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel
 
 UNLIMITED = 2**63
@@ -87,7 +86,7 @@ class Fleet:
             raise ResourceExhausted(f"the limit of {self._instances_max} instances is reached", retry_after_s=1.0)
         bit = self.index.add()
         row = bit.bit_length() - 1
-        self.loads.add(row, info.capacity_blocks)
+        self.loads.add(row, info.capacity_blocks, info.short_first)
         priors = self._priors.get(info.model) or self._priors.get("", CostPriors())
         state = InstanceState(
             info,
@@ -100,7 +99,6 @@ class Fleet:
             prefill_learned_s=now_s,
             transfer_learned_s=now_s,
         )
-        state.seen()
         self._inherit(state)
         state.learned()
         state.transfers_learned()
@@ -216,10 +214,7 @@ class Fleet:
 
     def _build_pools(self, model: str) -> tuple[Pool, ...]:
         members = [state for state in self.instances() if state.schedulable]
-        sources, neighbours = Holders(members), Neighbours(members)
-        by_address: dict[str, list[InstanceState]] = {}
-        for state in members:
-            by_address.setdefault(state.info.address, []).append(state)
+        sources = Sources(members)
         groups: dict[KvGroup, list[InstanceState]] = {}
         for state in members:
             if state.info.model == model and state.info.layout is not None:
@@ -232,9 +227,7 @@ class Fleet:
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
                 known = sum(state.info.role.prefills for state in self._groups[group_id].values())
-                pools.append(
-                    Pool(layout, prefills, decodes, sources, room, by_address, known, self.together, neighbours)
-                )
+                pools.append(Pool(layout, prefills, decodes, sources, sources.every, room, known, self.together))
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+from librt.vecs import append, vec
+from mypy_extensions import i64
 from numpy.typing import NDArray
 
 SETS_MAX = 1 << 18
@@ -30,20 +32,17 @@ class HolderSets:
         self._rows: list[NDArray[np.intp] | None] = [None]
         self._made = 0
         self._steps: dict[int, int] = {}
-        self.keys = np.zeros(1024, np.int64)
+        self.keys = vec[i64]([0])
         """Keys that have the set, by its number; -1 where there is no such set."""
-        self.keys_one = self.keys.data
-        self.held = np.zeros(64, np.int64)
+        self.held = vec[i64]()
         """Keys that have the row in their sets, by row; it means nothing for hidden rows."""
-        self.held_one = self.held.data
 
     def __len__(self) -> int:
         return len(self.masks) - len(self._free)
 
     def add_row(self, row: int) -> None:
-        if row >= len(self.held):
-            self.held = np.append(self.held, np.zeros(max(row + 1 - len(self.held), len(self.held)), np.int64))
-            self.held_one = self.held.data
+        while row >= len(self.held):
+            self.held = append(self.held, 0)
         self.held[row] = 0
 
     def number(self, mask: int, limit: int) -> int:
@@ -89,34 +88,34 @@ class HolderSets:
             rows = self._rows[number] = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
         return rows
 
-    def forget(self, numbers: NDArray[np.uint32]) -> Counter[int]:
+    def forget(self, numbers: NDArray[np.int32]) -> Counter[int]:
         """Subtracts keys that are gone, given the sets that they had; returns how many had each set."""
         gone = Counter(numbers.tolist())
         for number, count in gone.items():
-            self.keys_one[number] -= count
-            self.held[self.rows(number)] -= count
+            self.keys[number] -= count
+            self._lose(number, count)
         return gone
 
     def extend(self, number: int, after: int, row: int, keys: int) -> None:
         """Counts ``keys`` keys that got this row: their set was ``number``, or none (0), and is ``after`` now."""
         if keys:
             if number:
-                self.keys_one[number] -= keys
-            self.keys_one[after] += keys
-            self.held_one[row] += keys
+                self.keys[number] -= keys
+            self.keys[after] += keys
+            self.held[row] += keys
 
     def reduce(self, number: int, after: int, row: int, keys: int) -> None:
         """Counts ``keys`` keys that lost this row and have the set ``after`` now. With 0 the keys are gone, mostly as
         nobody else held them, but also where there are too many sets."""
         if not keys:
             return
-        self.keys_one[number] -= keys
+        self.keys[number] -= keys
         if after:
-            self.keys_one[after] += keys
+            self.keys[after] += keys
         elif self.masks[number] != 1 << row:
-            self.held[self.rows(number)] -= keys
+            self._lose(number, keys)
             return
-        self.held_one[row] -= keys
+        self.held[row] -= keys
 
     def drop_unused(self) -> bool:
         """Frees the numbers of sets that no key has, a portion of them, if many sets were made since the last time.
@@ -125,27 +124,30 @@ class HolderSets:
             return False
         self._made = 0
         self._steps.clear()
-        unused = np.flatnonzero(self.keys[1 : len(self.masks)] == 0)[: 2 * _UNUSED_MAX] + 1
+        unused = np.flatnonzero(np.frombuffer(memoryview(self.keys), np.int64)[1:] == 0)[: 2 * _UNUSED_MAX] + 1
         for number in unused.tolist():
             del self._numbers[self.masks[number]]
-            self.masks[number], self._rows[number], self.keys_one[number] = -1, None, -1
+            self.masks[number], self._rows[number], self.keys[number] = -1, None, -1
             self._free.append(number)
         return True
 
     def _new(self, mask: int) -> int:
         if self._free:
             number = self._free.pop()
-            self.masks[number], self.keys_one[number] = mask, 0
+            self.masks[number], self.keys[number] = mask, 0
         else:
             number = len(self.masks)
             self.masks.append(mask)
             self._rows.append(None)
-            if number >= len(self.keys):
-                self.keys = np.append(self.keys, np.zeros(len(self.keys), np.int64))
-                self.keys_one = self.keys.data
+            self.keys = append(self.keys, 0)
         self._numbers[mask] = number
         self._made += 1
         return number
+
+    def _lose(self, number: int, keys: i64) -> None:
+        held = self.held
+        for row in self.rows(number).tolist():
+            held[row] -= keys
 
     def _step(self, step: int, after: int) -> int:
         if len(self._steps) >= _STEPS_MAX:

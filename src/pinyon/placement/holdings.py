@@ -12,7 +12,7 @@ from itertools import count
 from typing import Final
 
 import numpy as np
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64
 from numpy.typing import NDArray
 
@@ -63,7 +63,7 @@ class Holdings:
 
     def keys_under(self, row: int) -> int:
         """Returns how many keys are held under a row that is not void."""
-        return self._sets.held_one[row]
+        return self._sets.held[row]
 
     def store(self, row: int, packed_keys: bytes) -> None:
         """Stores these keys under the row."""
@@ -90,12 +90,11 @@ class Holdings:
         byte where that one begins. Counts change alike for most keys, so they are added up for many keys at a time."""
         table, sets, ages = self.table, self._sets, self._ages
         prints, slots, numbers = self._found
-        set_ids, stamps = table.set_ids_one, table.stamps_one
         size: i64 = len(packed_keys)
         room: i64 = self._keys_max - table.keys
         stamp: i64 = ages.stamp
         alone: i64 = sets.alone(row)
-        come = vec[i64]()
+        come: i64 = 0
         before: i64 = alone
         after: i64 = alone
         moved: i64 = 0
@@ -110,25 +109,23 @@ class Holdings:
                 slot = slots[each]
                 if slot < 0:
                     slot = CROWDED
-                    if len(come) < room:
-                        slot = table.insert(prints[each])
+                    if come < room:
+                        slot = table.insert(prints[each], alone, stamp)
                     if slot == CROWDED:
                         crowded = True
                         count = each
                         break
                     if slot != THERE:
-                        come = append(come, slot)
+                        come += 1
                     continue
                 number = table.set_at(slot)  # read again: a key may be named twice
-                if number == 0:  # a key that came just now
-                    continue
                 if number != before:
                     sets.extend(before, after, row, moved)
                     before, moved = number, 0
                     after = sets.extended(number, row)
                     refuses = after == number and not sets.masks[number] >> row & 1
                 if after != number:
-                    set_ids[slot] = after
+                    table.change_set(slot, after)
                     moved += 1
                 elif refuses:
                     self.refused += 1
@@ -137,21 +134,19 @@ class Holdings:
                     if here != was:
                         ages.renewed(was, renewed)
                         was, renewed = here, 0
-                    stamps[slot] = stamp
+                    table.change_stamp(slot, stamp)
                     renewed += 1
             at += count * KEY_BYTES
         sets.extend(before, after, row, moved)
         ages.renewed(was, renewed)
-        table.put(come, alone, stamp)
-        sets.extend(0, alone, row, len(come))
-        ages.came(len(come))
+        sets.extend(0, alone, row, come)
+        ages.came(come)
         return at
 
     def remove(self, row: int, packed_keys: bytes) -> None:
         """Removes these keys from the row."""
         table, sets, ages = self.table, self._sets, self._ages
         prints, slots, numbers = self._found
-        set_ids = table.set_ids_one
         at: i64 = 0
         size: i64 = len(packed_keys)
         before: i64 = 0
@@ -159,7 +154,6 @@ class Holdings:
         left: i64 = 0
         was: i64 = 0
         gone_so: i64 = 0
-        gone = vec[i64]()
         while at < size:
             count = read_prints(packed_keys, at, prints)
             table.find(prints, count, slots, numbers)
@@ -182,15 +176,13 @@ class Holdings:
                         was, gone_so = here, 0
                     gone_so += 1
                     left += 1
-                    gone = append(gone, slot)
-                    set_ids[slot] = 0
+                    table.remove(slot)
                 elif after != number:
-                    set_ids[slot] = after
+                    table.change_set(slot, after)
                     left += 1
             at += count * KEY_BYTES
         sets.reduce(before, after, row, left)
         ages.gone(was, gone_so)
-        table.free_some(gone)
 
     def _free(self, slots: Slots) -> Counter[int]:
         """Forgets the keys in these slots; returns how many had each set."""
@@ -219,7 +211,7 @@ class Holdings:
                 slot = slots[each]
                 if slot >= 0 and (here := table.stamp_at(slot)) != stamp:
                     ages.renewed(here, 1)
-                    table.stamps_one[slot] = stamp
+                    table.change_stamp(slot, stamp)
             at += count * KEY_BYTES
 
     # -- eviction of the oldest
@@ -245,7 +237,7 @@ class Holdings:
                 looked, age = 0, max(1, ages.oldest())
 
     def _push_out(self, slots: list[int]) -> None:
-        ages = [(self._ages.stamp - self.table.stamps_one[slot]) % STAMPS for slot in slots]
+        ages = [(self._ages.stamp - self.table.stamp_at(slot)) % STAMPS for slot in slots]
         slot = slots[ages.index(max(ages))]
         self._count_evicted(self._free(np.array([slot])))
 
@@ -266,7 +258,7 @@ class Holdings:
         if row is None:
             return
         self._shown = {0: 0}
-        if not self._sets.held_one[row]:
+        if not self._sets.held[row]:
             del self._owners[row]
             return
         self._owners[row] = 0
@@ -322,8 +314,8 @@ class Holdings:
         for number, keys in Counter(numbers.tolist()).items():
             after = int(self._without[number])
             if after:
-                sets.keys_one[number] -= keys
-                sets.keys_one[after] += keys
+                sets.keys[number] -= keys
+                sets.keys[after] += keys
         stay = afters > 0
         table.set_ids[slots[stay]] = afters[stay]
         self._free(slots[~stay])

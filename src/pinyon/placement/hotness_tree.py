@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pinyon.core.block_keys import KEY_BYTES, BlockKey
-from pinyon.placement.instances import KvGroup
 
 DEPTH_MAX: Final = 256
 """The maximum number of strides of a prefix."""
-GROUPS_MAX = 64
 REQUESTS_MAX: Final = 65_536
 """The maximum number of requests in a window of time."""
 
@@ -111,24 +109,3 @@ class HotnessTree:
             for each in more:
                 del self._extended[each]
             below = more
-
-
-class HotnessTrees:
-    """A tree for each group of instances, at most ``groups_max``; the least recently used one is dropped. What is hot
-    among the requests of one model says nothing about another's, and depends on how many instances serve it."""
-
-    def __init__(self, settings: HotnessSettings, groups_max: int = GROUPS_MAX) -> None:
-        self._settings, self._groups_max = settings, groups_max
-        self._of_group: dict[KvGroup, HotnessTree] = {}
-
-    def __len__(self) -> int:
-        return len(self._of_group)
-
-    def of(self, group: KvGroup) -> HotnessTree:
-        tree = self._of_group.pop(group, None)
-        if tree is None:
-            tree = HotnessTree(self._settings)
-            while len(self._of_group) >= self._groups_max:
-                del self._of_group[next(iter(self._of_group))]
-        self._of_group[group] = tree
-        return tree

@@ -12,7 +12,7 @@ from pinyon.placement.expected import ExpectedBlocks
 from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.load_table import whole_us
-from pinyon.placement.policy import Fetch, PlacementDecision, PlacementRequest, WaitingPrompt
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, WaitingPrompt
 from pinyon.placement.shared_prefixes import Mark
 from pinyon.placement.transfer_cost import NETWORK, SSD
 
@@ -22,39 +22,34 @@ EXPECTED_KEYS_MAX = 1_000_000
 Part = TypeVar("Part")
 
 
-# These classes are written out: what ``dataclass`` makes is never compiled, and every request makes one of each.
-
-
-class _Prefill:
-    """The prefill part of a placement. ``prefill_us``, ``transfer_us``: predicted, and 0 once the prompt is being
-    computed; ``fetches``: empty from then on. ``first_s``: the ``placed_s`` of the request's first placement."""
+class _Placement:
+    """A placement. Its prefill part counts until ``prefilled``; ``begun``: the prompt is being computed. From then on
+    the predicted ``prefill_us`` and ``transfer_us`` are 0, and ``fetches`` are empty. ``first_s``: when the request was
+    placed first, if it was elsewhere before."""
 
     __slots__ = (
-        *("begun", "decision", "expected", "fetches", "first_s"),
-        *("placed_s", "prefill_us", "request", "state", "transfer_us"),
+        *("begun", "blocks", "decision", "decode", "expected", "fetches", "first_s", "marks"),
+        *("placed_s", "prefill", "prefill_us", "prefilled", "request", "transfer_us"),
     )
 
+    # written out: what ``dataclass`` makes is never compiled, and every request makes one
     def __init__(
         self,
-        state: InstanceState,
-        prefill_us: int,
-        transfer_us: int,
-        fetches: tuple[Fetch, ...],
+        decision: PlacementDecision,
         expected: bytes,
+        blocks: int,
         placed_s: float,
+        first_s: float,
         request: PlacementRequest | None,
-        decision: PlacementDecision | None,
     ) -> None:
-        self.state, self.prefill_us, self.transfer_us, self.fetches = state, prefill_us, transfer_us, fetches
-        self.expected, self.placed_s, self.first_s = expected, placed_s, placed_s
-        self.request, self.decision, self.begun = request, decision, False
-
-
-class _Decode:
-    __slots__ = ("blocks", "marks", "placed_s", "state")
-
-    def __init__(self, state: InstanceState, blocks: int, placed_s: float, marks: Sequence[Mark]) -> None:
-        self.state, self.blocks, self.placed_s, self.marks = state, blocks, placed_s, marks
+        self.prefill, self.decode, self.fetches = decision.prefill, decision.decode, decision.fetches
+        self.prefill_us: int = whole_us(decision.prefill_s)
+        self.transfer_us: int = whole_us(decision.transfer_s)
+        self.expected, self.blocks, self.placed_s, self.first_s = expected, blocks, placed_s, first_s
+        self.request, self.begun, self.prefilled = request, False, False
+        self.marks: Sequence[Mark] = ()
+        # a policy's findings are large: a decision is kept only where it is asked for
+        self.decision = decision if request is not None or decision.trial is not None else None
 
 
 class InFlightTable:
@@ -85,11 +80,12 @@ class InFlightTable:
         self._unclaimed_s = unclaimed_s
         self._prefill_s = prefill_s
         self._decode_s = decode_s
-        # insertion order is age: the oldest are in front
-        self._prefills: dict[str, _Prefill] = {}
-        self._decodes: dict[str, _Decode] = {}
+        self._placements: dict[str, _Placement] = {}
+        """The placements by age: the oldest are in front."""
+        self._prefills = 0
+        """The number of prefill parts that count."""
         self._unclaimed: dict[str, float] = {}
-        """Decode parts that have not begun as far as their instance's session has said, and since when."""
+        """Placements that have not begun as far as their decode instance's session has said, and since when."""
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
         """Requests by the instances where they have a part: many instances may go at once, and each needs its own."""
         self._expected_keys = 0
@@ -100,11 +96,11 @@ class InFlightTable:
 
     @property
     def prefills(self) -> int:
-        return len(self._prefills)
+        return self._prefills
 
     @property
     def decodes(self) -> int:
-        return len(self._decodes)
+        return len(self._placements)
 
     def holds(self, state: InstanceState) -> bool:
         """Returns whether a part of some placement counts at the instance."""
@@ -112,16 +108,16 @@ class InFlightTable:
 
     def check_room(self, now_s: float) -> None:
         """Raises :class:`ResourceExhausted` if no placement can be added."""
-        if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
+        if len(self._placements) >= self._limit:
             self.expire(now_s)
-            if len(self._decodes) >= self._limit or len(self._prefills) >= self._limit:
+            if len(self._placements) >= self._limit:
                 raise ResourceExhausted(f"{self._limit} placements are in flight", retry_after_s=1.0)
 
     def shares_no_more(self, request_id: str) -> None:
         """Forgets the prefixes of a request that is placed again: it must not share anything with itself."""
-        part = self._decodes.get(request_id)
+        part = self._placements.get(request_id)
         if part is not None and part.marks:
-            part.state.loads.prefixes.ended(part.state.row, part.marks)
+            part.decode.loads.prefixes.ended(part.decode.row, part.marks)
             part.marks = ()
 
     def add(
@@ -143,47 +139,41 @@ class InFlightTable:
         without those that it shares there itself.
         """
         self.release(request_id)
-        prefill, decode = decision.prefill, decision.decode
-        prefill_us, transfer_us = whole_us(decision.prefill_s), whole_us(decision.transfer_s)
-        room = self._expected_keys + len(expected) // KEY_BYTES <= self._expected_keys_max
-        if not room:
+        if self._expected_keys + len(expected) // KEY_BYTES > self._expected_keys_max:
             expected = b""
-        self._expected_keys += len(expected) // KEY_BYTES
-        if expected:
-            self.expected.add(prefill, expected)
-        # a policy's findings are large: a decision is kept only where it is asked for
-        kept = decision if request is not None or decision.trial is not None else None
-        part = self._prefills[request_id] = _Prefill(
-            prefill, prefill_us, transfer_us, decision.fetches, expected, now_s, request, kept
-        )
-        if first_s is not None:
-            part.first_s = first_s
+        part = _Placement(decision, expected, decode_blocks, now_s, now_s if first_s is None else first_s, request)
+        self._placements[request_id] = part
+        self._unclaimed[request_id] = now_s
+        self._prefills += 1
+        prefill, decode = part.prefill, part.decode
         self._remember(request_id, prefill)
         if decode is not prefill:
             self._remember(request_id, decode)
-        prefill.loads.enqueue(prefill.row, prefill_us)
-        prefill.inflight_transfer_us += transfer_us
+        if expected:
+            self._expected_keys += len(expected) // KEY_BYTES
+            self.expected.add(prefill, expected)
+        prefill.loads.count(prefill.row, part.prefill_us)
+        prefill.inflight_transfer_us += part.transfer_us
         self._count_reads(part, 1)
-        marks = decode.loads.prefixes.placed(decode.row, decoded_keys) if decoded_keys else ()
-        self._decodes[request_id] = _Decode(decode, decode_blocks, now_s, marks)
-        self._unclaimed[request_id] = now_s
+        if decoded_keys:
+            part.marks = decode.loads.prefixes.placed(decode.row, decoded_keys)
         decode.decodes_changed(1, decode_blocks)
 
     def waiting(self, state: InstanceState) -> list[WaitingPrompt]:
         """Returns the requests that were placed there and are not being computed yet, in order of arrival; only those
         that were added with their request."""
-        parts = (self._prefills.get(request_id) for request_id in self._by_instance.get(state, ()))
+        parts = [self._placements[request_id] for request_id in self._by_instance.get(state, ())]
         return [
             WaitingPrompt(part.request, part.decision, part.first_s)
             for part in parts
-            if part is not None and part.state is state and not part.begun
+            if part.prefill is state and not part.begun and not part.prefilled
             if part.request is not None and part.decision is not None
         ]
 
     def begin_decode(self, request_id: str, state: InstanceState) -> None:
         """Notes that ``state`` reported the request's arrival. Ignored if it is not, or no longer, placed there."""
-        part = self._decodes.get(request_id)
-        if part is not None and part.state is state:
+        part = self._placements.get(request_id)
+        if part is not None and part.decode is state:
             self._unclaimed.pop(request_id, None)
 
     # for reports, which name many requests: each does the same as the method for one
@@ -210,20 +200,19 @@ class InFlightTable:
     def unclaim(self, state: InstanceState, now_s: float) -> None:
         """Marks all requests at ``state`` as unclaimed: its new session names those that are there."""
         for request_id in self._by_instance.get(state, ()):
-            part = self._decodes.get(request_id)
-            if part is not None and part.state is state:
+            if self._placements[request_id].decode is state:
                 self._unclaimed.setdefault(request_id, now_s)
 
     def begin_prefill(self, request_id: str, state: InstanceState, now_s: float, seconds: float | None = None) -> None:
         """Notes that ``state`` computes the request's prompt, which takes ``seconds``, or as predicted. Ignored if it
         is not, or no longer, placed there."""
-        part = self._prefills.get(request_id)
-        if part is None or part.state is not state or part.begun:
+        part = self._placements.get(request_id)
+        if part is None or part.prefill is not state or part.begun or part.prefilled:
             return
         part.begun = True
         state.computing += 1
         loads, row = state.loads, state.row
-        loads.dequeue(row, part.prefill_us)
+        loads.count(row, part.prefill_us, -1)
         loads.ends_s[row] = max(now_s, loads.ends_s[row]) + (part.prefill_us * 1e-6 if seconds is None else seconds)
         part.prefill_us = 0
         self._reads_over(part)
@@ -233,56 +222,66 @@ class InFlightTable:
 
         A prefill that ends without having begun was cancelled or failed: it tells nothing of how fast the instance is.
         """
-        part = self._prefills.get(request_id)
-        if part is not None and part.state is state:
-            self._drop_prefill(request_id)
+        part = self._placements.get(request_id)
+        if part is not None and part.prefill is state and not part.prefilled:
+            decision = part.decision
+            self._drop_prefill(request_id, part)
             if not part.begun:
                 return
             state.prefill_ended_s = now_s
-            if self.heard is not None and part.decision is not None and part.decision.trial is not None:
-                self.heard(part.decision, now_s - part.placed_s)
+            if self.heard is not None and decision is not None and decision.trial is not None:
+                self.heard(decision, now_s - part.placed_s)
 
     def end_decode(self, request_id: str, state: InstanceState) -> None:
         """Notes that ``state`` reported the end of the decode, which ends the request: the decode instance owns it."""
-        part = self._decodes.get(request_id)
-        if part is not None and part.state is state:
+        part = self._placements.get(request_id)
+        if part is not None and part.decode is state:
             self.release(request_id)
 
     def release(self, request_id: str) -> bool:
         """Forgets a placement. Returns whether any part of it was still counted."""
-        if request_id not in self._decodes:
+        part = self._placements.get(request_id)
+        if part is None:
             return False
-        if request_id in self._prefills:
-            self._drop_prefill(request_id)
-        self._drop_decode(request_id)
+        if not part.prefilled:
+            self._drop_prefill(request_id, part)
+        self.shares_no_more(request_id)
+        del self._placements[request_id]
+        self._unclaimed.pop(request_id, None)
+        part.decode.decodes_changed(-1, -part.blocks)
+        self._forget(request_id, part.decode)
         return True
 
     def drop_instance(self, state: InstanceState) -> None:
         """Forgets what was placed on an instance that is gone: requests decoded there, and prefill parts of others."""
         for request_id in list(self._by_instance.get(state, ())):
-            if self._decodes[request_id].state is state:
+            part = self._placements[request_id]
+            if part.decode is state:
                 self.release(request_id)
             else:
-                self._drop_prefill(request_id)
+                self._drop_prefill(request_id, part)
 
     def expire(self, now_s: float) -> int:
         """Forgets parts that are too old, and placements that nobody claimed; returns the number of parts."""
-        before = len(self._prefills) + len(self._decodes)
+        before = self._prefills + len(self._placements)
         for request_id in _leading(self._unclaimed, lambda since_s: since_s <= now_s - self._unclaimed_s):
             self.release(request_id)
-        for request_id in _leading(self._prefills, lambda part: part.placed_s <= now_s - self._prefill_s):
-            self._drop_prefill(request_id)
-        for request_id in _leading(self._decodes, lambda part: part.placed_s <= now_s - self._decode_s):
+        for request_id in _leading(self._placements, lambda part: part.placed_s <= now_s - self._prefill_s):
+            part = self._placements[request_id]
+            if not part.prefilled:
+                self._drop_prefill(request_id, part)
+        for request_id in _leading(self._placements, lambda part: part.placed_s <= now_s - self._decode_s):
             self.release(request_id)
-        count = before - len(self._prefills) - len(self._decodes)
+        count = before - self._prefills - len(self._placements)
         self.expired += count
         return count
 
-    def _drop_prefill(self, request_id: str) -> None:
-        part = self._prefills.pop(request_id)
-        state = part.state
+    def _drop_prefill(self, request_id: str, part: _Placement) -> None:
+        state = part.prefill
+        part.prefilled, part.request, part.decision = True, None, None
+        self._prefills -= 1
         if not part.begun:
-            state.loads.dequeue(state.row, part.prefill_us)
+            state.loads.count(state.row, part.prefill_us, -1)
         else:
             state.computing -= 1
             if not state.computing:
@@ -291,36 +290,27 @@ class InFlightTable:
         if part.expected:
             self.expected.remove(state, part.expected)
             self._expected_keys -= len(part.expected) // KEY_BYTES
-        decode = self._decodes.get(request_id)
-        if decode is None or decode.state is not part.state:
-            self._forget(request_id, part.state)
+        if part.decode is not state:
+            self._forget(request_id, state)
 
-    def _reads_over(self, part: _Prefill) -> None:
+    def _reads_over(self, part: _Placement) -> None:
         """Stops counting a prompt's fetches: what it reuses is there, or nobody needs it any more."""
-        part.state.inflight_transfer_us -= part.transfer_us
+        part.prefill.inflight_transfer_us -= part.transfer_us
         self._count_reads(part, -1)
         part.transfer_us, part.fetches = 0, ()
 
     @staticmethod
-    def _count_reads(part: _Prefill, sign: int) -> None:
-        block_bytes = part.state.block_bytes
+    def _count_reads(part: _Placement, sign: int) -> None:
+        reader = part.prefill
         for span in part.fetches:
-            kind = path_kind(part.state, span.source)
-            shared = kind is NETWORK or kind is SSD
-            size = sign * span.block_count * block_bytes if shared else 0
-            span.source.sends(sign, sign * span.block_count, size)
-            if shared:
-                part.state.reads(sign, size)
-
-    def _drop_decode(self, request_id: str) -> None:
-        part = self._decodes.pop(request_id)
-        self._unclaimed.pop(request_id, None)
-        part.state.decodes_changed(-1, -part.blocks)
-        if part.marks:
-            part.state.loads.prefixes.ended(part.state.row, part.marks)
-        prefill = self._prefills.get(request_id)
-        if prefill is None or prefill.state is not part.state:
-            self._forget(request_id, part.state)
+            source, kind = span.source, path_kind(reader, span.source)
+            source.inflight_reads += sign * span.block_count
+            if kind is NETWORK or kind is SSD:
+                size = sign * span.block_count * reader.block_bytes
+                source.sending_bytes += size
+                source.sendings += sign
+                reader.reading_bytes += size
+                reader.readings += sign
 
     def _remember(self, request_id: str, state: InstanceState) -> None:
         requests = self._by_instance.get(state)
@@ -337,16 +327,19 @@ class InFlightTable:
 
     def check_integrity(self) -> None:
         """Asserts that the books agree (for tests and idle times)."""
-        parts = {(key, part.state) for table in (self._prefills, self._decodes) for key, part in table.items()}
-        assert parts == {(key, state) for state, requests in self._by_instance.items() for key in requests}
-        assert self._unclaimed.keys() <= self._decodes.keys()
-        assert self._prefills.keys() <= self._decodes.keys(), "a prompt of a request that is over"
-        assert self._expected_keys == sum(len(part.expected) // KEY_BYTES for part in self._prefills.values())
+        parts = self._placements.items()
+        there = {(key, part.decode) for key, part in parts} | {
+            (key, part.prefill) for key, part in parts if not part.prefilled
+        }
+        assert there == {(key, state) for state, requests in self._by_instance.items() for key in requests}
+        assert self._unclaimed.keys() <= self._placements.keys()
+        prompts = [part for part in self._placements.values() if not part.prefilled]
+        assert self._prefills == len(prompts)
+        assert self._expected_keys == sum(len(part.expected) // KEY_BYTES for part in prompts)
         assert self.expected.pairs <= self._expected_keys
         for state in self._by_instance:
-            parts_here = [part for part in self._prefills.values() if part.state is state]
-            assert state.computing == sum(part.begun for part in parts_here)
-            assert state.queued_prefill_us == sum(part.prefill_us for part in parts_here)
+            assert state.computing == sum(part.begun for part in prompts if part.prefill is state)
+            assert state.queued_prefill_us == sum(part.prefill_us for part in prompts if part.prefill is state)
 
 
 def _leading(parts: dict[str, Part], old: Callable[[Part], bool]) -> list[str]:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import xxhash
-
 from pinyon.core.block_keys import SharedPrefix
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
@@ -175,12 +173,6 @@ class InstanceState:
         """Returns the seconds of prefill work ahead of a request (Mooncake §4.1: the sum of queued prefill times)."""
         return self.loads.queue_s(self.row, now_s)
 
-    def turn(self, prefill_s: float, now_s: float, *, in_order: bool = True) -> tuple[float, int]:
-        """Returns :meth:`LoadTable.turn` of this instance; not ``in_order``: as if computed in order of arrival."""
-        if not in_order or not self.info.short_first:
-            return self.prefill_queue_s(now_s), 0
-        return self.loads.turn(self.row, prefill_s, now_s)
-
     def wait_s(self, now_s: float) -> float:
         """Returns the seconds until a new request's prompt is computed: the wait for KV memory, then for its turn."""
         return self.prefill_queue_s(now_s) + self.loads.room_s[self.row]
@@ -230,26 +222,6 @@ class InstanceState:
         """Updates the table: the transfer cost model has changed."""
         self.loads.transfers_learned(self.row, [self.transfer_model.coefficients(kind) for kind in _KINDS])
 
-    def seen(self) -> None:
-        """Updates the table: the instance is new in it."""
-        self.loads.short_first[self.row] = self.info.short_first
-        self.loads.host[self.row] = xxhash.xxh3_64_intdigest(self.host.encode()) >> 1 or 1 if self.host else 0
-
-    def sends(self, reads: int, blocks: int, size_bytes: int) -> None:
-        """Counts ``reads`` more (or fewer) fetches from here under way; ``size_bytes`` of them go over the network."""
-        self.inflight_reads += blocks
-        if size_bytes:
-            self.sending_bytes += size_bytes
-            self.sendings += reads
-
-    def reads(self, reads: int, size_bytes: int) -> None:
-        """Counts ``reads`` more (or fewer) fetches by this instance over the network under way."""
-        self.reading_bytes += size_bytes
-        self.readings += reads
-        if not self.gone:
-            self.loads.reading_bytes[self.row] = float(self.reading_bytes)
-            self.loads.readings[self.row] = float(self.readings)
-
     def decodes_changed(self, requests: int, blocks: int) -> None:
         """Counts ``requests`` more (or fewer) placed here, which hold ``blocks`` KV blocks. Updates the table."""
         self.inflight_decodes += requests
@@ -294,35 +266,57 @@ class InstanceState:
         return max(self.load.used_blocks, self.inflight_decode_blocks)
 
 
-class Neighbours:
-    """The instances on the host of each source, whose fetches from there go over no network. Made once for some members
-    of a fleet, for as long as they are the same."""
+class Sources:
+    """All instances that blocks may be fetched from, by their bits, addresses and hosts: fetches from the own host go
+    over no network. Made once for some members of a fleet, for as long as they are the same."""
 
-    __slots__ = ("_by_bit", "mask", "on_ssd", "stores")
+    __slots__ = ("_by_bit", "_near", "_of_address", "every", "near", "on_ssd", "stores")
 
-    def __init__(self, members: Iterable[InstanceState] = ()) -> None:
+    def __init__(self, members: Iterable[InstanceState]) -> None:
         by_host: dict[str, list[InstanceState]] = {}
         """Instances that compute prompts."""
-        sources: list[InstanceState] = []
-        self.stores = self.on_ssd = self.mask = 0
-        """Bits of store nodes, of sources with blocks on SSDs, and of sources with a neighbour and blocks in memory."""
-        for state in members:
+        self.every = self.stores = self.on_ssd = self.near = 0
+        """Bits of all sources, of store nodes, of those with blocks on SSDs, and of those with blocks in memory and a
+        neighbour."""
+        self._by_bit = {state.bit: state for state in members}
+        self._of_address: dict[str, int] = {}
+        for state in self._by_bit.values():
+            self.every |= state.bit
+            self._of_address[state.info.address] = self._of_address.get(state.info.address, 0) | state.bit
             if state.info.role is Role.STORE:
                 self.stores |= state.bit
             if state.info.on_ssd:
                 self.on_ssd |= state.bit
-            elif state.host:
-                sources.append(state)
             if state.host and state.info.role.prefills:
                 by_host.setdefault(state.host, []).append(state)
-        self._by_bit: dict[int, list[InstanceState]] = {}
-        for state in sources:
+        self._near: dict[int, list[InstanceState]] = {}
+        for state in self._by_bit.values():
             here = by_host.get(state.host, [])
-            if here and here != [state]:
-                self.mask |= state.bit
-                self._by_bit[state.bit] = here
+            if here and here != [state] and not state.info.on_ssd:
+                self.near |= state.bit
+                self._near[state.bit] = here
 
-    def of(self, bit: int) -> Sequence[InstanceState]:
-        """Returns the instances on the host of the source with this bit, a bit of :attr:`mask`. The source is among
-        them if it computes prompts."""
-        return self._by_bit[bit]
+    def among(self, mask: int) -> list[InstanceState]:
+        """Returns the sources whose bits are in a mask."""
+        by_bit, found = self._by_bit, list[InstanceState]()
+        while mask:
+            bit = mask & -mask
+            found.append(by_bit[bit])
+            mask ^= bit
+        return found
+
+    def at(self, addresses: Iterable[str]) -> int:
+        """Returns the bits of the sources at these addresses."""
+        mask = 0
+        for address in addresses:
+            mask |= self._of_address.get(address, 0)
+        return mask
+
+    def named(self, instance_ids: frozenset[str]) -> int:
+        """Returns the bits of these instances."""
+        return sum([bit for bit, state in self._by_bit.items() if state.info.instance_id in instance_ids])
+
+    def near_to(self, bit: int) -> Sequence[InstanceState]:
+        """Returns the instances that compute prompts on the host of the source with this bit, a bit of :attr:`near`.
+        The source may be among them."""
+        return self._near[bit]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 
@@ -32,16 +31,8 @@ class PlacementPolicy(Protocol):
 class Rebalancing(Protocol):
     """A policy that moves waiting requests. It is asked after each placement."""
 
-    def moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
-        """Returns what should move, now that ``request`` was placed so. ``match`` looks up who holds a prompt."""
+    def moves(self, request: PlacementRequest, decision: PlacementDecision, waiting: Waiting) -> list[Move]:
+        """Returns what should move, now that ``request`` was placed so."""
 
 
 @runtime_checkable

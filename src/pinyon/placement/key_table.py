@@ -11,12 +11,12 @@ Loops over unboxed numbers look keys up and store them: fast where compiled, som
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from librt.strings import read_i64_le
-from librt.vecs import vec
-from mypy_extensions import i64
+from librt.vecs import extend, vec
+from mypy_extensions import i32, i64, u8
 from numpy.typing import NDArray
 
 from pinyon.core.block_keys import KEY_BYTES
@@ -54,7 +54,6 @@ Slots = NDArray[np.int64]
 """Numbers of slots, (n,)."""
 Prints = NDArray[np.int64]
 """Fingerprints, (n,), never 0."""
-Number = TypeVar("Number", np.int64, np.uint32, np.uint8)
 
 
 def fingerprint(low: i64, high: i64) -> i64:
@@ -83,27 +82,21 @@ def read_prints(packed_keys: bytes, at: i64, prints: vec[i64]) -> i64:
     return count
 
 
-class _Memory:
-    """Zeroed memory that arrays change, and that compiled loops read as bytes as fast as C does. It costs nothing until
-    it is touched. Nobody else has these bytes, so nobody expects them to stay as they are."""
+class _Writable:
+    """A column's numbers as NumPy may change them. It takes the buffer of a ``vec`` for read-only otherwise."""
 
-    def __init__(self, size: int, advise: Advise | None) -> None:
-        self.read = bytes(size + _LINE + 8)
-        self._address: int = np.frombuffer(self.read, np.uint8).__array_interface__["data"][0]
-        self.start: i64 = -self._address % _LINE
-        """The offset where a line of the processor's cache begins."""
-        self._size = size
-        if advise is not None:
-            advise(self._address, size)
+    def __init__(self, memory: memoryview, start: i64, count: int) -> None:
+        self._array = np.frombuffer(memory, memory.format)[start : start + count]
 
     @property
     def __array_interface__(self) -> dict[str, object]:
-        """Bytes that may be written. An array made from them keeps this object."""
-        return {"data": (self._address + self.start, False), "shape": (self._size,), "typestr": "|u1", "version": 3}
+        """Says where the numbers are. An array made from this keeps the column's memory."""
+        return {**self._array.__array_interface__, "data": (_address(self._array), False)}
 
-    def array(self, dtype: type[Number]) -> NDArray[Number]:
-        """Returns all of the memory as an array."""
-        return np.asarray(self).view(dtype)
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class KeyTable:
@@ -118,18 +111,21 @@ class KeyTable:
         self._advise = advise
         self._most = max(BUCKETS_MIN, 1 << (int(keys_max / _GROWN)).bit_length())
         self._reserved = 0
-        self.buckets = self._level = BUCKETS_MIN
+        self.buckets, self._level = 0, BUCKETS_MIN
         self.keys = 0
         """Slots that are not free."""
         self.watched: list[int] | None = None
         """Slots that keys moved into; None while nobody wants to know."""
         self._touched: i64 = 0
         """The result of early reads, kept so that no compiler leaves them out."""
-        self._prints: NDArray[np.int64] = np.zeros((0, SLOTS), np.int64)
-        self.set_ids: NDArray[np.uint32] = np.zeros(0, np.uint32)
-        """The number of the set by slot; 0 where the slot is free."""
-        self.stamps: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        # the columns begin with numbers that nobody reads, so that a bucket is in one line of the processor's cache
+        self._prints, self._sets = vec[i64]([0] * _LINE), vec[i32]([0] * _LINE)
+        self._stamps = vec[u8]([0] * _LINE)
         self._reserve(min(self._most, _RESERVED_BUCKETS_MAX) if keys_max < 1 << 27 else 1 << 12)
+        self._first_print: i64 = -_address(np.frombuffer(memoryview(self._prints), np.int64)) % _LINE // 8
+        self._first_set: i64 = -_address(np.frombuffer(memoryview(self._sets), np.int32)) % _LINE // 4
+        self._append(BUCKETS_MIN)
+        self.buckets = BUCKETS_MIN
 
     @property
     def slots(self) -> int:
@@ -141,8 +137,7 @@ class KeyTable:
         """Finds the slots of the first ``count`` fingerprints, and the numbers of the sets there; -1 and 0 for an
         absent one. Each pass reads for all keys what the next one needs: such reads overlap, while those of one search
         after the other wait."""
-        memory, start = self._print_memory.read, self._print_memory.start
-        sets, sets_start = self._set_memory.read, self._set_memory.start
+        table, start, sets, sets_start = self._prints, self._first_print, self._sets, self._first_set
         buckets: i64 = self.buckets
         level: i64 = self._level
         mask = 2 * level - 1
@@ -153,44 +148,43 @@ class KeyTable:
                 bucket -= level
             first = SLOTS * bucket
             slots[each] = first
-            touched ^= read_i64_le(memory, start + 8 * first) ^ read_i64_le(sets, sets_start + 4 * first)
+            touched ^= table[start + first] ^ i64(sets[sets_start + first])
         for each in range(count):
             print_ = prints[each]
-            slot = _slot_in(memory, start, slots[each], print_)
+            slot = _slot_in(table, start, slots[each], print_)
             slots[each] = slot
             if slot >= 0:
-                numbers[each] = read_i64_le(sets, sets_start + 4 * slot) & _LOW_HALF
+                numbers[each] = i64(sets[sets_start + slot])
             else:
                 bucket = print_ >> 32 & mask
                 if bucket >= buckets:
                     bucket -= level
                 first = SLOTS * bucket
                 numbers[each] = first
-                touched ^= read_i64_le(memory, start + 8 * first)
+                touched ^= table[start + first]
         for each in range(count):
             if slots[each] < 0:
-                slot = _slot_in(memory, start, numbers[each], prints[each])
+                slot = _slot_in(table, start, numbers[each], prints[each])
                 slots[each], numbers[each] = slot, 0
                 if slot >= 0:
-                    numbers[each] = read_i64_le(sets, sets_start + 4 * slot) & _LOW_HALF
+                    numbers[each] = i64(sets[sets_start + slot])
         self._touched = touched
 
     def touch_stamps(self, slots: vec[i64], count: i64) -> None:
         """Reads the stamps of the first ``count`` slots (-1: none) early: the reads overlap, as in :meth:`find`."""
-        memory, start = self._stamp_memory.read, self._stamp_memory.start
+        stamps = self._stamps
         touched: i64 = 0
         for each in range(count):
             if slots[each] >= 0:
-                touched ^= memory[start + slots[each]]
+                touched ^= i64(stamps[slots[each]])
         self._touched = touched
 
     def set_at(self, slot: i64) -> i64:
-        """Returns one element of :attr:`set_ids`."""
-        return read_i64_le(self._set_memory.read, self._set_memory.start + 4 * slot) & _LOW_HALF
+        """Returns the number of a slot's set; 0 where the slot is free."""
+        return i64(self._sets[self._first_set + slot])
 
     def stamp_at(self, slot: i64) -> i64:
-        """Returns one element of :attr:`stamps`."""
-        return self._stamp_memory.read[self._stamp_memory.start + slot]
+        return i64(self._stamps[slot])
 
     def taken(self, start: int, end: int) -> Slots:
         """Returns the slots of a range that are not free."""
@@ -198,34 +192,33 @@ class KeyTable:
         return found
 
     def print_of(self, slots: Slots) -> Prints:
-        prints: Prints = self._flat[slots]
+        prints: Prints = self._print_array[slots]
         return prints
 
     # -- changes
 
-    def insert(self, print_: i64) -> i64:
-        """Returns the slot that a new key has from now on; :meth:`put` must be called before any other change. Returns
-        :data:`THERE` if the key is there after all. Returns :data:`CROWDED` if there is no room: nothing has changed,
-        and :meth:`make_room` must be called first."""
-        memory, start = self._print_memory.read, self._print_memory.start
+    def insert(self, print_: i64, set_id: i64, stamp: i64) -> i64:
+        """Stores a new key with its set and stamp; returns its slot. Returns :data:`THERE` if the key is there after
+        all. Returns :data:`CROWDED` if there is no room: :meth:`make_room` must be called first."""
+        table, start = self._prints, self._first_print
         buckets: i64 = self.buckets
         level: i64 = self._level
         mask = 2 * level - 1
         bucket = print_ & mask
         slot: i64 = CROWDED
         free: i64 = 0
-        end: i64 = SLOTS
         for _ in range(2):
             if bucket >= buckets:
                 bucket -= level
-            at = start + 8 * SLOTS * bucket
+            first = SLOTS * bucket
+            end = first + SLOTS
             found: i64 = CROWDED
             free_here: i64 = 0
-            for each in range(end):
-                here = read_i64_le(memory, at + 8 * each)
+            for each in range(first, end):
+                here = table[start + each]
                 if here == 0:
                     if free_here == 0:
-                        found = SLOTS * bucket + each
+                        found = each
                     free_here += 1
                 elif here == print_:
                     return THERE
@@ -235,17 +228,26 @@ class KeyTable:
                 break
             bucket = print_ >> 32 & mask
         if slot >= 0:
-            self._prints_one[slot] = print_
+            table[start + slot] = print_
+            self.change_set(slot, set_id)
+            self.change_stamp(slot, stamp)
+            self.keys += 1
         return slot
 
-    def put(self, slots: vec[i64], set_id: int, stamp: int) -> None:
-        """Writes the set and the stamp of slots that were given to keys since the last call. To write to a large table
-        one by one would take several times as long."""
-        if len(slots):
-            array = _as_array(slots)
-            self.set_ids[array] = set_id
-            self.stamps[array] = stamp
-            self.keys += len(slots)
+    def change_set(self, slot: i64, set_id: i64) -> None:
+        sets = self._sets
+        sets[self._first_set + slot] = i32(set_id)
+
+    def change_stamp(self, slot: i64, stamp: i64) -> None:
+        stamps = self._stamps
+        stamps[slot] = u8(stamp)
+
+    def remove(self, slot: i64) -> None:
+        """Frees one slot that is taken."""
+        table = self._prints
+        table[self._first_print + slot] = 0
+        self.change_set(slot, 0)
+        self.keys -= 1
 
     def make_room(self, print_: int) -> None:
         """Makes room for a key whose buckets are full: one of the keys there moves to its other bucket. If that is full
@@ -253,7 +255,7 @@ class KeyTable:
         while True:
             first, second = (self._bucket_of(half) * SLOTS for half in (print_, print_ >> 32))
             slots = [*range(first, first + SLOTS), *range(second, second + SLOTS)]
-            if any(self._prints_one[slot] == 0 or self._moves(slot) for slot in slots):
+            if any(self._print_at(slot) == 0 or self._moves(slot) for slot in slots):
                 return
             if self.buckets >= min(self._most, _SMALL):
                 self._push_out(slots)
@@ -262,14 +264,9 @@ class KeyTable:
 
     def free(self, slots: Slots) -> None:
         """Frees slots that differ and are all taken."""
-        self._flat[slots] = 0
+        self._print_array[slots] = 0
         self.set_ids[slots] = 0
         self.keys -= len(slots)
-
-    def free_some(self, slots: vec[i64]) -> None:
-        """Frees slots as :meth:`free` does; there may be none."""
-        if len(slots):
-            self.free(_as_array(slots))
 
     def grow(self, keys: int) -> None:
         """Makes room for ``keys`` keys, as far as the limit goes, and for some that come next."""
@@ -278,7 +275,7 @@ class KeyTable:
             want = min(self._most, want + min(_AHEAD, self.buckets // 8))
         while self.buckets < want:
             if self.buckets == self._reserved:
-                self._reserve(2 * self._reserved)
+                self._reserve(2 * self.buckets)
             self._split(min(want, self._reserved, 2 * self._level) - self.buckets)
 
     # -- inside
@@ -287,67 +284,72 @@ class KeyTable:
         bucket = value & (2 * self._level - 1)
         return bucket if bucket < self.buckets else bucket - self._level
 
+    def _print_at(self, slot: i64) -> i64:
+        return self._prints[self._first_print + slot]
+
     def _reserve(self, buckets: int) -> None:
-        print_memory = _Memory(8 * buckets * SLOTS, self._advise)
-        set_memory = _Memory(4 * buckets * SLOTS, self._advise)
-        stamp_memory = _Memory(buckets * SLOTS, self._advise)
-        prints = print_memory.array(np.int64).reshape(buckets, SLOTS)
-        set_ids = set_memory.array(np.uint32)
-        stamps = stamp_memory.array(np.uint8)
-        if self._reserved:
-            prints[: self.buckets] = self._prints[: self.buckets]
-            set_ids[: self.slots] = self.set_ids[: self.slots]
-            stamps[: self.slots] = self.stamps[: self.slots]
-        self._reserved, self._print_memory, self._set_memory = buckets, print_memory, set_memory
-        self._stamp_memory = stamp_memory
-        self._prints, self._flat, self.set_ids, self.stamps = prints, prints.reshape(-1), set_ids, stamps
-        # an element of an array takes five times as long as one of these
-        self._prints_one, self.set_ids_one, self.stamps_one = self._flat.data, set_ids.data, stamps.data
+        """Takes memory for so many buckets. It costs nothing until it is touched."""
+        size = buckets * SLOTS + _LINE
+        self._prints = vec[i64](memoryview(self._prints), capacity=size)
+        self._sets = vec[i32](memoryview(self._sets), capacity=size)
+        self._stamps = vec[u8](memoryview(self._stamps), capacity=size)
+        self._reserved = buckets
+        if self._advise is not None:
+            for memory in (memoryview(self._prints), memoryview(self._sets), memoryview(self._stamps)):
+                self._advise(_address(np.frombuffer(memory, np.uint8)), size * memory.itemsize)
+
+    def _append(self, buckets: int) -> None:
+        """Appends free buckets, for which memory is reserved."""
+        free = np.zeros(buckets * SLOTS, np.int64)
+        self._prints = extend(self._prints, free)
+        self._sets = extend(self._sets, free.astype(np.int32))
+        self._stamps = extend(self._stamps, free.astype(np.uint8))
+        end = (self.buckets + buckets) * SLOTS
+        self._print_array = np.asarray(_Writable(memoryview(self._prints), self._first_print, end))
+        self.set_ids = np.asarray(_Writable(memoryview(self._sets), self._first_set, end))
+        self.stamps = np.asarray(_Writable(memoryview(self._stamps), 0, end))
 
     def _split(self, count: int) -> None:
         """Splits the next ``count`` buckets: what belongs there moves to as many new ones at the end."""
         level, first, end = self._level, self.buckets - self._level, self.buckets
-        old, new = slice(first, first + count), slice(end, end + count)
-        prints = self._prints[old]
-        here = np.arange(first, first + count, dtype=np.int64)[:, None]
+        self._append(count)
+        old, new = slice(first * SLOTS, (first + count) * SLOTS), slice(end * SLOTS, (end + count) * SLOTS)
+        prints = self._print_array[old]
+        here = np.arange(first, first + count, dtype=np.int64).repeat(SLOTS)
         there = here + np.int64(level)
         wide, narrow = np.int64(2 * level - 1), np.int64(level - 1)
         # a key is here by its second hash if it cannot be by its first
         hashes = np.where(prints & narrow == here, prints, prints >> _SECOND)
         moves = (hashes & wide == there) & (prints != 0)
-        for array in (self._prints, self.set_ids.reshape(-1, SLOTS), self.stamps.reshape(-1, SLOTS)):
+        for array in (self._print_array, self.set_ids, self.stamps):
             array[new] = np.where(moves, array[old], 0)
-        self._prints[old][moves] = 0
-        self.set_ids.reshape(-1, SLOTS)[old][moves] = 0
+            array[old][moves] = 0
         self.buckets += count
         if self.buckets == 2 * level:
             self._level *= 2
 
-    def _moves(self, slot: int) -> bool:
+    def _moves(self, slot: i64) -> bool:
         """Moves the key in this slot to its other bucket, if it can; returns whether it did."""
-        print_ = self._prints_one[slot]
+        table, start = self._prints, self._first_print
+        print_ = table[start + slot]
         for half in (print_, print_ >> 32):
             first = self._bucket_of(half) * SLOTS
             for target in range(first, first + SLOTS):
-                if self._prints_one[target] == 0:
-                    for column in (self._prints_one, self.set_ids_one, self.stamps_one):
-                        column[target] = column[slot]
-                    self._prints_one[slot] = self.set_ids_one[slot] = 0
+                if table[start + target] == 0:
+                    table[start + target] = print_
+                    self.change_set(target, self.set_at(slot))
+                    self.change_stamp(target, self.stamp_at(slot))
+                    table[start + slot] = 0
+                    self.change_set(slot, 0)
                     if self.watched is not None:
                         self.watched.append(target)
                     return True
         return False
 
 
-def _as_array(numbers: vec[i64]) -> NDArray[np.int64]:
-    return np.frombuffer(memoryview(numbers), np.int64)
-
-
-def _slot_in(memory: bytes, start: i64, first: i64, print_: i64) -> i64:
+def _slot_in(table: vec[i64], start: i64, first: i64, print_: i64) -> i64:
     """Returns the slot with this fingerprint in the bucket that begins with the slot ``first``; -1 if it is in none."""
-    at, end = start + 8 * first, first + SLOTS
-    for slot in range(first, end):
-        if read_i64_le(memory, at) == print_:
+    for slot in range(first, first + SLOTS):
+        if table[start + slot] == print_:
             return slot
-        at += 8
     return -1

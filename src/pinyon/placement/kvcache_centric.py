@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from pinyon.core.orders import FETCH_SPANS_MAX
-from pinyon.placement.admission import transfer_doubt
-from pinyon.placement.decode_selection import select_decode
-from pinyon.placement.fetch_plan import FetchPlanner
-from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import Aside, Fetch, PlacementDecision, PlacementRequest, Pool, Times
+from pinyon.placement.costs import OWN_TIME, Costs
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.threshold_tuner import ThresholdTuner
 
@@ -42,21 +39,6 @@ class KvCacheCentricSettings:
             raise ValueError(f"sharing_patience must be at least 0, got {self.sharing_patience}")
 
 
-class _Option(NamedTuple):
-    """One instance that may compute the prompt."""
-
-    ttft_s: float
-    cached_blocks: int
-    state: InstanceState
-    local: int
-    prefix: int
-    queue_s: float
-    transfer_s: float
-    prefill_s: float
-    doubted: tuple[int, float, float] | None
-    """Prefix, transfer and prefill times of a fetch that is predicted to be slower than computing."""
-
-
 class KvCacheCentric:
     """The policy that takes the prefill instance with the shortest predicted TTFT = transfer + queue + prefill.
 
@@ -83,12 +65,8 @@ class KvCacheCentric:
         self._patience = settings.sharing_patience
         self._tuner = ThresholdTuner(settings.balancing_threshold) if settings.adapt else None
 
-    @property
-    def threshold(self) -> float:
-        return self._threshold if self._tuner is None else self._tuner.threshold
-
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """Learns from a trial: see :class:`pinyon.placement.interface.Learning`."""
+        """Learns from a trial: see :class:`pinyon.placement.interface.LearningPlacement`."""
         if self._tuner is not None and decision.trial is not None:
             threshold, alone_s = decision.trial
             self._tuner.learn(threshold, seconds, alone_s)
@@ -96,65 +74,47 @@ class KvCacheCentric:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        tokens = request.prompt_tokens
-        block_tokens = pool.layout.block_tokens
-        held = match.blocks
+        held, soon = match.blocks, match.soon
         threshold = self._threshold if self._tuner is None else self._tuner.draw(rng)
-        soon = match.soon
-        planner = FetchPlanner(pool, match)
-        queues_s = pool.queues_s(now_s).tolist()
-        best: _Option | None = None
-        sharing: _Option | None = None
-        for state, queue_s in zip(pool.prefills, queues_s, strict=True):
-            k0, k1, k2 = state.prefill_model.coefficients
-            local = match.held_by(state)
-            shares = False
-            if soon is not match and (expected := soon.held_by(state)) > local:
-                local, shares = expected, True
-                queue_s += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
-            wait_s = queue_s + state.load.room_wait_ms * 1e-3
-            prefix = local
-            reused = local * block_tokens
-            rest = tokens - reused
-            prefill_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
-            transfer_s, doubted = 0.0, None
+        costs = Costs(OWN_TIME, request, pool, match, now_s)
+        columns = costs.columns
+        best = sharing = -1
+        least = least_sharing = inf, 0
+        """The time to first token there, and of equal times the emptier cache; then it is the smaller id."""
+        for place, state in enumerate(pool.prefills):
+            local: int = columns.local[place]
+            shares = soon is not match and local > match.held_by(state)
+            if shares:
+                columns.wait_s[place] += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
+            wait_s = columns.wait_s[place] + columns.room_s[place]
             if held > threshold * local:  # the extent is at most held
-                reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
+                reach = costs.reach_of(place)
                 if reach > threshold * local:
-                    reused = reach * block_tokens
-                    rest = tokens - reused
-                    fetch_s = planner.estimate_s(state, local, reach)
-                    short_s = k0 + k1 * rest + k2 * rest * (tokens + reused)
-                    if fetch_s + short_s < prefill_s:
-                        prefix, transfer_s, prefill_s = reach, fetch_s, short_s
-                    elif fetch_s * transfer_doubt(
-                        state, now_s
-                    ) + short_s < prefill_s and wait_s + fetch_s + short_s <= request.ttft_limit_s(fetch_s + short_s):
-                        doubted = reach, fetch_s, short_s
-            ttft_s = transfer_s + wait_s + prefill_s
-            # of equal times, the instance with the emptier cache, then the smaller id (the pool's order)
-            cached = state.load.cached_blocks
-            if best is None or (ttft_s, cached) < best[:2]:
-                best = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s, doubted)
-            if shares and (sharing is None or (ttft_s, cached) < sharing[:2]):
-                sharing = _Option(ttft_s, cached, state, local, prefix, queue_s, transfer_s, prefill_s, doubted)
-        assert best is not None, "a pool has at least one prefill instance"
-        if sharing is not None and self._worth_waiting(request, sharing, best):
+                    short_s = costs.short_s(place, reach)
+                    if not shares and wait_s + short_s > least[0]:
+                        continue  # however soon the blocks are there
+                    fetch_s = costs.planner.fetch_s(state, local, reach)
+                    if fetch_s + short_s < columns.prefill_s[place]:
+                        columns.reach[place] = reach
+                        columns.transfer_s[place], columns.prefill_s[place] = fetch_s, short_s
+            columns.cost_s[place] = columns.transfer_s[place] + wait_s + columns.prefill_s[place]
+            found = columns.cost_s[place], state.load.cached_blocks
+            if found < least:
+                best, least = place, found
+            if shares and found < least_sharing:
+                sharing, least_sharing = place, found
+        assert best >= 0, "a pool has at least one prefill instance"
+        if sharing >= 0 and self._worth_waiting(costs, sharing, best):
             best = sharing
-        _, _, state, local, prefix, queue_s, transfer_s, prefill_s, doubted = best
-        if doubted is not None:  # after the choice, in which an instance in doubt counts as if it computed
-            prefix, transfer_s, prefill_s = doubted
-        fetches: tuple[Fetch, ...] = ()
-        if prefix > local:
-            fetches = planner.plan(state, local, prefix)
-        decode = select_decode(request, pool, match, state, now_s)
-        times = Times(queue_s, transfer_s, prefill_s)
-        trial = None if self._tuner is None else (threshold, state.prefill_model.predict_s(tokens, 0))
-        aside = Aside(doubts_transfer=doubted is not None, trial=trial)
-        return PlacementDecision(state, decode, local, fetches, times, self.name, aside)
+        decision = costs.decision(best, self.name, threshold)
+        if self._tuner is not None:
+            decision.trial = threshold, decision.prefill.prefill_model.predict_s(request.prompt_tokens, 0)
+        return decision
 
-    def _worth_waiting(self, request: PlacementRequest, sharing: _Option, best: _Option) -> bool:
+    def _worth_waiting(self, costs: Costs, sharing: int, best: int) -> bool:
         """Returns whether waiting saves computing, and costs the request little enough."""
-        if sharing.prefill_s >= best.prefill_s or sharing.ttft_s > best.ttft_s * (1 + self._patience):
+        columns = costs.columns
+        prefill_s, ttft_s = columns.prefill_s[sharing], columns.cost_s[sharing]
+        if prefill_s >= columns.prefill_s[best] or ttft_s > columns.cost_s[best] * (1 + self._patience):
             return False
-        return sharing.ttft_s <= request.ttft_limit_s(sharing.transfer_s + sharing.prefill_s)
+        return ttft_s <= costs.request.ttft_limit_s(columns.transfer_s[sharing] + prefill_s)

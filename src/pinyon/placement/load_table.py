@@ -1,7 +1,6 @@
 """The work of all instances side by side, so that a policy looks at a thousand of them as quickly as at ten.
 
-Each column is stored once, as a ``vec``, whose elements compiled loops read and write as C does. Some columns can also
-be seen as arrays (:attr:`LoadTable.arrays`), for policies that work by operations on whole columns.
+Each column is a ``vec``, whose elements compiled loops read and write as C does.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-import numpy as np
-from librt.vecs import append, vec
+from librt.vecs import extend, vec
 from mypy_extensions import i64
-from numpy.typing import NDArray
 
 from pinyon.core.compiled import compiled
 from pinyon.placement.shared_prefixes import SharedPrefixes
@@ -52,142 +49,104 @@ def whole_us(seconds: float) -> i64:
     return whole
 
 
-class PastLoads:
-    """The content of a load table at one time, by row: see :class:`LoadTable`. Never changed."""
+class Loads:
+    """The columns of a load table from which a request's own times are worked out, as they are or as they were."""
 
-    __slots__ = ("_ends_s", "_queued_us", "_reported_s", "coefficients", "room_s", "transfer")
-
-    def __init__(self, arrays: LoadArrays) -> None:
-        """Copies what changes with every request (32 bytes a row)."""
-        self._queued_us, self._ends_s = arrays.queued_us.copy(), arrays.ends_s.copy()
-        self._reported_s, self.room_s = arrays.reported_s.copy(), arrays.room_s.copy()
-        self.coefficients, self.transfer = arrays.coefficients, arrays.transfer
+    def __init__(
+        self,
+        queued_us: vec[i64],
+        ends_s: vec[float],
+        reported_s: vec[float],
+        room_s: vec[float],
+        coefficients: vec[float],
+        transfer: vec[float],
+        version: int = 0,
+    ) -> None:
+        self.queued_us = queued_us
+        """Predicted time of prompts placed there and not being computed yet; whole, so that it returns to zero."""
+        self.ends_s = ends_s
+        """The time when what is being computed is expected to end; in the past where nothing is."""
+        self.reported_s = reported_s
+        """Seconds of queue, as the instance reports it."""
+        self.room_s = room_s
+        """Seconds until a new request has KV memory, as the instance reports it."""
+        self.coefficients = coefficients
+        """The prefill cost model's coefficients, row by row."""
+        self.transfer = transfer
+        """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
+        self.version = version
+        """A number of these coefficients, if somebody keeps them."""
 
     @property
     def own_bytes(self) -> int:
-        """The bytes of this copy, without the coefficients, which successive copies share."""
-        return sum(each.nbytes for each in (self._queued_us, self._ends_s, self._reported_s, self.room_s))
+        """The bytes of a copy, without the coefficients, which successive copies of one ``version`` share."""
+        return 32 * len(self.room_s)
 
-    def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
-        """Returns :meth:`LoadTable.queues_s` as of then."""
-        return _queues_s(self._queued_us[rows], self._ends_s[rows], self._reported_s[rows], now_s)
-
-
-class LoadArrays:
-    """The columns of a load table as arrays. A table that grows makes new ones."""
-
-    def __init__(self, table: LoadTable) -> None:
-        self.queued_us: NDArray[np.int64] = _ints(table.queued_us)
-        self.ends_s: NDArray[np.float64] = _floats(table.ends_s)
-        self.reported_s: NDArray[np.float64] = _floats(table.reported_s)
-        self.room_s: NDArray[np.float64] = _floats(table.room_s)
-        self.decoding: NDArray[np.int64] = _ints(table.decoding)
-        self.host: NDArray[np.int64] = _ints(table.host)
-        self.reading_bytes: NDArray[np.float64] = _floats(table.reading_bytes)
-        self.readings: NDArray[np.float64] = _floats(table.readings)
-        self.learned(table)
-
-    def learned(self, table: LoadTable) -> None:
-        """Takes the coefficients anew, after the table has replaced them."""
-        self.coefficients: NDArray[np.float64] = _floats(table.coefficients).reshape(-1, COEFFICIENTS)
-        """The prefill cost model's coefficients, (rows, 3)."""
-        self.transfer: NDArray[np.float64] = _floats(table.transfer).reshape(-1, PATH_KINDS, 2)
-        """The transfer cost model's coefficients, (rows, kinds of path to here, 2): seconds, seconds per byte."""
+    @property
+    def learned_bytes(self) -> int:
+        """The bytes of the coefficients."""
+        return 8 * (len(self.coefficients) + len(self.transfer))
 
 
-class LoadTable:
+class LoadTable(Loads):
     """The load of all instances, one row each; no two live instances have the same row. ``ahead_us``, ``behind``,
     ``coefficients`` and ``transfer`` are written only here."""
 
-    def __init__(self, rows: int = ROWS_MIN) -> None:
-        self.queued_us: vec[i64] = _numbers(rows)
-        """Predicted time of prompts placed there and not being computed yet; whole, so that it returns to zero."""
-        self.ends_s: vec[float] = _seconds(rows)
-        """The time when what is being computed is expected to end; in the past where nothing is."""
-        self.reported_s: vec[float] = _seconds(rows)
-        """Seconds of queue, as the instance reports it."""
-        self.room_s: vec[float] = _seconds(rows)
-        """Seconds until a new request has KV memory, as the instance reports it."""
-        self.ahead_us: vec[i64] = _numbers(rows * CLASSES)
+    def __init__(self) -> None:
+        learned, paths = _seconds(ROWS_MIN * COEFFICIENTS), _seconds(ROWS_MIN * PATH_KINDS * 2)
+        super().__init__(_numbers(ROWS_MIN), _seconds(ROWS_MIN), _seconds(ROWS_MIN), _seconds(ROWS_MIN), learned, paths)
+        self.ahead_us: vec[i64] = _numbers(ROWS_MIN * CLASSES)
         """Microseconds of queued prompts in this class or a shorter one, class by class."""
-        self.behind: vec[i64] = _numbers(rows * CLASSES)
+        self.behind: vec[i64] = _numbers(ROWS_MIN * CLASSES)
         """The number of queued prompts in longer classes, class by class."""
-        self.short_first: vec[bool] = _truths(rows)
+        self.short_first: vec[bool] = _truths(ROWS_MIN)
         """True where short prompts are computed before long ones; else they are computed as they come."""
-        self.decoding: vec[i64] = _numbers(rows)
+        self.decoding: vec[i64] = _numbers(ROWS_MIN)
         """Requests that are decoded there or wait for it, as the instance reports it."""
-        self.coefficients: vec[float] = _seconds(rows * COEFFICIENTS)
-        """The prefill cost model's coefficients, row by row."""
-        self.batch: vec[i64] = _numbers(rows)
+        self.batch: vec[i64] = _numbers(ROWS_MIN)
         """Requests decoding or about to: as reported, or placed there and not ended, if those are more."""
-        self.blocks: vec[float] = _seconds(rows)
+        self.blocks: vec[float] = _seconds(ROWS_MIN)
         """KV blocks in use, likewise."""
-        self.blocks_max: vec[float] = _seconds(rows)
+        self.blocks_max: vec[float] = _seconds(ROWS_MIN)
         """The limit of KV blocks; infinite where the instance named none."""
-        self.slots: vec[float] = _seconds(rows)
+        self.slots: vec[float] = _seconds(ROWS_MIN)
         """The share of the batch's slots in use with one more request; over 1, it would first wait."""
-        self.tbt_s: vec[float] = _seconds(rows)
+        self.tbt_s: vec[float] = _seconds(ROWS_MIN)
         """Seconds between tokens with one more request that brings no KV."""
-        self.tbt_token_s: vec[float] = _seconds(rows)
+        self.tbt_token_s: vec[float] = _seconds(ROWS_MIN)
         """Seconds for each token of KV that the request brings."""
-        self.tbt_request_s: vec[float] = _seconds(rows)
+        self.tbt_request_s: vec[float] = _seconds(ROWS_MIN)
         """Seconds for each further request that is decoded."""
-        self.decode_learned_s: vec[float] = _seconds(rows)
+        self.decode_learned_s: vec[float] = _seconds(ROWS_MIN)
         """The time of the last measurement of the time between tokens, or when it should have been measured."""
-        self.host: vec[i64] = _numbers(rows)
-        """A number for the host of each instance; 0: unknown."""
-        self.transfer: vec[float] = _seconds(rows * PATH_KINDS * 2)
-        """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
-        self.reading_bytes: vec[float] = _seconds(rows)
-        """Bytes of fetches over the network by what was placed there and is not being computed yet."""
-        self.readings: vec[float] = _seconds(rows)
-        """The number of those fetches."""
-        self.arrays = LoadArrays(self)
         self.prefixes = SharedPrefixes()
         """Prefixes that requests decoded there share, by row."""
         self._lent = False
         """True while somebody keeps the coefficients as they are: they are copied before they change."""
 
-    def add(self, row: int, blocks_max: int = 0) -> None:
-        """Clears the row of a new instance. ``blocks_max`` 0: no limit is known."""
-        rows = len(self.queued_us)
+    def add(self, row: int, blocks_max: int = 0, short_first: bool = False) -> None:
+        """Makes room for a new instance, of which nothing is queued; all else is set by what is known and learned of
+        it. ``blocks_max`` 0: no limit is known."""
         self._own_coefficients()
-        if row >= rows:
-            self._grow(max(row + 1, 2 * rows))
-        number: i64 = row
-        for numbers in (self.queued_us, self.decoding, self.batch, self.host):
-            numbers[number] = 0
-        for seconds in (
-            *(self.ends_s, self.reported_s, self.room_s, self.blocks, self.slots, self.tbt_s, self.tbt_token_s),
-            *(self.tbt_request_s, self.decode_learned_s, self.reading_bytes, self.readings),
-        ):
-            seconds[number] = 0.0
-        self.short_first[number] = False
-        capacity: i64 = len(self.queued_us)
-        for size in range(CLASSES):
-            self.ahead_us[size * capacity + number] = self.behind[size * capacity + number] = 0
-        for at in range(number * COEFFICIENTS, (number + 1) * COEFFICIENTS):
-            self.coefficients[at] = 0.0
-        for at in range(number * PATH_KINDS * 2, (number + 1) * PATH_KINDS * 2):
-            self.transfer[at] = 0.0
-        self.blocks_max[number] = float(blocks_max) if blocks_max else inf
+        if row >= len(self.queued_us):
+            self._grow(max(row + 1, 2 * len(self.queued_us)))
+        self.blocks_max[row] = float(blocks_max) if blocks_max else inf
+        self.short_first[row] = short_first
 
     def _grow(self, rows: int) -> None:
+        more: i64 = rows - len(self.queued_us)
+        numbers, seconds = _numbers(more), _seconds(more)
         self.ahead_us, self.behind = _wider(self.ahead_us, rows), _wider(self.behind, rows)
-        self.queued_us, self.decoding = _more(self.queued_us, rows), _more(self.decoding, rows)
-        self.batch, self.host = _more(self.batch, rows), _more(self.host, rows)
-        self.ends_s, self.reported_s = _longer(self.ends_s, rows), _longer(self.reported_s, rows)
-        self.room_s, self.blocks = _longer(self.room_s, rows), _longer(self.blocks, rows)
-        self.blocks_max, self.slots = _longer(self.blocks_max, rows), _longer(self.slots, rows)
-        self.tbt_s, self.tbt_token_s = _longer(self.tbt_s, rows), _longer(self.tbt_token_s, rows)
-        self.tbt_request_s = _longer(self.tbt_request_s, rows)
-        self.decode_learned_s = _longer(self.decode_learned_s, rows)
-        self.reading_bytes, self.readings = _longer(self.reading_bytes, rows), _longer(self.readings, rows)
-        self.coefficients = _longer(self.coefficients, rows * COEFFICIENTS)
-        self.transfer = _longer(self.transfer, rows * PATH_KINDS * 2)
-        while len(self.short_first) < rows:
-            self.short_first = append(self.short_first, False)
-        self.arrays = LoadArrays(self)
+        self.queued_us, self.decoding = extend(self.queued_us, numbers), extend(self.decoding, numbers)
+        self.batch, self.short_first = extend(self.batch, numbers), extend(self.short_first, _truths(more))
+        self.ends_s, self.reported_s = extend(self.ends_s, seconds), extend(self.reported_s, seconds)
+        self.room_s, self.blocks = extend(self.room_s, seconds), extend(self.blocks, seconds)
+        self.blocks_max, self.slots = extend(self.blocks_max, seconds), extend(self.slots, seconds)
+        self.tbt_s, self.tbt_token_s = extend(self.tbt_s, seconds), extend(self.tbt_token_s, seconds)
+        self.tbt_request_s = extend(self.tbt_request_s, seconds)
+        self.decode_learned_s = extend(self.decode_learned_s, seconds)
+        self.coefficients = extend(self.coefficients, _seconds(more * COEFFICIENTS))
+        self.transfer = extend(self.transfer, _seconds(more * PATH_KINDS * 2))
 
     def learned(self, row: int, prefill: Sequence[float]) -> None:
         """Stores the prefill coefficients of one row."""
@@ -206,31 +165,28 @@ class LoadTable:
             self.transfer[at + 1] = byte_s
             at += 2
 
-    def past(self) -> PastLoads:
-        """Returns a copy of the present content."""
+    def past(self) -> Loads:
+        """Returns a copy that stays as it is, of what changes with every request (32 bytes a row)."""
         self._lent = True
-        return PastLoads(self.arrays)
+        return Loads(
+            self.queued_us[:],
+            self.ends_s[:],
+            self.reported_s[:],
+            self.room_s[:],
+            self.coefficients,
+            self.transfer,
+            self.version,
+        )
 
     def _own_coefficients(self) -> None:
         """Copies the coefficients, which are about to change, if somebody keeps them."""
         if self._lent:
             self.coefficients, self.transfer = self.coefficients[:], self.transfer[:]
-            self.arrays.learned(self)
+            self.version += 1
             self._lent = False
 
-    def queues_s(self, rows: NDArray[np.intp], now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
-        reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
-        arrays = self.arrays
-        return _queues_s(arrays.queued_us.take(rows), arrays.ends_s.take(rows), arrays.reported_s.take(rows), now_s)
-
-    def enqueue(self, row: int, prefill_us: int) -> None:
-        self._count(row, prefill_us, 1)
-
-    def dequeue(self, row: int, prefill_us: int) -> None:
-        self._count(row, prefill_us, -1)
-
-    def _count(self, row: i64, prefill_us: i64, sign: i64) -> None:
+    def count(self, row: i64, prefill_us: i64, sign: i64 = 1) -> None:
+        """Counts one more queued prompt, or one less."""
         self.queued_us[row] += sign * prefill_us
         ahead_us, behind, capacity = self.ahead_us, self.behind, i64(len(self.queued_us))
         size = size_class(prefill_us)
@@ -239,38 +195,19 @@ class LoadTable:
         for each in range(size, CLASSES):
             ahead_us[each * capacity + row] += sign * prefill_us
 
-    def place_of(self, row: i64, size: i64) -> i64:
-        """Returns the place of this class of prompts in :attr:`ahead_us` and :attr:`behind`."""
-        return size * i64(len(self.queued_us)) + row
-
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
         """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance that computes short ones
         first, and how many prompts it goes before. Reported work that the table lacks counts in full: its length is
         unknown."""
-        at = self.place_of(row, size_class(whole_us(prefill_s)))
+        at = size_class(whole_us(prefill_s)) * i64(len(self.queued_us)) + row
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
 
-    def prefills_s(self, rows: NDArray[np.intp], tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the seconds to compute a prompt of ``tokens`` tokens if ``reused`` of them are reused, by row."""
-        k0, k1, k2 = self.arrays.coefficients.take(rows, axis=0).T
-        rest = tokens - reused
-        seconds: NDArray[np.float64] = k0 + k1 * rest + k2 * rest * (tokens + reused)
-        return seconds
-
     def queue_s(self, row: i64, now_s: float) -> float:
-        """Returns :meth:`queues_s` of one row."""
-        rest_s = max(0.0, self.ends_s[row] - now_s)
-        return max(float(self.queued_us[row]) * 1e-6 + rest_s, self.reported_s[row])
-
-
-def _ints(numbers: vec[i64]) -> NDArray[np.int64]:
-    return np.frombuffer(memoryview(numbers), np.int64)
-
-
-def _floats(seconds: vec[float]) -> NDArray[np.float64]:
-    return np.frombuffer(memoryview(seconds), np.float64)
+        """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
+        reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
+        return max(float(self.queued_us[row]) * 1e-6 + max(0.0, self.ends_s[row] - now_s), self.reported_s[row])
 
 
 def _numbers(count: i64) -> vec[i64]:
@@ -285,12 +222,6 @@ def _truths(count: i64) -> vec[bool]:
     return vec[bool]([False] * count)
 
 
-def _more(numbers: vec[i64], count: i64) -> vec[i64]:
-    while len(numbers) < count:
-        numbers = append(numbers, 0)
-    return numbers
-
-
 def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
     """Returns the columns of all classes with more rows."""
     had = i64(len(numbers)) // CLASSES
@@ -299,17 +230,3 @@ def _wider(numbers: vec[i64], rows: i64) -> vec[i64]:
         for row in range(had):
             wider[size * rows + row] = numbers[size * had + row]
     return wider
-
-
-def _longer(seconds: vec[float], count: i64) -> vec[float]:
-    while len(seconds) < count:
-        seconds = append(seconds, 0.0)
-    return seconds
-
-
-def _queues_s(
-    queued_us: NDArray[np.int64], ends_s: NDArray[np.float64], reported_s: NDArray[np.float64], now_s: float
-) -> NDArray[np.float64]:
-    rest_s = np.maximum(ends_s - now_s, 0.0)
-    queues_s: NDArray[np.float64] = np.maximum(queued_us * 1e-6 + rest_s, reported_s)
-    return queues_s

@@ -26,16 +26,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.policies import check_bounds
-from pinyon.placement.admission import is_late, transfer_doubt
-from pinyon.placement.considered import Cost
+from pinyon.placement.admission import is_late
 from pinyon.placement.costs import Costs, CostTerms
-from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.hotness_tree import HotnessSettings
-from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, Pairs
-from pinyon.placement.policy import Aside, PlacementDecision, PlacementRequest, Pool, Times
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import NETWORK
 
@@ -67,109 +63,55 @@ class Pinyon:
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
         costs = Costs(self._terms, request, pool, match, now_s)
-        cheapest = place = costs.cheapest()
+        place = costs.cheapest()
         if len(pool.prefills) > 1:
-            place = self._of_pair(request, pool, costs, place, now_s)
-        decision = self._at(place, cheapest, False, request, pool, match, costs, now_s)
-        if not is_late(request, decision.with_drain(request, pool)):
+            place = self._of_pair(costs, place)
+        decision = self._at(costs, place)
+        if not is_late(request, decision):
             return decision
-        sooner = self._in_time(decision, cheapest, request, pool, match, costs, now_s)
+        sooner = self._in_time(costs, decision)
         return decision if sooner is None else sooner
 
-    def _in_time(
-        self,
-        late: PlacementDecision,
-        cheapest: int,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        costs: Costs,
-        now_s: float,
-    ) -> PlacementDecision | None:
+    def _in_time(self, costs: Costs, late: PlacementDecision) -> PlacementDecision | None:
         """Returns the cheapest decision that admission would not refuse, as it would refuse ``late``; or None.
         Admission judges the request's own time; the time of others was to decide among decisions in time."""
         decode, decodes, elsewhere_s = late.decode, -1, 0.0
         if decode is not late.prefill:
             elsewhere_s = decode.load.room_wait_ms * 1e-3
-            decodes = pool.place_of.get(decode.info.instance_id, -1)
+            decodes = costs.pool.place_of.get(decode.info.instance_id, -1)
         place = costs.cheapest_in_time(elsewhere_s, decodes)
         if place is None:
             return None
-        sooner = self._at(place, cheapest, True, request, pool, match, costs, now_s)
-        return None if is_late(request, sooner.with_drain(request, pool)) else sooner
+        sooner = self._at(costs, place)
+        if is_late(costs.request, sooner):
+            return None
+        costs.columns.in_time = True
+        return sooner
 
-    def _at(
-        self,
-        place: int,
-        cheapest: int,
-        in_time: bool,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        costs: Costs,
-        now_s: float,
-    ) -> PlacementDecision:
+    def _at(self, costs: Costs, place: int) -> PlacementDecision:
         """Returns the decision that follows from the choice of one instance."""
-        state, cost = pool.prefills[place], costs.columns.at(place)
-        reach, transfer_s, prefill_s = cost.reach, cost.transfer_s, cost.prefill_s
-        doubted = None if cost.fetches else self._doubted(request, pool, match, costs, state, cost, now_s)
-        if doubted is not None:
-            reach, transfer_s, prefill_s = doubted
-        fetches = costs.planner.plan(state, cost.local, reach) if reach > cost.local else ()
-        decode = select_decode(request, pool, match, state, now_s)
-        times = Times(cost.wait_s, transfer_s, prefill_s)
-        aside = Aside(doubts_transfer=doubted is not None, considered=costs.considered(cheapest, in_time))
-        return PlacementDecision(state, decode, cost.local, fetches, times, self.name, aside)
+        decision = costs.decision(place, self.name, 1.0 if self._terms.fetch else None)
+        decision.considered = costs.columns
+        return decision.with_drain(costs.request, costs.pool)
 
-    def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
+    def _of_pair(self, costs: Costs, place: int) -> int:
         """Returns the place of an instance of the request's pair if it is in time and costs little more, else
         ``place``. It may cost as much more as it would take to fetch later what is computed at ``place``."""
-        chosen, state = costs.columns.at(place), pool.prefills[place]
-        tokens = request.prompt_tokens - request.reused_tokens(chosen.reach, pool.layout.block_tokens)
+        request, pool, columns = costs.request, costs.pool, costs.columns
+        state, block_tokens = pool.prefills[place], pool.layout.block_tokens
+        tokens = request.prompt_tokens - request.reused_tokens(columns.reach[place], block_tokens)
         start_s, byte_s = state.transfer_model.coefficients(NETWORK)
-        most_s = chosen.cost_s + start_s + byte_s * tokens * state.block_bytes / pool.layout.block_tokens
-        first, second = self._pairs.places_of(request, pool, now_s)
+        most_s = columns.cost_s[place] + start_s + byte_s * tokens * state.block_bytes / block_tokens
+        first, second = self._pairs.places_of(request, pool, costs.now_s)
         if place in (first, second):
             return place
         best, best_s = place, math.inf
         for other in (first, second):
             if other is None:
                 continue
-            cost = costs.columns.at(other)
-            if cost.fetches and cost.cost_s <= most_s:
+            if columns.fetches(other) and columns.cost_s[other] <= most_s:
                 costs.correct(other)
-                cost = costs.columns.at(other)
-            if cost.cost_s < best_s and cost.cost_s <= most_s and not costs.late(other):
-                best, best_s = other, cost.cost_s
+            cost_s = columns.cost_s[other]
+            if cost_s < best_s and cost_s <= most_s and not costs.late(other):
+                best, best_s = other, cost_s
         return best
-
-    def _doubted(
-        self,
-        request: PlacementRequest,
-        pool: Pool,
-        match: PrefixMatch,
-        costs: Costs,
-        state: InstanceState,
-        cost: Cost,
-        now_s: float,
-    ) -> tuple[int, float, float] | None:
-        """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
-        measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
-        local = cost.local
-        if not self._terms.fetch or match.blocks <= local:
-            return None
-        doubt = transfer_doubt(state, now_s)
-        if doubt >= 1:
-            return None
-        reach = match.extent_for(state, local, pool.sources_for(state), FETCH_SPANS_MAX)
-        if reach <= local:
-            return None
-        fetch_s = costs.planner.fetch_s(state, local, reach)
-        reused = request.reused_tokens(reach, pool.layout.block_tokens)
-        short_s = state.prefill_model.predict_s(request.prompt_tokens, reused)
-        waits_s = cost.wait_s + state.load.room_wait_ms * 1e-3
-        if fetch_s * doubt + short_s >= cost.prefill_s:
-            return None
-        if waits_s + fetch_s + short_s > request.ttft_limit_s(fetch_s + short_s):
-            return None
-        return reach, fetch_s, short_s

@@ -5,8 +5,6 @@ from __future__ import annotations
 from random import Random
 from typing import ClassVar
 
-import numpy as np
-
 from pinyon.placement.at_one import at_one
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
@@ -44,10 +42,13 @@ class LeastLoaded:
 def _least_loaded(pool: Pool, now_s: float) -> InstanceState:
     """Returns the instance with the shortest wait; of equals the one that decodes least, then the one with the emptier
     cache, then the smaller id (the pool's order)."""
-    waits_s = np.round(pool.waits_s(now_s), 9)  # as Pool.lowest
-    equals = np.flatnonzero(waits_s == waits_s.min()).tolist()
-    return min((pool.prefills[place] for place in equals), key=_filled)
+    least, chosen = -1, pool.prefills[0]
+    for state in pool.prefills:
+        wait_ns = int(state.wait_s(now_s) * 1e9 + 0.5)  # rounding must not choose
+        if least < 0 or wait_ns < least or (wait_ns == least and _filled(state) < _filled(chosen)):
+            least, chosen = wait_ns, state
+    return chosen
 
 
 def _filled(state: InstanceState) -> tuple[int, int]:
-    return int(state.loads.decoding[state.row]), state.load.cached_blocks
+    return state.loads.decoding[state.row], state.load.cached_blocks

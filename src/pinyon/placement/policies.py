@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from pinyon.placement.interface import LearningPlacement, PlacementPolicy, Rebal
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
 from pinyon.placement.plain import LeastLoaded, RoundRobin
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 MODELS_MAX = 32
@@ -26,10 +26,6 @@ class ByModel:
     def __init__(self, default: PlacementPolicy, of_model: Mapping[str, PlacementPolicy]) -> None:
         self._default = default
         self._of_model = of_model
-        self._learning = {
-            name: each for name, each in {"": default, **of_model}.items() if isinstance(each, LearningPlacement)
-        }
-        self._moving = {name: each for name, each in {"": default, **of_model}.items() if isinstance(each, Rebalancing)}
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -37,22 +33,13 @@ class ByModel:
         return self._of_model.get(request.model, self._default).place(request, pool, match, now_s, rng)
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        model = decision.prefill.info.model
-        policy = self._learning.get(model if model in self._of_model else "")
-        if policy is not None:
+        policy = self._of_model.get(decision.prefill.info.model, self._default)
+        if isinstance(policy, LearningPlacement):
             policy.prefilled(decision, seconds)
 
-    def moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
-        policy = self._moving.get(request.model if request.model in self._of_model else "")
-        return [] if policy is None else policy.moves(request, decision, pool, queues, match, now_s)
+    def moves(self, request: PlacementRequest, decision: PlacementDecision, waiting: Waiting) -> list[Move]:
+        policy = self._of_model.get(request.model, self._default)
+        return policy.moves(request, decision, waiting) if isinstance(policy, Rebalancing) else []
 
 
 class ByModelRegistry(Registry[PlacementPolicy]):

@@ -6,20 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i64
-from numpy.typing import NDArray
 
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
-from pinyon.placement.considered import Considered
-from pinyon.placement.instances import InstanceState, Neighbours
-from pinyon.placement.prefix_match import Holders, PrefixMatch
+from pinyon.placement.considered import CostColumns
+from pinyon.placement.instances import InstanceState, Sources
+from pinyon.placement.prefix_match import PrefixMatch
 
-NANO_S: Final = 1e-9
 ON_HOST_MAX: Final = 64
 """The maximum number of instances of one host that are told apart from those elsewhere."""
 OWN_TIME_PATIENCE: Final = 0.25
@@ -69,10 +66,6 @@ class PlacementRequest:
         """Returns how many tokens of the prompt are reused with so many leading blocks."""
         return blocks * block_tokens
 
-    def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
-        """Returns :meth:`reused_tokens` of many numbers."""
-        return blocks * block_tokens
-
 
 class Fetch:
     """Prompt blocks ``[first_block, first_block + block_count)``, all from one source; never changed."""
@@ -93,48 +86,16 @@ class Fetch:
         return hash((self.source, self.first_block, self.block_count))
 
 
-class DecodeChoice(NamedTuple):
-    """The choice of the instance that decodes."""
-
-    state: InstanceState
-    tbt_s: float = 0.0
-    """Predicted time between tokens."""
-    shared_blocks: int = 0
-    """Leading blocks of the prompt that are there for others, and that a step reads once for all of them."""
-
-
-class Times(NamedTuple):
-    """Seconds predicted for a prompt: until its turn comes, for what it fetches, and for computing it."""
-
-    queue_s: float = 0.0
-    transfer_s: float = 0.0
-    prefill_s: float = 0.0
-
-
-class Aside(NamedTuple):
-    """The part of a policy's answer beside its choice, for moves, learning and explanations."""
-
-    alternate: InstanceState | None = None
-    """An alternative to the prefill instance: the second one of a pair (DualMap §3.2)."""
-    doubts_transfer: bool = False
-    """True if it fetches although computing seems faster by what is known of the reader, to learn whether it is."""
-    trial: tuple[float, float] | None = None
-    """The value that a learning policy tried with this request, and the seconds by which the outcome is judged."""
-    considered: Considered | None = None
-    """The policy's findings, for explanations; None: the policy looked at no arrays."""
-
-
-NOTHING_ASIDE: Final = Aside()
-
-
 class PlacementDecision:
-    """The instances where a request runs, and the times that were predicted for it; never changed.
+    """The instances where a request runs, and the times that were predicted for it; not changed once it is made.
 
     ``local_blocks``: leading blocks the prefill instance is believed to hold when it begins: now, or computed for
-    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``drain_s``: seconds from
-    when the first node of a pipeline has computed its part of the prompt until all have; others wait for ``prefill_s``
-    only. Policies leave it out, as the instances they choose from are alike in it. ``room_s``: the wait for KV blocks,
-    first those of the decode instance, then those of a prefill instance elsewhere.
+    others by then. ``fetches``: what it fetches, in block order, from those on without a gap. ``shared_blocks``:
+    leading blocks of the prompt that are there for others where it is decoded, and that a step reads once for all.
+
+    Seconds: ``queue_s`` until its turn comes, ``transfer_s`` to fetch, ``prefill_s`` to compute, ``tbt_s`` between
+    tokens. ``room_s``: the wait for KV blocks, first those of the decode instance, then those of a prefill instance
+    elsewhere.
     """
 
     __slots__ = (
@@ -146,38 +107,39 @@ class PlacementDecision:
     def __init__(
         self,
         prefill: InstanceState,
-        decode: DecodeChoice,
-        local_blocks: int,
-        fetches: tuple[Fetch, ...],
-        times: Times,
-        policy: str,
-        aside: Aside = NOTHING_ASIDE,
-        drain_s: float = 0.0,
+        decode: InstanceState,
+        local_blocks: int = 0,
+        fetches: tuple[Fetch, ...] = (),
+        policy: str = "",
+        queue_s: float = 0.0,
+        transfer_s: float = 0.0,
+        prefill_s: float = 0.0,
+        tbt_s: float = 0.0,
+        shared_blocks: int = 0,
     ) -> None:
-        self.prefill, self.local_blocks, self.fetches, self.policy = prefill, local_blocks, fetches, policy
-        self.decode, self.tbt_s, self.shared_blocks = decode
-        self.queue_s, self.transfer_s, self.prefill_s = times
-        self.alternate, self.doubts_transfer, self.trial, self.considered = aside
-        self.drain_s = drain_s
-        waits_ms = self.decode.load.room_wait_ms
-        self.room_s = (waits_ms if prefill is self.decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
+        self.prefill, self.decode, self.local_blocks, self.fetches = prefill, decode, local_blocks, fetches
+        self.policy, self.queue_s, self.transfer_s, self.prefill_s = policy, queue_s, transfer_s, prefill_s
+        self.tbt_s, self.shared_blocks = tbt_s, shared_blocks
+        self.alternate: InstanceState | None = None
+        """An alternative to the prefill instance: the second one of a pair (DualMap §3.2)."""
+        self.doubts_transfer = False
+        """True if it fetches although computing seems faster by what is known of the reader, to learn whether it is."""
+        self.trial: tuple[float, float] | None = None
+        """The value that a learning policy tried with this request, and the seconds by which the outcome is judged."""
+        self.considered: CostColumns | None = None
+        """The policy's findings, for explanations; None: it keeps none."""
+        self.drain_s = 0.0
+        """Seconds from when the first node of a pipeline has computed its part of the prompt until all have; others
+        wait for ``prefill_s`` only. Policies leave it out, as the instances they choose from are alike in it."""
+        waits_ms = decode.load.room_wait_ms
+        self.room_s = (waits_ms if prefill is decode else waits_ms + prefill.load.room_wait_ms) * 1e-3
 
     def with_drain(self, request: PlacementRequest, pool: Pool) -> PlacementDecision:
-        """Returns the decision with the drain time that a pipeline of nodes needs."""
-        if self.prefill.info.stages == 1:
-            return self
-        reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
-        return self._but(self.fetches, self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s))
-
-    def without_fetches(self) -> PlacementDecision:
-        """Returns the decision without its fetches."""
-        return self._but((), self.drain_s)
-
-    def _but(self, fetches: tuple[Fetch, ...], drain_s: float) -> PlacementDecision:
-        decode = DecodeChoice(self.decode, self.tbt_s, self.shared_blocks)
-        times = Times(self.queue_s, self.transfer_s, self.prefill_s)
-        aside = Aside(self.alternate, self.doubts_transfer, self.trial, self.considered)
-        return PlacementDecision(self.prefill, decode, self.local_blocks, fetches, times, self.policy, aside, drain_s)
+        """Returns the decision, with the drain time that a pipeline of nodes needs."""
+        if self.prefill.info.stages > 1:
+            reused = request.reused_tokens(self.reused_blocks, pool.layout.block_tokens)
+            self.drain_s = self.prefill.drain_s(request.prompt_tokens, reused, self.queue_s)
+        return self
 
     @property
     def ttft_s(self) -> float:
@@ -197,26 +159,24 @@ class PlacementDecision:
 class Pool:
     """Schedulable instances between which KV can move: one model, one set of weights, one layout; never changed.
 
-    ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``sources`` are all instances
-    that blocks may be fetched from, store nodes among them, and ``by_address`` at least those. ``together``: the
-    instance that prefills a request also decodes it.
+    ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``asked``: the bits of those
+    of the ``sources`` that may be asked for this request. ``together``: the instance that prefills a request also
+    decodes it.
     """
 
     layout: KvLayout
     prefills: tuple[InstanceState, ...]
     decodes: tuple[InstanceState, ...]
-    sources: Holders[InstanceState]
+    sources: Sources
+    asked: int
     room_tokens: int
     """Prompt plus generation that every executor of the pool can hold, in tokens."""
-    by_address: Mapping[str, Sequence[InstanceState]]
     group_prefills: int
     """The number of prefill instances in all, also those that cannot or should not take this request, or any now."""
     together: bool = False
-    neighbours: Neighbours = field(default_factory=Neighbours, repr=False, compare=False)
-    """Instances on the hosts of the sources."""
 
     row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
-    """Rows of the prefill instances as in :attr:`rows`, for loops."""
+    """Rows of the prefill instances in the load table."""
     decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     last_row: int = field(init=False, repr=False, compare=False)
     """The largest row of the prefill instances."""
@@ -231,11 +191,6 @@ class Pool:
         rows = [state.row for state in self.prefills]
         self.row_numbers, self.last_row = vec[i64](rows), max(rows, default=-1)
         self.decode_row_numbers = vec[i64]([state.row for state in self.decodes])
-
-    @property
-    def rows(self) -> NDArray[np.intp]:
-        """Rows of the prefill instances in the load table."""
-        return np.frombuffer(memoryview(self.row_numbers), np.intp)
 
     @property
     def place_of(self) -> Mapping[str, int]:
@@ -256,7 +211,7 @@ class Pool:
         row = bit.bit_length()
         places = self._places_near.get(row)
         if places is None:
-            near = (each for each in self.neighbours.of(bit) if each.bit != bit)
+            near = (each for each in self.sources.near_to(bit) if each.bit != bit)
             found = (self.place_of.get(each.info.instance_id) for each in near)
             places = vec[i64](list(islice((each for each in found if each is not None), ON_HOST_MAX)))
             self._places_near[row] = places
@@ -267,48 +222,10 @@ class Pool:
         instance's may have fewer."""
         return max(1, key_tokens // self.layout.block_tokens)
 
-    def lowest(self, costs_s: NDArray[np.float64]) -> InstanceState:
-        """Returns the prefill instance with the least of these times. Ties go to the one that decodes least, then to
-        the first by id. Times that are a nanosecond apart are equal: they are sums, and rounding must not choose."""
-        least = int(costs_s.argmin())
-        near = costs_s <= costs_s[least] + NANO_S
-        if np.count_nonzero(near) == 1:
-            return self.prefills[least]
-        equal = near.nonzero()[0]
-        return self.prefills[int(equal[np.argmin(self.prefills[0].loads.arrays.decoding.take(self.rows.take(equal)))])]
-
-    def queues_s(self, now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds of work before a new request, by prefill instance."""
-        return self.prefills[0].loads.queues_s(self.rows, now_s)
-
-    def waits_s(self, now_s: float) -> NDArray[np.float64]:
-        """Returns the seconds until a prompt is computed, by prefill instance: the wait for KV memory, then the
-        queue."""
-        return self.queues_s(now_s) + self.rooms_s
-
-    @property
-    def rooms_s(self) -> NDArray[np.float64]:
-        """Seconds until a new request has KV memory, by prefill instance."""
-        return self.prefills[0].loads.arrays.room_s.take(self.rows)
-
-    def reused_tokens(self, request: PlacementRequest, match: PrefixMatch) -> NDArray[np.int64]:
-        """Returns the leading tokens of the prompt that each prefill instance holds."""
-        if not match.blocks:
-            return np.zeros(len(self.prefills), np.int64)
-        held = np.frombuffer(memoryview(match.held_by_row(self.last_row + 1)), np.int64)[self.rows]
-        return request.reused_tokens_of(held, self.layout.block_tokens)
-
-    def prefills_s(self, tokens: int, reused: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the seconds to compute a prompt of which ``reused`` tokens are reused, by prefill instance."""
-        return self.prefills[0].loads.prefills_s(self.rows, tokens, reused)
-
-    def sources_for(self, reader: InstanceState) -> Holders[InstanceState]:
-        """Returns the sources that did not just fail the reader."""
+    def asked_by(self, reader: InstanceState) -> int:
+        """Returns the bits of the sources that did not just fail the reader, which may be one of them."""
         failed = reader.load.failed_sources
-        if not failed:
-            return self.sources
-        # One dead source fails all its readers, so this is asked for each of them: it must not look at all sources.
-        return self.sources.less(state for address in failed for state in self.by_address.get(address, ()))
+        return self.asked & ~self.sources.at(failed) if failed else self.asked
 
     def without(self, exclude: frozenset[str]) -> Pool:
         """Returns the pool less some instances, as executors and as sources."""
@@ -316,7 +233,7 @@ class Pool:
             self,
             prefills=tuple(state for state in self.prefills if state.info.instance_id not in exclude),
             decodes=tuple(state for state in self.decodes if state.info.instance_id not in exclude),
-            sources=self.sources.less(state for state in self.sources if state.info.instance_id in exclude),
+            asked=self.asked & ~self.sources.named(exclude),
         )
 
 
@@ -332,6 +249,24 @@ class WaitingPrompt:
 
 Queues = Callable[[InstanceState], Sequence[WaitingPrompt]]
 """A function that returns the requests waiting at an instance, in the order of service as far as that is known."""
+
+
+class Waiting:
+    """The requests that wait at the instances of a pool at one time. ``match`` looks up who holds a prompt."""
+
+    __slots__ = ("_known", "_queues", "match", "now_s", "pool")
+
+    def __init__(
+        self, pool: Pool, queues: Queues, match: Callable[[PlacementRequest], PrefixMatch], now_s: float
+    ) -> None:
+        self.pool, self._queues, self.match, self.now_s = pool, queues, match, now_s
+        self._known: dict[InstanceState, Sequence[WaitingPrompt]] = {}
+
+    def at(self, state: InstanceState) -> Sequence[WaitingPrompt]:
+        """Returns the requests waiting there. They are listed once: the caller may have to collect them."""
+        if state not in self._known:
+            self._known[state] = self._queues(state)
+        return self._known[state]
 
 
 @dataclass(frozen=True, slots=True)

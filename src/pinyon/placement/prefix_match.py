@@ -5,8 +5,8 @@ A set of holders is an ``int`` with a bit per holder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -22,69 +22,39 @@ class Holder(Protocol):
     def bit(self) -> int: ...
 
 
-Member = TypeVar("Member", bound=Holder)
-
-
-class Holders(Generic[Member]):
-    """A set of holders, such as those that blocks may be fetched from."""
-
-    __slots__ = ("_by_bit", "mask")
-
-    def __init__(self, members: Iterable[Member]) -> None:
-        self._by_bit = {member.bit: member for member in members}
-        self.mask = sum(self._by_bit)
-
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self.among(self.mask))
-
-    def less(self, members: Iterable[Member]) -> Holders[Member]:
-        """Returns the set without these members. It shares what is large: each reader may have a set of its own."""
-        left: Holders[Member] = Holders(())
-        left._by_bit, left.mask = self._by_bit, self.mask
-        for member in members:
-            left.mask &= ~member.bit
-        return left
-
-    def among(self, mask: int) -> list[Member]:
-        """Returns the members whose bits are in a mask."""
-        by_bit, left = self._by_bit, mask & self.mask
-        members: list[Member] = []
-        while left:
-            bit = left & -left
-            members.append(by_bit[bit])
-            left ^= bit
-        return members
-
-
 class PrefixMatch:
     """The holders of a prompt's beginning, and how much of it each holds.
 
     ``runs`` are ``(first block, mask of holders)`` where the set of holders changes. Every block before ``blocks`` has
-    a holder and the one after has none.
+    a holder and the one after has none. Neither is ever changed.
     """
 
-    __slots__ = ("_all", "_extents", "_leading", "_runs", "blocks", "soon")
+    __slots__ = ("_all", "_extents", "_leading", "_soon", "blocks", "runs")
 
     def __init__(self, runs: Sequence[tuple[int, int]], blocks: int, soon: PrefixMatch | None = None) -> None:
-        """Takes the runs of a look-up. ``soon``: the match that includes what holders expect to hold when a new
-        request's turn comes; None if they expect nothing."""
-        self._runs = runs
+        """Takes the runs of a look-up. ``soon``: see :attr:`soon`; None if holders expect nothing."""
+        self.runs = runs
         self.blocks = blocks
-        self.soon: PrefixMatch = self if soon is None else soon
+        self._soon = soon
         self._leading: dict[int, int] | None = None
-        self._all: int | None = None
-        self._extents: dict[tuple[int, int, int | None], int] = {}
+        self._all = 0
+        self._extents: dict[tuple[int, int, int | None], int] | None = None
         """Extents found, by ``(first block, mask of who may be asked, most spans)``: most readers of a placement hold
         nothing of the prompt, so they all ask the same."""
 
     @property
-    def runs(self) -> Sequence[tuple[int, int]]:
-        """The runs, never changed: with :attr:`blocks`, all that is to be kept of a match to ask it later."""
-        return self._runs
+    def soon(self) -> PrefixMatch:
+        """The match that includes what holders expect to hold when a new request's turn comes."""
+        return self if self._soon is None else self._soon
+
+    def without_answers(self) -> PrefixMatch:
+        """Returns the same match, to be kept, without the answers that this one remembers: they take memory."""
+        soon = None if self._soon is None else self._soon.without_answers()
+        return PrefixMatch(self.runs, self.blocks, soon)
 
     def held_by(self, holder: Holder) -> int:
         """Returns how many blocks the holder has without a gap from the start."""
-        runs, bit = self._runs, holder.bit
+        runs, bit = self.runs, holder.bit
         if len(runs) <= FEW_RUNS:
             for start, holders in runs:
                 if not holders & bit:
@@ -96,7 +66,7 @@ class PrefixMatch:
 
     def holders_of(self, block: int) -> int:
         """Returns a mask of who holds this block, before :attr:`blocks`."""
-        for start, holders in reversed(self._runs):
+        for start, holders in reversed(self.runs):
             if start <= block:
                 return holders
         return 0
@@ -121,10 +91,10 @@ class PrefixMatch:
 
     def _ends(self) -> Iterator[tuple[int, int]]:
         """Yields masks of holders and the end of what they hold without a gap; a holder of nothing is in no mask."""
-        if not self._runs:
+        if not self.runs:
             return
-        unbroken = self._runs[0][1]
-        for start, holders in self._runs:
+        unbroken = self.runs[0][1]
+        for start, holders in self.runs:
             lost = unbroken & ~holders
             if lost:
                 unbroken &= holders
@@ -132,29 +102,24 @@ class PrefixMatch:
         if unbroken:
             yield unbroken, self.blocks
 
-    def extent_for(
-        self, reader: Holder, first_block: int, sources: Holders[Member], spans_max: int | None = None
-    ) -> int:
-        """Returns the end of the blocks from ``first_block`` on that are held by ``sources`` other than the reader,
-        each by at least one. With ``spans_max``, it is as far as so many spans of :meth:`spans_for` go."""
-        return self.extent(first_block, sources.mask & ~reader.bit, spans_max)
-
     def extent(self, first_block: int, mask: int, spans_max: int | None = None) -> int:
-        """Returns :meth:`extent_for` for the sources in a mask, which the reader is not in."""
-        if len(self._runs) <= FEW_RUNS:
+        """Returns the end of the blocks from ``first_block`` on that are held by the sources in a mask, each by at
+        least one. With ``spans_max``, it is as far as so many :meth:`spans` go."""
+        if len(self.runs) <= FEW_RUNS:
             return self._extent(first_block, mask, spans_max)
-        if self._all is None:
-            self._all = 0
-            for _, holders in self._runs:
+        extents = self._extents
+        if extents is None:
+            extents = self._extents = {}
+            for _, holders in self.runs:
                 self._all |= holders
         asked = first_block, mask & self._all, spans_max
-        end = self._extents.get(asked)
+        end = extents.get(asked)
         if end is None:
-            end = self._extents[asked] = self._extent(*asked)
+            end = extents[asked] = self._extent(*asked)
         return end
 
     def _extent(self, first_block: int, mask: int, spans_max: int | None) -> int:
-        runs = self._runs
+        runs = self.runs
         if spans_max is not None and len(runs) > spans_max:  # else there are few: at most one for each run
             spans = self.spans(first_block, self._extent(first_block, mask, None), mask, spans_max)
             return spans[-1][1] if spans else first_block
@@ -168,37 +133,29 @@ class PrefixMatch:
             end = run_end
         return end
 
-    def spans_for(
-        self, reader: Holder, first_block: int, end_block: int, sources: Holders[Member]
-    ) -> list[tuple[int, int, list[Member]]]:
-        """Returns spans ``(first, end, who holds all of it)`` from ``first_block`` on without a gap, the reader left
-        out.
+    def spans(self, first_block: int, end_block: int, mask: int, most: int) -> list[tuple[int, int, int]]:
+        """Returns spans ``(first, end, mask of who holds all of it)`` from ``first_block`` on without a gap, the first
+        ``most`` of them; there are never more than runs. ``mask``: who may be asked.
 
         Each span goes as far as any one source does, so there are as few as possible. Requires ``end_block <=
-        extent_for(reader, first_block, sources)``.
+        extent(first_block, mask)``.
         """
-        spans = self.spans(first_block, end_block, sources.mask & ~reader.bit, len(self._runs))
-        return [(at, end, sources.among(holders)) for at, end, holders in spans]
-
-    def spans(self, first_block: int, end_block: int, allowed: int, most: int) -> list[tuple[int, int, int]]:
-        """Returns the first ``most`` spans of :meth:`spans_for`, each with a mask of who holds all of it; ``allowed``
-        is a mask of who may be asked. There are never more spans than runs."""
-        runs = self._runs
+        runs = self.runs
         spans: list[tuple[int, int, int]] = []
         index = 0
         at = first_block
         while at < end_block and len(spans) < most:
             while index + 1 < len(runs) and runs[index + 1][0] <= at:
                 index += 1
-            holders = runs[index][1] & allowed
+            holders = runs[index][1] & mask
             end = end_block
             while index + 1 < len(runs) and runs[index + 1][0] < end_block:
                 index += 1
-                start, mask = runs[index]
-                if not holders & mask:
+                start, others = runs[index]
+                if not holders & others:
                     end = start
                     break
-                holders &= mask
+                holders &= others
             spans.append((at, end, holders))
             at = end
         return spans

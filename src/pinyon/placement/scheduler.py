@@ -11,11 +11,12 @@ from pinyon.core.errors import InvalidArgument, NotFound, Rejected, Unavailable
 from pinyon.core.key_sample import key_sample
 from pinyon.placement.admission import is_late, is_slow, probe_pool, rejection
 from pinyon.placement.at_one import at_one
+from pinyon.placement.costs import OWN_TIME, Costs
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.interface import LearningPlacement, PlacementPolicy, Rebalancing
-from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues
+from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest, Pool, Queues, Waiting
 from pinyon.placement.prefix_match import NO_MATCH, PrefixMatch
 
 SETTLING_RETRY_S = 0.5
@@ -83,7 +84,7 @@ class Scheduler:
         pool = next((each for each in self._fleet.pools(request.model) if decision.prefill in each.prefills), None)
         if pool is None:
             return []
-        return policy.moves(request, decision, pool, queues, lambda each: self._match(each, pool), now_s)
+        return policy.moves(request, decision, Waiting(pool, queues, lambda each: self._match(each, pool), now_s))
 
     def _settled(self, request: PlacementRequest, now_s: float) -> tuple[PlacementDecision, Pool, PrefixMatch]:
         self._fleet.inflight.check_room(now_s)
@@ -157,8 +158,7 @@ class Scheduler:
 
 def _soonest_s(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> float:
     """Returns the seconds until a first token could be there, by what waits and by what instances hold themselves."""
-    reused = pool.reused_tokens(request, match.soon)
-    return float((pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, reused)).min())
+    return min(Costs(OWN_TIME, request, pool, match, now_s).columns.cost_s)
 
 
 def _check_keys(request: PlacementRequest, pools: tuple[Pool, ...]) -> None:

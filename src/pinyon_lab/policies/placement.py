@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from random import Random
 from typing import ClassVar
 
-import numpy as np
-
 from pinyon.core.block_keys import KEY_BYTES
 from pinyon.core.policies import check_bounds
 from pinyon.placement.at_one import at_one
-from pinyon.placement.costs import Costs, CostTerms
+from pinyon.placement.considered import CostColumns
+from pinyon.placement.costs import NANO_S, OWN_TIME, Costs, CostTerms
 from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.dualmap import DualMap, DualMapSettings, less_loaded, reuses_more
 from pinyon.placement.fetch_time import fetch_s
+from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.pairs import SEED_MAX, PoolRings
 from pinyon.placement.pinyon import Pinyon, PinyonSettings
-from pinyon.placement.policy import Fetch, Move, PlacementDecision, PlacementRequest, Pool, Queues, Times
+from pinyon.placement.policy import Fetch, Move, PlacementDecision, PlacementRequest, Pool, Waiting
 from pinyon.placement.prefix_match import PrefixMatch
 
 
@@ -78,9 +78,29 @@ class Algorithm1:
         state, prefix, queue_s, transfer_s, prefill_s = chosen
         local = held[state]
         fetches = (Fetch(best_instance, local, prefix - local),) if prefix > local else ()
-        decode = select_decode(request, pool, match, state, now_s)
-        times = Times(queue_s, transfer_s, prefill_s)
-        return PlacementDecision(state, decode, local, fetches, times, self.name)
+        decode, tbt_s, shared = select_decode(request, pool, match, state, now_s)
+        return PlacementDecision(
+            state, decode, local, fetches, self.name, queue_s, transfer_s, prefill_s, tbt_s, shared
+        )
+
+
+def unfetched(request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> tuple[CostColumns, list[int]]:
+    """Returns the times at each prefill instance where nothing is fetched, and the tokens that each reuses."""
+    columns = Costs(OWN_TIME, request, pool, match, now_s).columns
+    return columns, [request.reused_tokens(blocks, pool.layout.block_tokens) for blocks in columns.local]
+
+
+def where_most(reused: Sequence[int], costs_s: Iterable[float]) -> list[float]:
+    """Returns the costs of those that reuse most, infinite ones for all others."""
+    most = max(reused)
+    return [cost_s if tokens == most else inf for tokens, cost_s in zip(reused, costs_s, strict=True)]
+
+
+def lowest(pool: Pool, costs: Sequence[float]) -> InstanceState:
+    """Returns the prefill instance with the least cost. Ties go to the one that decodes least, then to the first."""
+    least = min(costs) + NANO_S
+    near = (state for state, cost in zip(pool.prefills, costs, strict=True) if cost <= least)
+    return min(near, key=lambda state: state.loads.decoding[state.row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +132,7 @@ class CacheAffinity:
 
     def __init__(self, settings: CacheAffinitySettings = CacheAffinitySettings()) -> None:
         self._settings = settings
-        self._rings = PoolRings(settings.virtual_nodes, (settings.seed,))
+        self._rings = PoolRings(settings.virtual_nodes, (settings.seed,), HotnessSettings())
 
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
@@ -122,11 +142,9 @@ class CacheAffinity:
     def _prefill(self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float) -> InstanceState:
         settings = self._settings
         if not settings.key_blocks:
-            costs_s = pool.queues_s(now_s)
-            reused = pool.reused_tokens(request, match.soon)
-            costs_s[reused < reused.max()] = np.inf
-            return pool.lowest(costs_s)
-        (ring,) = self._rings.of(pool)
+            columns, reused = unfetched(request, pool, match, now_s)
+            return lowest(pool, where_most(reused, columns.wait_s))
+        (ring,) = self._rings.of(pool).rings
         stride = pool.stride(settings.key_tokens)
         strides = min(settings.key_blocks, len(request.block_keys) // (stride * KEY_BYTES))
         end = strides * stride * KEY_BYTES or KEY_BYTES  # a shorter prompt goes by its first block
@@ -168,14 +186,13 @@ class Preble:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        reused = pool.reused_tokens(request, match.soon)
-        costs_s = pool.waits_s(now_s)
-        most = reused.max()
-        if most > self._share * request.prompt_tokens:
-            costs_s[reused < most] = np.inf
+        columns, reused = unfetched(request, pool, match, now_s)
+        costs_s = [wait_s + room_s for wait_s, room_s in zip(columns.wait_s, columns.room_s, strict=True)]
+        if max(reused) > self._share * request.prompt_tokens:
+            costs_s = where_most(reused, costs_s)
         elif self._combined:
-            costs_s += pool.prefills_s(request.prompt_tokens, reused)
-        return at_one(self.name, request, pool, match, pool.lowest(costs_s), now_s)
+            costs_s = [*columns.cost_s]
+        return at_one(self.name, request, pool, match, lowest(pool, costs_s), now_s)
 
 
 LEAST_S = 1e-9
@@ -210,12 +227,14 @@ class Dynamo:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        queues_s, rooms_s = pool.queues_s(now_s), pool.rooms_s
+        columns, reused = unfetched(request, pool, match, now_s)
         # The longest queue is the unit: one instance without memory must not make the others look idle.
-        longest_s = max(queues_s.max(), LEAST_S)
-        loads = queues_s / longest_s + np.minimum(rooms_s / longest_s, 2.0)
-        score = pool.reused_tokens(request, match.soon) / request.prompt_tokens - self._weight * loads
-        return at_one(self.name, request, pool, match, pool.lowest(-score), now_s)
+        longest_s = max(*columns.wait_s, LEAST_S)
+        costs: list[float] = []
+        for queue_s, room_s, tokens in zip(columns.wait_s, columns.room_s, reused, strict=True):
+            load = queue_s / longest_s + min(room_s / longest_s, 2.0)
+            costs.append(self._weight * load - tokens / request.prompt_tokens)
+        return at_one(self.name, request, pool, match, lowest(pool, costs), now_s)
 
 
 class PairRule(StrEnum):
@@ -254,16 +273,8 @@ class LabDualMap(DualMap):
                 return more
         return less_loaded(both)
 
-    def moves(
-        self,
-        request: PlacementRequest,
-        decision: PlacementDecision,
-        pool: Pool,
-        queues: Queues,
-        match: Callable[[PlacementRequest], PrefixMatch],
-        now_s: float,
-    ) -> list[Move]:
-        return super().moves(request, decision, pool, queues, match, now_s) if self._rebalance else []
+    def moves(self, request: PlacementRequest, decision: PlacementDecision, waiting: Waiting) -> list[Move]:
+        return super().moves(request, decision, waiting) if self._rebalance else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,5 +295,5 @@ class LabPinyon(Pinyon):
         super().__init__(settings, CostTerms(settings.others, settings.fetch, settings.order))
         self._prefers_pairs = settings.pair
 
-    def _of_pair(self, request: PlacementRequest, pool: Pool, costs: Costs, place: int, now_s: float) -> int:
-        return super()._of_pair(request, pool, costs, place, now_s) if self._prefers_pairs else place
+    def _of_pair(self, costs: Costs, place: int) -> int:
+        return super()._of_pair(costs, place) if self._prefers_pairs else place

@@ -6,6 +6,7 @@ from random import Random
 from typing import ClassVar
 
 from pinyon.placement.at_one import at_one
+from pinyon.placement.costs import OWN_TIME, Costs
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
@@ -34,5 +35,5 @@ class MinTtft:
     def place(
         self, request: PlacementRequest, pool: Pool, match: PrefixMatch, now_s: float, rng: Random
     ) -> PlacementDecision:
-        times_s = pool.waits_s(now_s) + pool.prefills_s(request.prompt_tokens, pool.reused_tokens(request, match.soon))
-        return at_one(self.name, request, pool, match, pool.lowest(times_s), now_s)
+        place = Costs(OWN_TIME, request, pool, match, now_s).cheapest()
+        return at_one(self.name, request, pool, match, pool.prefills[place], now_s)

@@ -23,9 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pinyon.batching.interface import ServiceOrder
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
@@ -86,9 +83,6 @@ class _Request(PlacementRequest):
 
     def reused_tokens(self, blocks: int, block_tokens: int) -> int:
         return min(blocks * block_tokens, self.prompt_tokens - 1)
-
-    def reused_tokens_of(self, blocks: NDArray[np.int64], block_tokens: int) -> NDArray[np.int64]:
-        return np.minimum(blocks * block_tokens, self.prompt_tokens - 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -182,9 +176,8 @@ class PrefillReference:
     def _queue(self, job: _ReferenceJob, decision: PlacementDecision, now_s: float) -> None:
         instance = self._by_name[decision.prefill.info.instance_id]
         job.decision = decision
-        # blocks to fetch are moved when the job's own turn comes
-        counted = decision.without_fetches()
-        self._fleet.inflight.add(job.request.request_id, counted, 0, now_s, job.request.block_keys)
+        decision.fetches = ()  # these blocks are moved when the job's own turn comes
+        self._fleet.inflight.add(job.request.request_id, decision, 0, now_s, job.request.block_keys)
         instance.waiting.add(job, now_s, decision.prefill_s, job.arrival.time_s + self._slo_s)
         if instance.served is None:
             self._start(instance, now_s)

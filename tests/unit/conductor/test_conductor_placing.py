@@ -54,7 +54,7 @@ class Moving(DualMap):
     asked = 0
     finds = "one"
 
-    def moves(self, request, decision, pool, queues, match, now_s):
+    def moves(self, request, decision, waiting):
         self.asked += 1
         if self.finds == "a defect":
             raise ZeroDivisionError

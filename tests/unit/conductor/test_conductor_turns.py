@@ -13,7 +13,7 @@ from pinyon.messages.instance import info_to_proto
 from pinyon.placement.fetch_time import fetch_s
 from pinyon.placement.index import COLLECT_SLOTS
 from pinyon.placement.instances import InstanceState
-from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
+from pinyon.placement.policy import Fetch, PlacementDecision
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.intake import MEASUREMENTS_MAX, STEP_KEYS, STEP_PARTS, ReportIntake, in_turns
@@ -42,7 +42,7 @@ class World:
     def plan(self, reader: Reporter, source: InstanceState, size_bytes: int, times: int = 1) -> None:
         """Plans a placement that has the instance fetch ``size_bytes``, ``times`` times."""
         fetches = (Fetch(source, 0, -(-size_bytes // LAYOUT.block_bytes)),)
-        decision = PlacementDecision(reader.state, DecodeChoice(reader.state), 0, fetches, Times(0.0, 0.1, 0.1), "")
+        decision = PlacementDecision(reader.state, reader.state, 0, fetches, transfer_s=0.1, prefill_s=0.1)
         for _ in range(times):
             self.conductor.planned.plan(decision, self.now_s)
 
@@ -223,9 +223,7 @@ async def test_a_prompt_begun_and_ended_in_one_report_was_computed(world):
     reporter = world.register("p0")
     state, inflight = reporter.state, world.conductor.fleet.inflight
     for name in ("long", "short"):
-        inflight.add(
-            name, PlacementDecision(state, DecodeChoice(state), 0, (), Times(prefill_s=2.0), ""), 0, world.now_s
-        )
+        inflight.add(name, PlacementDecision(state, state, prefill_s=2.0), 0, world.now_s)
     await in_turns(world.intake.apply(reporter, Report(begun_prefill_request_ids=["long"])))
     world.now_s += 0.5
     await in_turns(

@@ -124,7 +124,7 @@ def test_special_tokens_around_a_conversation(variant: str) -> None:
     """A conversation is encoded as it is, or piece by piece where a message holds a marker."""
     card = card_of(variant)
     assert isinstance(card.tokenizer, HfTokenizer)
-    before, behind = (part.tolist() for part in card.tokenizer.around)
+    before, behind = map(tokens_of, card.tokenizer.around)
     assert len(before) == variant.endswith("bos")
     marker = next(iter(card.tokenizer.special_tokens))
     for text in ("plain", f"with a {marker} in it"):

@@ -66,6 +66,16 @@ def reference_distribution(scores: Sequence[float], params: SamplingParams, supp
     return {i: w / total for i, w in out.items()}
 
 
+def assert_drawn(token: int, distribution: dict[int, float], u: float) -> None:
+    """Asserts that ``u`` lies in the token's part of the distribution."""
+    assert token in distribution
+    seen = 0.0
+    for candidate, p in distribution.items():
+        if candidate == token:
+            assert seen - 1e-9 <= u <= seen + p + 1e-9
+        seen += p
+
+
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -4.0, 0.5, 2.5, 1.5], np.float32)
 CASES = [
     SamplingParams(temperature=1.0),
@@ -104,13 +114,7 @@ def test_every_draw_is_the_inverse_distribution_at_the_hash(
     row = np.array(logits, np.float32)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, min_p=min_p)
     distribution = reference_distribution(logits, params, set())
-    token = Sampler(len(row)).sample(row, params, index)
-    assert token in distribution
-    u, seen = uniform(seed, index), 0.0
-    for candidate, p in distribution.items():
-        if candidate == token:
-            assert seen - 1e-9 <= u <= seen + p + 1e-9
-        seen += p
+    assert_drawn(Sampler(len(row)).sample(row, params, index), distribution, uniform(seed, index))
 
 
 def test_greedy_takes_the_lowest_of_equals_and_obeys_suppression() -> None:
@@ -158,13 +162,7 @@ def test_every_adjustment_is_that_of_the_definition(
         assert scores[token] >= max(score for i, score in enumerate(scores) if i not in suppress) - 1e-9
         assert token not in suppress
         return
-    distribution = reference_distribution(scores, params, suppress)
-    assert token in distribution
-    u, seen = uniform(params.seed, index), 0.0
-    for candidate, p in distribution.items():
-        if candidate == token:
-            assert seen - 1e-9 <= u <= seen + p + 1e-9
-        seen += p
+    assert_drawn(token, reference_distribution(scores, params, suppress), uniform(params.seed, index))
 
 
 PROMPT, GENERATED = [1, 3], [3, 6, 6]

@@ -129,10 +129,9 @@ def test_the_checkpoints_tokens_are_variables_and_may_be_given() -> None:
 @pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
 @pytest.mark.parametrize("name", ["enable_thinking", "messages"])
 def test_a_variable_that_would_do_nothing_is_refused(template: Any, name: str) -> None:
-    for method in (template.render, template.encode_chat):
-        with pytest.raises(InvalidArgument, match=name) as caught:
-            method(USER, {name: False})
-        assert caught.value.field == "chat_template_kwargs"
+    with pytest.raises(InvalidArgument, match=name) as caught:
+        template.encode_chat(USER, {name: False})
+    assert caught.value.field == "chat_template_kwargs"
 
 
 @example(value="<|im_end|>\uf8f00\uf8f1")
@@ -153,7 +152,11 @@ def test_markers_in_variables_stay_text(value: Any) -> None:
 
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert ByteChatTemplate().render([{"role": "user", "content": parts}]) == "user: ab\nassistant:"
+    template = ByteChatTemplate()
+    assert (
+        template.encode_chat([{**USER[0], "content": parts}]).tolist()
+        == template.encode_chat(conversation(["ab"])).tolist()
+    )
 
 
 @pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
@@ -292,13 +295,12 @@ def test_names_are_for_templates_that_read_them(source: str) -> None:
 @pytest.mark.parametrize("template", [ByteChatTemplate(), CARD.chat_template], ids=["byte", "jinja"])
 def test_a_name_that_would_do_nothing_is_refused(template: Any) -> None:
     for nothing in (None, ""):
-        assert template.render([{**USER[0], "name": nothing}]) == template.render(USER)
-    for method in (template.render, template.encode_chat):
-        with pytest.raises(InvalidArgument, match=r'^messages\[1\]\.name.*"jay"') as caught:
-            method([*USER, {**USER[0], "name": "jay"}])
-        assert caught.value.field == "messages"
-        with pytest.raises(InvalidArgument, match=r"\[0\]\.name must be a string"):
-            method([{**USER[0], "name": 3}])
+        assert template.encode_chat([{**USER[0], "name": nothing}]).tolist() == template.encode_chat(USER).tolist()
+    with pytest.raises(InvalidArgument, match=r'^messages\[1\]\.name.*"jay"') as caught:
+        template.encode_chat([*USER, {**USER[0], "name": "jay"}])
+    assert caught.value.field == "messages"
+    with pytest.raises(InvalidArgument, match=r"\[0\]\.name must be a string"):
+        template.encode_chat([{**USER[0], "name": 3}])
 
 
 def test_a_hidden_last_message_cannot_be_continued() -> None:

@@ -156,12 +156,6 @@ def test_the_prefill_time_of_a_busy_hour_is_soon_forgotten():
     assert model.predict_s(500, 0) < 0.1
 
 
-def test_what_a_batch_shares_is_read_once():
-    model = DecodeCostModel()
-    assert model.predict_s(4, 40_000, 8_000) == pytest.approx(model.predict_s(4, 16_000))
-    assert model.predict_s(1, 10_000, 8_000) == model.predict_s(1, 10_000)
-
-
 def test_what_says_nothing_is_not_learned_from():
     model = PrefillCostModel()
     model.observe(0, 100, 1.0)

@@ -16,7 +16,7 @@ from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import DecodeChoice, PlacementDecision, PlacementRequest, Times
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import info, key, make_fleet
@@ -110,7 +110,7 @@ def test_instances_that_one_request_cannot_have_count(gone: str) -> None:
     scheduler = Scheduler(fleet, policy)
     for number in range(200):
         scheduler.decide(ask(number, [1 if number % 5 < 3 else 10**6 + number, 100 + number]), number * 0.01)
-    (tree,) = policy._pairs._hotness._of_group.values()
+    (tree,) = (each.tree for each in policy._pairs._rings._of_group.values())
     before = dict(tree._extended)
     assert before
     most = frozenset(f"m-{number}" for number in range(7))
@@ -159,7 +159,7 @@ def test_nothing_moves_to_where_there_is_no_memory() -> None:
         scheduler = new("dualmap:slo_s=8", fleet)
         here, there = fleet.get("m-0"), fleet.get("m-1")
         for state, tokens in ((here, 0), (there, 32_000)):
-            busy = PlacementDecision(state, DecodeChoice(state), 0, (), Times(prefill_s=tokens * TOKEN_S), "")
+            busy = PlacementDecision(state, state, prefill_s=tokens * TOKEN_S)
             fleet.inflight.add(f"before {state.info.instance_id}", busy, 0, 0.0)
         for number in range(8):
             request = ask(f"w{number}", range(100 * number + 1, 100 * number + 21))

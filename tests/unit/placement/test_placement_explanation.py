@@ -46,7 +46,7 @@ def expected_of(fleet, request, decision, now_s, fetching):
             decode_s = 0.0
         wait_s = state.wait_s(now_s) + decode_s
         ways = [state.prefill_model.predict_s(request.prompt_tokens, soon * BLOCK)]
-        reach = match.extent_for(state, soon, pool.sources)
+        reach = match.extent(soon, pool.asked & ~state.bit)
         if fetching and reach > soon:
             fetch_s = state.transfer_model.predict_s((reach - soon) * LAYOUT.block_bytes)
             ways.append(fetch_s + state.prefill_model.predict_s(request.prompt_tokens, reach * BLOCK))
@@ -191,7 +191,7 @@ def queues():
         member(fleet, name).prefill_model = KnownPrefillCost((0.0, 1e-4, 0.0))
         member(fleet, name).learned()
     for _ in range(7):
-        fleet.loads.enqueue(member(fleet, "a").row, 4_000_000)
+        fleet.loads.count(member(fleet, "a").row, 4_000_000)
     fleet.loads.ends_s[member(fleet, "b").row] = 7.0
     return fleet
 

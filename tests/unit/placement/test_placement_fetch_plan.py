@@ -7,9 +7,7 @@ from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.messages.orders import fetch_spans_from_proto
 from pinyon.messages.placement import fill_placement
-from pinyon.placement.fetch_plan import MANY_READERS, FetchPlanner
-from pinyon.placement.fetch_time import fetch_s
-from pinyon.placement.instances import InstanceLoad
+from pinyon.placement.fetch_plan import FetchPlanner
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
@@ -94,29 +92,3 @@ def test_readers_of_one_block_spread_over_its_holders():
 def test_an_address_without_a_host_is_on_no_host():
     holders = ("d0", DECODE), ("s1", STORE), ("s0", STORE)
     assert sources_of(["p0"], *holders, p0="p0", s0="s0") == sources_of(["p0"], *holders, p0="p0") == ["s1"]
-
-
-def test_many_readers_are_priced_at_once_as_one_by_one():
-    """Some readers are on a holder's host, are holders, or have a source that failed; equal sources may be swapped."""
-    fleet = make_fleet(("d0", DECODE), instances_max=128)
-    readers = [f"p{number:02}" for number in range(2 * MANY_READERS)]
-    for number, name in enumerate(readers):
-        fleet.join(info(name, PREFILL, address=f"h{number}:1"), 0.0)
-    for name, held in (("s0", range(4)), ("s1", range(4, 8)), ("s2", range(8))):
-        fleet.join(info(name, STORE, address=f"h{len(held)}:2"), 0.0)
-        hold(fleet, name, held)
-    hold(fleet, "p09", range(8))
-    hold(fleet, "p10", range(2, 8))
-    fleet.set_load(member(fleet, "p11"), InstanceLoad(failed_sources=frozenset({"h8:2"})), 0.0)
-    for number, name in enumerate(readers):
-        for source in ("s1", "s2"):
-            fleet.learn_transfers(member(fleet, name), [(10**7, 0.01 + 1e-4 * number, member(fleet, source))], 0.0)
-    (pool,) = fleet.pools("m")
-    match = fleet.index.match(keys(*range(8)), 8, fleet.inflight.expected)
-    planner = FetchPlanner(pool, match)
-    for name in readers:
-        if name != "p09":
-            reader = member(fleet, name)
-            plan = FetchPlanner(pool, match).plan(reader, 0, 8)
-            spans = [(each.source, each.block_count * pool.layout.block_bytes) for each in plan]
-            assert planner.estimate_s(reader, 0, 8) == pytest.approx(fetch_s(reader, spans), rel=1e-12), name

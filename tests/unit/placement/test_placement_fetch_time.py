@@ -7,7 +7,7 @@ import pytest
 from pinyon.placement.fetch_time import fetch_s, path_kind
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.load_table import PREFILL_US_MAX, whole_us
-from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
+from pinyon.placement.policy import Fetch, PlacementDecision
 from pinyon.placement.transfer_cost import PathKind, TransferCostModel
 from tests.unit.placement.conftest import DECODE, LAYOUT, PREFILL, STORE, info, make_fleet, member
 
@@ -30,9 +30,7 @@ def fleet():
 
 def on_its_way(fleet, name: str, reader: str, source: str, blocks: int) -> None:
     fetches = (Fetch(member(fleet, source), 0, blocks),)
-    decision = PlacementDecision(
-        member(fleet, reader), DecodeChoice(member(fleet, "d0")), 0, fetches, Times(0.0, 1.0, 1.0), ""
-    )
+    decision = PlacementDecision(member(fleet, reader), member(fleet, "d0"), 0, fetches, transfer_s=1.0, prefill_s=1.0)
     fleet.inflight.add(name, decision, 1, 0.0)
 
 
@@ -218,10 +216,10 @@ def test_a_source_far_faster_than_the_prior_is_soon_known(fleet):
 
 def test_what_is_placed_keeps_no_arrays_and_sums_stay_in_bounds(fleet):
     p0 = member(fleet, "p0")
-    decision = PlacementDecision(p0, DecodeChoice(p0), 0, (), Times(prefill_s=1e13), "")
+    decision = PlacementDecision(p0, p0, prefill_s=1e13)
     for number in range(100):
         fleet.inflight.add(str(number), decision, 1, 0.0)
-    assert all(part.decision is None for part in fleet.inflight._prefills.values())
+    assert all(part.decision is None for part in fleet.inflight._placements.values())
     assert p0.queued_prefill_us == 100 * PREFILL_US_MAX
     for number in range(100):
         fleet.inflight.release(str(number))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.hash_ring import ABSENT_MAX, HashRing, lower_bound
 from pinyon.core.request import Role
+from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.pairs import PoolRings
 from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.policy import PlacementRequest
@@ -162,24 +163,29 @@ def test_a_policy_makes_no_ring_anew(policy, monkeypatch):
 
 
 def test_who_left_for_good_goes_from_a_ring_in_the_end():
-    fleet, rings = make_fleet(("i0", Role.MIXED)), PoolRings(4, (1, 2))
+    fleet, rings = make_fleet(("i0", Role.MIXED)), PoolRings(4, (1, 2), HotnessSettings())
     for number in range(100):
         fleet.join(info(f"i{number + 1}", Role.MIXED), 0.0)
         fleet.leave(f"i{number}")
-        one, two = rings.of(fleet.pools("m")[0])
+        one, two = rings.of(fleet.pools("m")[0]).rings
         assert f"i{number + 1}" in one.members
         assert list(one.members) == list(two.members)
         assert len(one.members) <= 2 + ABSENT_MAX
 
 
 def test_rings_of_so_many_models_are_kept():
-    fleet, rings = make_fleet(), PoolRings(4, (1,), groups_max=2)
+    fleet, rings = make_fleet(), PoolRings(4, (1,), HotnessSettings(), groups_max=2)
     for model in "abc":
         fleet.join(info(model, Role.MIXED, model=model), 0.0)
-    for model in "abcabca":
-        (ring,) = rings.of(fleet.pools(model)[0])
-        assert list(ring.members) == [model]
+    found = []
+    for model in "abacab":
+        found.append(rings.of(fleet.pools(model)[0]))
+        assert list(found[-1].rings[0].members) == [model]
         assert len(rings._of_group) <= 2
+    first, second, *_ = found
+    assert second is not first is found[2] is found[4]
+    assert second is not found[5], "the one that was asked longest ago went"
+    assert second.tree is not first.tree
 
 
 @given(NAMES, st.lists(st.tuples(st.integers(0, 11), st.booleans()), max_size=40))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.placement.hotness_tree import DEPTH_MAX, HotnessSettings, HotnessTree, HotnessTrees
+from pinyon.placement.hotness_tree import DEPTH_MAX, HotnessSettings, HotnessTree
 
 
 def packed(*numbers: int) -> bytes:
@@ -133,14 +133,3 @@ def test_a_prefix_has_at_most_so_many_strides(stride: int) -> None:
     for _ in range(4000):
         found = tree.key_of(keys, 0.0, 8, stride)
     assert int.from_bytes(found, "little") == stride * DEPTH_MAX - 1
-
-
-def test_groups_have_trees_of_their_own_and_there_is_a_limit():
-    trees = HotnessTrees(PUBLISHED, groups_max=2)
-    first = trees.of(("a", "", ""))
-    second = trees.of(("b", "", ""))
-    assert second is not first is trees.of(("a", "", ""))
-    trees.of(("c", "", ""))
-    assert len(trees) == 2
-    assert trees.of(("a", "", "")) is first
-    assert trees.of(("b", "", "")) is not second, "the one that was asked longest ago went"

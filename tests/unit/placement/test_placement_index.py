@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from pinyon.placement.index import COLLECT_SLOTS, BlockIndex, Intake
-from pinyon.placement.prefix_match import Holders, PrefixMatch
+from pinyon.placement.prefix_match import PrefixMatch
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.placement.conftest import keys
 
@@ -23,7 +23,7 @@ def leading(match: PrefixMatch) -> dict[Member, int]:
 
 
 def extent(match: PrefixMatch, first: int, sources: Iterable[Member]) -> int:
-    return match.extent_for(NOBODY, first, Holders(sources))
+    return match.extent(first, sum(member.bit for member in sources))
 
 
 @pytest.fixture
@@ -59,9 +59,8 @@ def test_several_holders_together_reach_further_than_each(index):
     assert extent(match, 2, [B, C]) == 4
     assert extent(match, 1, [A, C]) == 2
     assert extent(match, 4, [A, B, C]) == 4
-    assert match.extent_for(A, 0, Holders([A, B])) == 0, "nobody fetches from itself"
-    spans = match.spans_for(NOBODY, 0, 4, Holders([A, B, C]))
-    assert [(first, end, list(holders)) for first, end, holders in spans] == [(0, 2, [A]), (2, 3, [B]), (3, 4, [C])]
+    spans = match.spans(0, 4, A.bit | B.bit | C.bit, 10)
+    assert spans == [(0, 2, A.bit), (2, 3, B.bit), (3, 4, C.bit)]
 
 
 @pytest.mark.parametrize("spans_max", [None, 64])
@@ -77,15 +76,15 @@ def test_readers_without_blocks_cost_one_look_at_many_pieces(spans_max):
 
     pieces = 1000
     match = PrefixMatch(Counting((block, (A, B)[block % 2].bit) for block in range(pieces)), pieces)
-    sources = Holders([A, B, C])
+    sources = A.bit | B.bit | C.bit
     far = pieces if spans_max is None else spans_max
-    assert match.extent_for(NOBODY, 0, sources, spans_max) == far
+    assert match.extent(0, sources, spans_max) == far
     looks = Counting.looks
     for number in range(4, 100):
-        assert match.extent_for(Member(1 << number), 0, sources, spans_max) == far
+        assert match.extent(0, sources & ~(1 << number), spans_max) == far
     assert Counting.looks == looks
-    assert match.extent_for(A, 1, sources, spans_max) == 2, "one that holds a part is told of what others hold"
-    assert match.extent_for(NOBODY, 0, Holders([B]), spans_max) == 0
+    assert match.extent(1, sources & ~A.bit, spans_max) == 2, "one that holds a part is told of what others hold"
+    assert match.extent(0, B.bit, spans_max) == 0
 
 
 @REPLACES_METHODS

@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.placement.planned_fetches import PAIR_MAX, PlannedFetches
-from pinyon.placement.policy import DecodeChoice, Fetch, PlacementDecision, Times
+from pinyon.placement.policy import Fetch, PlacementDecision
 from tests.unit.placement.conftest import DECODE, LAYOUT, PREFILL, STORE, make_fleet, member
 
 BLOCK = LAYOUT.block_bytes
@@ -23,7 +23,7 @@ def placed(fleet, reader: str, **blocks: int) -> PlacementDecision:
         fetches.append(Fetch(member(fleet, source), first, count))
         first += count
     return PlacementDecision(
-        member(fleet, reader), DecodeChoice(member(fleet, "d0")), 0, tuple(fetches), Times(0.0, 1.0, 1.0), ""
+        member(fleet, reader), member(fleet, "d0"), 0, tuple(fetches), transfer_s=1.0, prefill_s=1.0
     )
 
 

@@ -15,7 +15,7 @@ from pinyon.placement.dualmap import DualMap, DualMapSettings, Hotness, Reading
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.pairs import SECOND
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import Aside, DecodeChoice, PlacementDecision, PlacementRequest, Times, WaitingPrompt
+from pinyon.placement.policy import PlacementDecision, PlacementRequest, WaitingPrompt
 from pinyon.placement.prefix_match import NO_MATCH
 from pinyon.placement.scheduler import Scheduler
 from pinyon_lab.policies.placement import CacheAffinity, CacheAffinitySettings, LabDualMap, LabDualMapSettings, PairRule
@@ -39,7 +39,7 @@ def fleet_of(queues: dict[str, int], held: dict[str, int]):
         state.learned()
         hold(fleet, name, range(held.get(name, 0)))
         if tokens:
-            decision = PlacementDecision(state, DecodeChoice(state), 0, (), Times(prefill_s=tokens * TOKEN_S), "")
+            decision = PlacementDecision(state, state, prefill_s=tokens * TOKEN_S)
             fleet.inflight.add(f"before {name}", decision, 0, 0.0)
     return fleet
 
@@ -388,15 +388,8 @@ def test_moves_are_those_of_a_search_that_counts_anew_each_time(sizes, held, oth
     seconds = [(1 if reuses else 16 * blocks + 1) * TOKEN_S for blocks, _, reuses in sizes]
     for number, ((blocks, shares, _), age_s) in enumerate(zip(sizes, ages_s, strict=False)):
         request = ask(f"w{number}", blocks=blocks, first=0 if shares else 1000 * (number + 1))
-        decision = PlacementDecision(
-            member(fleet, one),
-            DecodeChoice(member(fleet, one)),
-            0,
-            (),
-            Times(prefill_s=seconds[number]),
-            "",
-            Aside(member(fleet, two)),
-        )
+        decision = PlacementDecision(member(fleet, one), member(fleet, one), prefill_s=seconds[number])
+        decision.alternate = member(fleet, two)
         fleet.inflight.add(request.request_id, decision, 0, now_s)
         waiting.append(WaitingPrompt(request, decision, now_s - age_s))
     at = {one: waiting}

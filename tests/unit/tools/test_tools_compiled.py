@@ -35,7 +35,7 @@ from tools.compiled_tree import Lacking, compiler, is_current, lacking, make_tre
 
 ROOT = Path(__file__).resolve().parents[3]
 DECIDES = (
-    *("scheduler", "policy", "kvcache_centric", "prefix_match", "cost_model", "decode_selection"),
+    *("scheduler", "policy", "kvcache_centric", "costs", "prefix_match", "cost_model", "decode_selection"),
     *("transfer_cost", "instances", "admission", "index", "key_table", "holder_sets"),
 )
 ROOMS = ("core/*.py", *(f"placement/{name}.py" for name in DECIDES))

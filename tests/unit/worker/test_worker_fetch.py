@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from pinyon.api.conductor.v1.conductor_pb2 import FetchMeasurement
 from pinyon.core.errors import Cancelled, DeadlineExceeded, PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
-from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead
+from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead, WantedBlocks
 from services.worker.orders.abort import Abort
-from services.worker.orders.ledger import SpanFetched
 from services.worker.orders.limits import WorkerLimits
 
 LAYOUT = KvLayout(1, 1, 8, 16, "float32")
@@ -100,11 +100,15 @@ class World:
         order = PrefillOrder(
             "id", RequestClass(), None, KEYS, SamplingParams(1), 0, spans, False, "", ask_store=ask_store
         )  # type: ignore[arg-type]
-        return await self.fetcher.fetch(order, KEYS, [0, 1, 2, 3], first, abort or Abort(), "")
+        return await self.fetcher.fetch(WantedBlocks(order, KEYS, [0, 1, 2, 3], abort or Abort(), ""), first)
 
 
-async def test_what_nobody_planned_is_fetched_from_the_store() -> None:
-    world = World()
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_what_nobody_planned_is_fetched_from_the_store(world: World) -> None:
     assert (await world.fetch()).blocks == 0
     assert not world.index.asked, "a conductor has decided"
     world.source.lacks["kv-0:1"] = set(KEYS[2:])
@@ -115,8 +119,7 @@ async def test_what_nobody_planned_is_fetched_from_the_store() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("Redis has gone"), ValueError("a defect")], ids=["away", "broken"])
-async def test_a_store_that_cannot_be_asked_costs_no_prompt(error) -> None:
-    world = World()
+async def test_a_store_that_cannot_be_asked_costs_no_prompt(error, world: World) -> None:
     world.index.error = error
     assert (await world.fetch(ask_store=True)).blocks == 0
     assert not world.source.asked
@@ -136,8 +139,7 @@ async def test_a_cancelled_prompt_does_not_wait_for_the_store() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_source_that_failed_is_not_asked_until_its_pause_ends() -> None:
-    world = World()
+async def test_a_source_that_failed_is_not_asked_until_its_pause_ends(world: World) -> None:
     world.source.errors["peer:1"] = Unavailable("gone")
     assert (await world.fetch(PEER)).blocks == 0
     assert (await world.fetch(PEER)).blocks == 0
@@ -150,8 +152,7 @@ async def test_a_source_that_failed_is_not_asked_until_its_pause_ends() -> None:
     assert world.source.reads == [("peer:1", 4), ("store:1", 4), ("peer:1", 1), ("peer:1", 3)]
 
 
-async def test_a_failed_source_is_tried_with_one_block_by_one_prompt() -> None:
-    world = World()
+async def test_a_failed_source_is_tried_with_one_block_by_one_prompt(world: World) -> None:
     world.source.errors["peer:1"] = Unavailable("gone")
     await world.fetch(PEER)
     assert world.fetcher.failed_sources() == ["peer:1"]
@@ -171,8 +172,7 @@ async def test_a_failed_source_is_tried_with_one_block_by_one_prompt() -> None:
     assert [count for address, count in world.source.reads if address == "peer:1"] == [4, 1, 1, 3, 4]
 
 
-async def test_a_source_that_has_nothing_is_not_trusted_for_that() -> None:
-    world = World()
+async def test_a_source_that_has_nothing_is_not_trusted_for_that(world: World) -> None:
     world.source.nothing["peer:1"] = False
     await world.fetch(PEER)
     for world.now_s in (0.6, 0.7, 0.8):
@@ -185,8 +185,7 @@ async def test_a_source_that_has_nothing_is_not_trusted_for_that() -> None:
     assert world.fetcher.failed_sources() == ["peer:1"], "the pause has doubled"
 
 
-async def test_what_did_not_come_says_nothing_about_the_speed() -> None:
-    world = World()
+async def test_what_did_not_come_says_nothing_about_the_speed(world: World) -> None:
     assert (await world.fetch(STORE)).bytes == 4 * LAYOUT.block_bytes
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
     world.source.lacks["a:1"] = set(KEYS[2:])
@@ -195,8 +194,7 @@ async def test_what_did_not_come_says_nothing_about_the_speed() -> None:
     assert (fetched.blocks, fetched.bytes) == (2, 0)
 
 
-async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
-    world = World()
+async def test_spans_that_arrived_whole_are_measured_one_by_one(world: World) -> None:
     block = LAYOUT.block_bytes
 
     def passed() -> None:
@@ -205,22 +203,19 @@ async def test_spans_that_arrived_whole_are_measured_one_by_one() -> None:
     world.source.passed = passed
     world.source.lacks = {"peer:1": set(KEYS[1:3]), "store:1": set(KEYS[3:])}
     fetched = await world.fetch(replace(PEER, end=1), replace(STORE, first=1, end=3), replace(PEER, first=3))
-    assert fetched.measured() == (
-        SpanFetched("peer", block, 1.0),
-        SpanFetched("store", 2 * block, 3.0),
-        SpanFetched("peer", block, 1.0),
-    )
+    peer = FetchMeasurement(source_id="peer", fetched_bytes=block, fetch_us=1_000_000)
+    store = FetchMeasurement(source_id="store", fetched_bytes=2 * block, fetch_us=3_000_000)
+    assert fetched.measured() == [peer, store, peer]
     world.source.errors["store:1"] = Unavailable("gone")
     fetched = await world.fetch(replace(PEER, end=1), replace(STORE, first=1))
-    assert fetched.measured() == (SpanFetched("peer", block, 1.0),)
+    assert fetched.measured() == [peer]
     fetched.spans *= 100
     assert len(fetched.measured()) == MEASURED_SPANS_MAX
 
 
 @pytest.mark.parametrize("border", [0, 1, 2, 3, 4])
-async def test_where_the_next_source_takes_over_need_not_be_known(border) -> None:
+async def test_where_the_next_source_takes_over_need_not_be_known(border, world: World) -> None:
     """The plan knows, from a sample of the keys, that one source has block 1 and another block 3."""
-    world = World()
     first, second = (FetchSpan(name, f"{name}:1", KvSource.STORE, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
     world.source.lacks = {"a:1": set(KEYS[border:]), "b:1": set(KEYS[:border])}
     fetched = await world.fetch(first, second)
@@ -248,16 +243,14 @@ async def test_an_overdue_read_is_ended_and_its_source_left_alone(monkeypatch) -
     assert world.fetcher.failed_sources() == ["peer:1"]
 
 
-async def test_a_busy_source_has_not_failed() -> None:
-    world = World()
+async def test_a_busy_source_has_not_failed(world: World) -> None:
     world.source.errors["peer:1"] = ResourceExhausted("all leases are taken")
     assert (await world.fetch(PEER)).blocks == 0
     world.source.errors.clear()
     assert (await world.fetch(PEER)).peer_blocks == 4
 
 
-async def test_a_silent_source_is_left_alone_and_trusted_only_if_asked() -> None:
-    world = World()
+async def test_a_silent_source_is_left_alone_and_trusted_only_if_asked(world: World) -> None:
     world.source.nothing["peer:1"] = False
     for _ in range(2):
         assert (await world.fetch(PEER)).blocks == 0
@@ -272,8 +265,7 @@ async def test_a_silent_source_is_left_alone_and_trusted_only_if_asked() -> None
     assert len(world.source.asked) == 3, "the second pause is twice as long: nothing was learned in between"
 
 
-async def test_a_source_offered_only_leftover_time_is_not_blamed() -> None:
-    world = World()
+async def test_a_source_offered_only_leftover_time_is_not_blamed(world: World) -> None:
     first, second = (FetchSpan(name, f"{name}:1", KvSource.PEER, *at) for name, at in (("a", (0, 2)), ("b", (2, 4))))
 
     def takes() -> None:
@@ -288,8 +280,7 @@ async def test_a_source_offered_only_leftover_time_is_not_blamed() -> None:
     assert (await world.fetch(first, second)).blocks == 4
 
 
-async def test_a_source_that_freezes_after_a_layer_is_left_alone() -> None:
-    world = World()
+async def test_a_source_that_freezes_after_a_layer_is_left_alone(world: World) -> None:
     reading = asyncio.ensure_future(asyncio.Event().wait())
     layered = SpanRead(PEER, 1.0, 1.0, 0.0)
     layered.reading = reading
@@ -299,8 +290,7 @@ async def test_a_source_that_freezes_after_a_layer_is_left_alone() -> None:
     assert world.source.asked == ["store:1"]
 
 
-async def test_a_late_layer_in_leftover_time_blames_no_source() -> None:
-    world = World()
+async def test_a_late_layer_in_leftover_time_blames_no_source(world: World) -> None:
     reading = asyncio.ensure_future(asyncio.Event().wait())
     layered = SpanRead(PEER, 1.0, 6.0, 0.0)
     layered.reading = reading
@@ -309,8 +299,7 @@ async def test_a_late_layer_in_leftover_time_blames_no_source() -> None:
     assert (await world.fetch(PEER)).peer_blocks == 4
 
 
-async def test_a_success_does_not_clear_a_failure_after_its_start() -> None:
-    world = World()
+async def test_a_success_does_not_clear_a_failure_after_its_start(world: World) -> None:
 
     def fails_meanwhile() -> None:
         world.now_s += 0.1
@@ -338,4 +327,4 @@ async def test_nothing_is_measured_of_a_span_that_came_only_in_part() -> None:
         await fetched.layered.reading  # type: ignore[union-attr]
         await asyncio.sleep(0)
         assert fetched.layered.came  # type: ignore[union-attr]
-        assert [span.bytes for span in fetched.measured()] == [told * LAYOUT.block_bytes] * (told > 0)
+        assert [span.fetched_bytes for span in fetched.measured()] == [told * LAYOUT.block_bytes] * (told > 0)

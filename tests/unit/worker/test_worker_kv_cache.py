@@ -9,6 +9,7 @@ import pytest
 from pinyon.batching import BatchRequest
 from pinyon.core.layout import KvLayout
 from pinyon.transfer import Access, TransferLimitReached
+from services.worker.kv.cache import KvCache
 from tests.unit.worker.caches import FakeDoors, Holder, new_cache
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
@@ -33,6 +34,13 @@ async def cache(now, doors):
     cache.admission.check_integrity()
     assert cache.pool.used == 0
     assert not doors.open
+
+
+def published(cache: KvCache, blocks: int) -> Holder:
+    """Returns a request whose blocks have the first keys."""
+    holder = Holder(cache, [], blocks)
+    cache.publish(holder.table, KEYS[:blocks])
+    return holder
 
 
 async def test_a_reservation_brings_what_is_held_of_the_prefix(cache):
@@ -144,8 +152,7 @@ async def test_what_became_readable_since_replaces_empty_blocks(cache):
 
 
 async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, now):
-    held = Holder(cache, [], 6)
-    cache.publish(held.table, KEYS[:6])
+    held = published(cache, 6)
     lease, found, _ = cache.lease([KEYS[0], KEYS[1], KEYS[7], KEYS[2]], 1.0, allow_gaps=False)
     assert lease > 0
     assert [index for index, _ in found] == [0, 1]
@@ -163,8 +170,7 @@ async def test_a_lease_keeps_blocks_until_its_time_and_then_makes_room(cache, no
 
 
 async def test_a_short_lease_ends_in_time_behind_a_longer_one(cache, now):
-    held = Holder(cache, [], 6)
-    cache.publish(held.table, KEYS[:6])
+    held = published(cache, 6)
     long, *_ = cache.lease(KEYS[:3], 1000.0, allow_gaps=False)
     cache.lease(KEYS[3:6], 0.5, allow_gaps=True)
     held.end()
@@ -184,8 +190,7 @@ async def test_nothing_held_is_no_lease(cache):
 
 
 async def test_a_lease_ends_early(cache):
-    held = Holder(cache, [], 2)
-    cache.publish(held.table, KEYS[:2])
+    held = published(cache, 2)
     lease, _, _ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
     assert cache.end_lease(lease)
     assert not cache.end_lease(lease)
@@ -207,8 +212,7 @@ async def test_a_leases_key_opens_its_blocks_alone_and_until_its_end(cache, door
 
 @pytest.mark.parametrize("by_time", [False, True])
 async def test_blocks_are_not_used_again_while_they_are_being_read(cache, doors, now, by_time):
-    held = Holder(cache, [], 6)
-    cache.publish(held.table, KEYS[:6])
+    held = published(cache, 6)
     lease, *_ = cache.lease(KEYS[:2], 1.0, allow_gaps=False)
     held.end()
     doors.idle.clear()
@@ -228,8 +232,7 @@ async def test_blocks_are_not_used_again_while_they_are_being_read(cache, doors,
 
 
 async def test_a_lease_without_a_key_is_no_lease(cache, doors):
-    held = Holder(cache, [], 2)
-    cache.publish(held.table, KEYS[:2])
+    held = published(cache, 2)
     doors.full = True
     with pytest.raises(TransferLimitReached):
         cache.lease(KEYS[:2], 1.0, allow_gaps=False)
@@ -239,8 +242,7 @@ async def test_a_lease_without_a_key_is_no_lease(cache, doors):
 
 async def test_the_timer_ends_leases_by_itself():
     cache = new_cache(LAYOUT, 2, asyncio.get_running_loop().time)
-    held = Holder(cache, [], 2)
-    cache.publish(held.table, KEYS[:2])
+    held = published(cache, 2)
     cache.lease(KEYS[:2], 0.01, allow_gaps=False)
     held.end()
     waiting = Holder(cache, [], 2)

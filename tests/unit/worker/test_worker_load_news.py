@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.runtime.outgoing import Pace
-from services.worker.decode.load_news import HEARTBEAT_S, LoadNews, ToldLoad
+from services.worker.decode.load_news import HEARTBEAT_S, LoadNews
 from services.worker.decode.outgoing_updates import OutgoingUpdates
 
 INTERVAL_S = 0.1
@@ -15,12 +16,14 @@ INTERVAL_S = 0.1
 
 class Source:
     def __init__(self) -> None:
-        self.load = ToldLoad(running=1)
+        self.load = worker_pb2.Load(running=1)
         self.reads = 0
 
-    def read(self) -> ToldLoad:
+    def read(self) -> worker_pb2.Load:
         self.reads += 1
-        return self.load
+        load = worker_pb2.Load()
+        load.CopyFrom(self.load)
+        return load
 
     def news(self, interval_s: float = INTERVAL_S) -> LoadNews:
         return LoadNews(self.read, interval_s, lambda: None, lambda: 0.0)
@@ -34,8 +37,8 @@ def source() -> Source:
 def test_the_first_load_is_told_at_once_changes_by_the_interval(source: Source) -> None:
     news = source.news()
     assert news.look(5.0)
-    assert news.tell(5.0) == source.load._replace(seq=1)
-    source.load = source.load._replace(pending=1)
+    assert news.tell(5.0) == worker_pb2.Load(running=1, seq=1)
+    source.load.pending = 1
     assert not news.look(5.05)
     assert news.look(5.1)
     assert news.look(5.1001), "due until it is told"
@@ -46,9 +49,9 @@ def test_the_first_load_is_told_at_once_changes_by_the_interval(source: Source) 
 def test_what_goes_back_meanwhile_is_told_as_it_is_then(source: Source) -> None:
     news = source.news()
     news.tell(0.0)
-    source.load = source.load._replace(pending=1)
+    source.load.pending = 1
     assert news.look(0.1)
-    source.load = source.load._replace(pending=0)
+    source.load.pending = 0
     assert news.tell(0.2).pending == 0
     assert not news.look(0.3)
 
@@ -97,7 +100,7 @@ async def test_a_reader_is_woken_for_it_and_updates_take_it_along(source: Source
     async with asyncio.timeout(60):
         message = await anext(updates)
         assert (len(message.updates), message.load.seq) == (0, 1), "nudged"
-        source.load = source.load._replace(pending=3)
+        source.load.pending = 3
         updates.update(7).text = "a"
         message = await anext(updates)
         assert (len(message.updates), message.HasField("load")) == (1, False), "too early"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pinyon.batching import BatchRequest, Fcfs, PromptWork, StepLimits, StepScheduler
+from pinyon.batching import BatchRequest, DecodeSlot, Fcfs, PromptWork, StepLimits, StepScheduler
 from pinyon.batching.fcfs import PATIENCE_S
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import PrefillOrder
@@ -49,7 +49,9 @@ def prefill(number: int, length: int, log: Log, position: int = 0) -> PrefillMem
 
 
 def decode(number: int, log: Log, table: list[int] | None = None) -> DecodeMember:
-    return DecodeMember(number, 7, 5, table or [number], SamplingParams(), 1, log.token, log.error, log.gave_way)
+    table = table or [number]
+    slot = DecodeSlot(7, 5, table, SamplingParams(), 1)
+    return DecodeMember(number, slot, table, log.token, log.error, log.gave_way)
 
 
 def new_members(scheduler: StepScheduler, room: Pool | None = None) -> StepMembers:
@@ -93,15 +95,24 @@ def members(scheduler) -> StepMembers:
     return new_members(scheduler)
 
 
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
 def result(step, token=50):
     """Returns the engine's answer to a step: the last chunks and all decodes sample ``token``."""
     prefills = [token if chunk.sampling is not None else None for chunk in step.chunks]
     return StepOutcome(prefills, [token] * len(step.slots), 1.0)
 
 
+def stepped(members: StepMembers) -> None:
+    step = members.decide(0.0)
+    members.fold(step, result(step))
+
+
 @pytest.mark.parametrize(("prefills", "decodes"), [([], [50, 50]), ([None], [50]), ([None, None], [50, 50]), ([], [])])
-def test_results_of_nobody_knows_whom_fail_all(members, prefills, decodes):
-    log = Log()
+def test_results_of_nobody_knows_whom_fail_all(members, prefills, decodes, log):
     members.add_prefill(prefill(1, 10, log))
     for number in (2, 3):
         members.add_decode(decode(number, log))
@@ -115,8 +126,7 @@ def test_nothing_to_do_is_no_step(members):
     assert members.decide(0.0) is None
 
 
-def test_decodes_come_first_and_chunks_share_the_budgets_rest(members, scheduler):
-    log = Log()
+def test_decodes_come_first_and_chunks_share_the_budgets_rest(members, scheduler, log):
     for number in range(3):
         members.add_decode(decode(number, log))
     members.add_prefill(prefill(1, 40, log))
@@ -139,8 +149,7 @@ def test_a_full_batch_does_not_starve_prompts():
     assert [len(chunk.tokens) for chunk in step.chunks] == [8]
 
 
-def test_a_prompt_goes_chunk_by_chunk_and_samples_with_the_last(members):
-    log = Log()
+def test_a_prompt_goes_chunk_by_chunk_and_samples_with_the_last(members, log):
     members.add_prefill(prefill(1, 40, log, position=3))
     starts = []
     while (step := members.decide(0.0)) is not None:
@@ -169,16 +178,15 @@ def test_a_prompts_time_is_its_steps_despite_decodes_beside_it(members):
     alone, shared = Log(), Log()
     members.add_decode(decode(1, Log()))
     members.add_prefill(prefill(1, 16, alone))
-    members.fold(step := members.decide(0.0), result(step))
+    stepped(members)
     assert alone.seconds == [1.0]
     members.add_prefill(prefill(2, 12, shared))
     members.add_prefill(prefill(3, 4, shared))
-    members.fold(step := members.decide(0.0), result(step))
+    stepped(members)
     assert shared.seconds == [0.75, 0.25]
 
 
-def test_results_of_what_was_removed_during_the_step_are_dropped(members):
-    log = Log()
+def test_results_of_what_was_removed_during_the_step_are_dropped(members, log):
     chunk, slot = prefill(1, 40, log), decode(1, log)
     members.add_prefill(chunk)
     members.add_decode(slot)
@@ -210,15 +218,13 @@ def test_a_failing_callback_costs_the_other_members_nothing(members, scheduler):
     broken.advanced = lambda token: 1 / 0
     members.add_decode(broken)
     members.add_decode(decode(2, good))
-    step = members.decide(0.0)
-    members.fold(step, result(step))
+    stepped(members)
     assert [type(error) for error in bad.errors] == [ZeroDivisionError]
     assert good.tokens == [50]
     assert scheduler.running == 1
 
 
-def test_a_table_grows_before_the_token_that_needs_it(members):
-    log = Log()
+def test_a_table_grows_before_the_token_that_needs_it(members, log):
     work = decode(1, log)
     members.add_decode(work)
     sizes = []
@@ -237,8 +243,7 @@ def test_without_room_the_latest_gives_way_and_the_first_goes_on(scheduler):
     for number, log in ((1, old), (2, young)):
         members.add_decode(decode(number, log))
     for _ in range(4):
-        step = members.decide(0.0)
-        members.fold(step, result(step))
+        stepped(members)
     assert (old.ways, young.ways) == (0, 1)
     assert (len(old.tokens), len(young.tokens)) == (4, 3)
     assert (room.ended, room.settled, members.preemptions) == ([2], 5, 1), "settled once a step, and once more"
@@ -253,8 +258,7 @@ def test_a_failure_in_giving_way_costs_the_others_nothing(scheduler):
     broken.preempted = lambda: 1 / 0
     members.add_decode(broken)
     for _ in range(4):
-        step = members.decide(0.0)
-        members.fold(step, result(step))
+        stepped(members)
     assert [type(error) for error in young.errors] == [ZeroDivisionError]
     assert len(old.tokens) == 4
 

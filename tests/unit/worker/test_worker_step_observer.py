@@ -22,9 +22,8 @@ class Told:
 
     def step(self, positions, at_s):
         self.now_s = at_s
-        slots = [SimpleNamespace(position=position) for position in positions]
-        step = SimpleNamespace(decodes=slots, slots=slots, tokens=len(slots) + 5)
-        self.observer.observe(step, SimpleNamespace(elapsed_s=0.5, decode_s=0.25), len(slots))
+        step = SimpleNamespace(decodes=positions, kv_tokens=sum(positions), tokens=len(positions) + 5)
+        self.observer.observe(step, SimpleNamespace(elapsed_s=0.5, decode_s=0.25), len(positions))
 
     @property
     def told(self):

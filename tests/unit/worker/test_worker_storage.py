@@ -103,6 +103,19 @@ class Parts:
         self.offer(keys)
         await self.store.asked.wait()
 
+    async def offered(self, keys: Sequence[bytes]) -> None:
+        self.offer(keys)
+        await self.idle()
+
+    async def reused(self, keys: Sequence[bytes]) -> None:
+        self.reuse(keys)
+        await self.idle()
+
+    async def let_go(self) -> None:
+        """Opens the store, and waits for the puts."""
+        self.store.open.set()
+        await self.idle()
+
     async def idle(self) -> None:
         async with asyncio.timeout(60):
             while self.storage.pending:  # noqa: ASYNC110
@@ -127,8 +140,7 @@ async def test_a_put_is_for_one_kind_of_request(parts: Parts) -> None:
     storage.start()
     for place, (key, request_class) in enumerate(zip(KEYS, (first, second_turn, later, other_tenant), strict=False)):
         parts.offer([key], request_class, 10 + place)
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     assert parts.store.puts == [[KEYS[0], KEYS[2]], [KEYS[1]], [KEYS[3]]]
     assert parts.store.classes == [RequestClass("chat", 1, tenant="t"), second_turn, other_tenant]
     assert parts.store.places == [[10, 12], [11], [13]]
@@ -138,29 +150,24 @@ async def test_blocks_are_held_until_they_are_stored_and_stored_once(parts: Part
     await parts.writing(KEYS[:2])
     assert parts.cache.pool.used == 2
     parts.offer(KEYS[:2])  # being written: not offered again
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     assert parts.cache.pool.used == 0
-    parts.offer(KEYS[:3])
-    await parts.idle()
+    await parts.offered(KEYS[:3])
     assert (parts.storage.stored, parts.storage.drops.total()) == (3, 0)
 
 
 async def test_what_the_store_has_lost_is_offered_again(parts: Parts) -> None:
     parts.store.open.set()
-    parts.offer(KEYS[:2])
-    await parts.idle()
+    await parts.offered(KEYS[:2])
     parts.store.held.clear()  # evicted at the node, or the node was restarted
-    parts.offer(KEYS[:2])
-    await parts.idle()
+    await parts.offered(KEYS[:2])
     assert parts.store.puts == [KEYS[:2], KEYS[:2]]
     assert parts.storage.stored == 4
 
 
 async def test_reused_blocks_are_offered_again_once_per_lost_node(parts: Parts) -> None:
     parts.store.open.set()
-    parts.offer(KEYS[:2])
-    await parts.idle()
+    await parts.offered(KEYS[:2])
     parts.reuse(KEYS[:3])  # the third block came from elsewhere, so its put is unknown here
     await parts.idle()
     assert parts.store.puts == [KEYS[:2], [KEYS[2]]]
@@ -172,11 +179,9 @@ async def test_reused_blocks_are_offered_again_once_per_lost_node(parts: Parts) 
             while parts.store.losses < lost:
                 parts.reuse(KEYS[:3])
                 await asyncio.sleep(0)
-        parts.reuse(KEYS[:3])
-        await parts.idle()
+        await parts.reused(KEYS[:3])
         for _ in range(3):
-            parts.reuse(KEYS[:3])
-            await parts.idle()
+            await parts.reused(KEYS[:3])
         assert parts.store.puts[1 + lost :] == [KEYS[:3]]
     assert (parts.storage.stored, parts.storage.drops.total()) == (9, 0)
 
@@ -185,16 +190,12 @@ async def test_what_was_dropped_is_offered_again_when_it_is_reused(parts: Parts)
     await parts.writing(KEYS[:2])
     parts.offer(KEYS[2:5])  # room for one
     parts.store.new = PutOutcome.FAILED
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     parts.now += 100.0
     parts.store.new = PutOutcome.STORED
-    parts.reuse(KEYS[:5])
-    await parts.idle()
-    parts.reuse(KEYS[:5])
-    await parts.idle()
-    parts.reuse(KEYS[:5])
-    await parts.idle()
+    await parts.reused(KEYS[:5])
+    await parts.reused(KEYS[:5])
+    await parts.reused(KEYS[:5])
     assert parts.store.held == set(KEYS[:5])
     assert parts.storage.stored == 5
 
@@ -202,8 +203,7 @@ async def test_what_was_dropped_is_offered_again_when_it_is_reused(parts: Parts)
 async def test_new_content_counts_as_never_offered_in_a_reused_block(parts: Parts) -> None:
     parts.store.open.set()
     for _ in range(3):  # room for three at a time
-        parts.reuse(KEYS)
-        await parts.idle()
+        await parts.reused(KEYS)
     assert parts.store.held == set(KEYS)
     newer = [bytes([number]) * 16 for number in range(100, 100 + POOL)]
     one = Holder(parts.cache, [], POOL)
@@ -213,8 +213,7 @@ async def test_new_content_counts_as_never_offered_in_a_reused_block(parts: Part
     assert parts.storage.drops.total() == POOL - 3
     for _ in range(POOL):
         await parts.idle()
-        parts.reuse(newer)
-    await parts.idle()
+        await parts.reused(newer)
     assert parts.store.held == {*KEYS, *newer}
 
 
@@ -225,26 +224,22 @@ async def test_a_look_that_fails_does_not_end_it(parts: Parts, monkeypatch: pyte
 
     monkeypatch.setattr(parts.store, "nodes", broken)
     parts.store.open.set()
-    parts.offer(KEYS[:1])
-    await parts.idle()
+    await parts.offered(KEYS[:1])
     parts.store.asked.clear()
     parts.now += LOOK_S
     parts.reuse(KEYS[:1])
     await parts.store.asked.wait()
-    parts.offer(KEYS[1:2])
-    await parts.idle()
+    await parts.offered(KEYS[1:2])
     assert parts.storage.stored == 2
 
 
 async def test_what_somebody_else_is_putting_does_not_count_as_stored(parts: Parts) -> None:
     parts.store.new = PutOutcome.BEING_PUT
     parts.store.open.set()
-    parts.offer(KEYS[:2])
-    await parts.idle()
+    await parts.offered(KEYS[:2])
     assert (parts.storage.stored, parts.storage.drops.total()) == (0, 0)
     parts.store.new = PutOutcome.STORED  # the other put failed
-    parts.offer(KEYS[:2])
-    await parts.idle()
+    await parts.offered(KEYS[:2])
     assert parts.store.puts == [KEYS[:2], KEYS[:2]], "a store that is busy with a block is not left alone"
     assert parts.storage.stored == 2
 
@@ -254,8 +249,7 @@ async def test_blocks_of_several_prompts_travel_together_in_their_runs(parts: Pa
     parts.storage.offer([KEYS[0]], one)
     parts.storage.offer([KEYS[1]], other)
     parts.storage.offer([KEYS[2]], one)
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     assert parts.store.puts == [KEYS[:3]]
     (runs,) = parts.store.runs
     assert runs[0] is runs[2] is not runs[1]
@@ -267,8 +261,7 @@ async def test_a_long_prompt_is_several_runs(parts: Parts) -> None:
     parts.storage.offer([KEYS[0]], runs)
     skipped = [runs.next() for _ in range(length - 1)]
     parts.storage.offer([KEYS[1]], runs)
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     ((first, second),) = parts.store.runs
     assert {first} == set(skipped)
     assert second is not first
@@ -278,8 +271,7 @@ async def test_too_many_are_dropped_and_counted(parts: Parts) -> None:
     parts.offer(KEYS)
     assert parts.storage.drops == Counter({Drop.QUEUE: 5})
     assert parts.cache.pool.used == 3
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
 
 
 async def test_only_a_share_of_the_pool_waits_for_a_store_that_hangs(parts: Parts) -> None:
@@ -298,8 +290,7 @@ async def test_a_failing_store_is_paused_and_holds_no_block(parts: Parts, error:
     await parts.writing(KEYS[:1])
     parts.offer(KEYS[1:3])
     assert parts.cache.pool.used == 3
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     assert parts.cache.pool.used == 0, "what waited behind the put that failed"
     parts.offer(KEYS[3:5])
     assert parts.cache.pool.used == 0, "what came within the pause"
@@ -315,8 +306,7 @@ async def test_pauses_grow_while_the_store_fails_and_end_afterwards(parts: Parts
         parts.now = step / 10
         parts.store.error = None if 3.0 <= parts.now < 4.0 else Unavailable("down")
         before = len(parts.store.puts)
-        parts.offer(KEYS[:1])
-        await parts.idle()
+        await parts.offered(KEYS[:1])
         if len(parts.store.puts) > before:
             asked_s.append(parts.now)
     working_s = [3.0 + tenth / 10 for tenth in range(10)]
@@ -326,8 +316,7 @@ async def test_pauses_grow_while_the_store_fails_and_end_afterwards(parts: Parts
 async def test_a_store_without_room_is_left_alone_for_a_while(parts: Parts) -> None:
     parts.store.open.set()
     parts.store.new = PutOutcome.NO_SPACE
-    parts.offer(KEYS[:2])
-    await parts.idle()
+    await parts.offered(KEYS[:2])
     parts.offer(KEYS[2:3])
     assert parts.storage.drops == Counter({Drop.SPACE: 2, Drop.STORE: 1})
 
@@ -358,8 +347,7 @@ async def test_requests_take_needed_room_from_the_longest_waiting(parts: Parts) 
     assert not more.waits
     last = Holder(parts.cache, [], 1)
     assert last.waits, "what is being written stays until it is"
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     assert not last.waits
     for each in (reserved, more, last):
         each.end()
@@ -376,8 +364,7 @@ async def test_a_block_used_elsewhere_is_not_dropped_for_its_room(parts: Parts) 
     assert wanted.waits
     using.end()
     assert parts.storage.drops == Counter({Drop.ROOM: 2})
-    parts.store.open.set()
-    await parts.idle()
+    await parts.let_go()
     wanted.end()
 
 

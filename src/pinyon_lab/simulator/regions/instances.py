@@ -8,7 +8,7 @@ from itertools import count
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.request import Role
-from pinyon.placement.policy import DecodeChoice, PlacementDecision, Times
+from pinyon.placement.policy import PlacementDecision
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon.routing.target import Report
@@ -76,7 +76,7 @@ class Instances:
         """Submits a request to a live instance, with tokens generated elsewhere, if any."""
         engine = self._members.engines[name]
         self._received[name, sender] = self._received.get((name, sender), 0) + 1
-        decision = PlacementDecision(engine.state, DecodeChoice(engine.state), 0, (), Times(), LB)
+        decision = PlacementDecision(engine.state, engine.state, policy=LB)
         number, job = next(self._numbers), next(self._numbers)
         tokens = request.tokens + request.generated
         attempt = request.attempt = Attempt(request, number, job, decision, engine.boot, engine.boot, tokens)
