@@ -23,8 +23,7 @@ from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.routing.interface import PushingRule, TargetPolicy
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed, Target
 
 MODULE = "tests.own_policies"
 

@@ -75,7 +75,7 @@ LEFT_OUT = {
     **dict.fromkeys(
         (
             *("core/address.py", "core/near.py", "core/trace_hashes.py", "eviction/day_fits.py", "eviction/fit.py"),
-            *("frontdoor/cors.py", "frontdoor/readiness.py", "frontdoor/upstreams/url.py", "http/proxy_line.py"),
+            *("frontdoor/cors.py", "frontdoor/readiness.py", "frontdoor/upstreams/url.py"),
             *(
                 "messages/explanation.py",
                 "placement/cost_priors.py",

@@ -14,8 +14,8 @@ from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.distances import parse_position
 from pinyon.federation.members import LbInfo, OwnedCluster
-from pinyon.federation.position import parse_position
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.app import HttpApp

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.request import check_geography
 from pinyon.core.served import parse_more_models
-from pinyon.federation.position import parse_position
+from pinyon.federation.distances import parse_position
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.regions.peer import parse_peers
 from pinyon.frontdoor.upstreams.url import parse_upstreams

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 
@@ -11,7 +10,7 @@ import grpc
 import pytest
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.frontdoor.access_log import AccessLog
@@ -20,7 +19,7 @@ from pinyon.frontdoor.regions import links as link_module
 from pinyon.routing.geography import parse_geography
 from pinyon.runtime.outgoing import Outgoing, Pace
 from tests.integration.lb_harness import MODEL, expected_text, running_lb, spin
-from tests.integration.regions_harness import FULL, ROOMY, peer_of, running_regions
+from tests.integration.regions_harness import FULL, ROOMY, PeerCaller, peer_of, running_regions
 
 REPORT = {"x-pinyon-report": "1"}
 
@@ -196,7 +195,7 @@ async def test_clocks_that_differ_do_not_matter():
             submission = regions[there].workers[0].submissions[-1]
             assert 300_000 < submission.timeout_ms <= 600_000
             regions.say(here, ROOMY)
-            await regions.knows(there, here, ROOMY)
+            await regions.knows(there, here, room=True)
         await regions.idle()
 
 
@@ -215,7 +214,7 @@ async def test_load_never_overrides_law(tmp_path):
     ) as regions:
         us, eu = regions["us"], regions["eu"]
         us.lb.regions.know([peer_of("eu", eu)])
-        await regions.knows("us", "eu", ROOMY)
+        await regions.knows("us", "eu", room=True)
         acme, other = ({"authorization": f"Bearer k-{name}"} for name in ("acme", "other"))
         assert (await us.complete(max_tokens=1, headers=acme)).status == 200
         assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 1)
@@ -223,7 +222,7 @@ async def test_load_never_overrides_law(tmp_path):
         assert (await us.complete(max_tokens=1, headers=other | geographies)).status == 200
         assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 2)
         regions.say("eu", FULL)
-        await regions.knows("us", "eu", FULL)
+        await regions.knows("us", "eu", room=False)
         waiting = asyncio.create_task(us.complete(max_tokens=1, headers=acme))
         await spin(lambda: us.gauge("queue_requests") == 1)  # although there is room here
         regions.say("eu", ROOMY)
@@ -256,7 +255,7 @@ async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
     async with running_regions("eu", "us", "uk", geography_file=str(policy), linked=False) as regions:
         eu = regions["eu"]
         eu.lb.regions.know([peer_of(name, regions[name]) for name in ("us", "uk")])
-        await regions.knows("eu", "uk", ROOMY)
+        await regions.knows("eu", "uk", room=True)
         async with grpc.aio.insecure_channel(eu.endpoints["grpc"]) as channel:
             stub = lb_pb2_grpc.LbServiceStub(channel)
             ways = (await stub.WhereTo(lb_pb2.WhereToRequest())).ways
@@ -275,24 +274,7 @@ async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
 # -- strangers
 
 
-class Caller:
-    """A caller that speaks the protocol, and may act as no load balancer of ours does."""
-
-    def __init__(self, bench) -> None:
-        self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
-        self.call = peer_pb2_grpc.PeerServiceStub(self._channel).Session()
-
-    async def __aenter__(self) -> Caller:
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self.call.cancel()
-        await self._channel.close()
-
-    async def hello(self, **fields) -> None:
-        values = {"region": "eu", "lb_id": "x", "version": link_module.PEER_VERSION} | fields
-        await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
-
+class Caller(PeerCaller):
     async def meet(self) -> peer_pb2.SessionResponse:
         """Waits until it is welcome; returns the answer."""
         await self.hello()
@@ -316,12 +298,6 @@ class Caller:
         while not (message := await self.call.read()).updates:
             pass
         return message.updates[0]
-
-    async def status(self) -> grpc.StatusCode:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await self.call.read() is not grpc.aio.EOF:
-                pass
-        return await self.call.code()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pinyon.federation.members import LbState
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import Bench, expected_text, spin
-from tests.integration.regions_harness import FULL, ROOMY, Regions, running_regions
+from tests.integration.regions_harness import FULL, ROOMY, TokenRegions, running_regions
 
 
 @contextlib.asynccontextmanager
@@ -29,9 +29,9 @@ async def federated(place_by="conductor", **settings):
         yield controller, regions
 
 
-async def dies(us: Bench, eu: Bench, regions: Regions) -> ConductorCluster:
+async def dies(us: Bench, eu: Bench, regions: TokenRegions) -> ConductorCluster:
     """Ends the session and the port of one load balancer. The other, whose region is full, then has its cluster."""
-    await regions.knows("eu", "us", ROOMY)
+    await regions.knows("eu", "us", room=True)
     assert not eu.lb.clusters.adopted
     await us.lb.membership.session._link.close()
     await us.lb.grpc.drain(0)

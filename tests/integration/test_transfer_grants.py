@@ -31,7 +31,7 @@ from pinyon.transfer import (
     Transports,
 )
 from pinyon.transfer.links import handshake
-from pinyon.transfer.transports.shm.transport import shm_available
+from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
 from tests.unit.transfer.fake_nixl import fake_nixl

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.prefill_reference import PrefillReference
+from tests.queue_integrity import check_queue
 
 
 def check_idle(engine: SimEngine) -> None:
@@ -29,7 +30,7 @@ def check_cluster(cluster: SimCluster) -> None:
     front, inflight = cluster.front, cluster.fleet.inflight
     assert not front.requests, sorted(front.requests)
     assert (front.queue.in_flight, front.queue.queued) == (0, 0)
-    front.queue.check_integrity()
+    check_queue(front.queue)
     assert (inflight.prefills, inflight.decodes, len(inflight.expected)) == (0, 0, 0)
     assert not cluster.moves.links._flows
     assert not cluster._attempts.movable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from pinyon.routing.two_layers import RoutedRequest
 
 _ANYWHERE = RoutedRequest(Routed(), exclude=frozenset())

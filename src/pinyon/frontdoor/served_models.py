@@ -23,8 +23,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import LongestPrefix
 from pinyon.routing.pushing import PUSHING_RULES, Blind, remote_pushing
-from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Report, Routed, Target
 from pinyon.routing.two_layers import ModelRoom, Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 

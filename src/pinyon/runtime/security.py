@@ -46,9 +46,9 @@ class Security:
         """Returns contexts for the transfer engine, whose peers are workers and store nodes; renewals include them."""
         if self.tls is None:
             return None
-        from pinyon.transfer import TlsContexts, TlsFiles  # imported with TLS only, like cryptography
+        from pinyon.transfer import TlsContexts  # imported with TLS only, like cryptography
 
-        contexts = TlsContexts(TlsFiles(*self.tls.paths, peer_name=BLOCKS_NAME))
+        contexts = TlsContexts(*self.tls.paths, peer_name=BLOCKS_NAME)
         self.on_renewal(contexts.renew)
         return contexts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import ClassVar, Literal
 
@@ -20,7 +20,6 @@ from pinyon.transfer import (
     InvalidTransfer,
     Network,
     Nic,
-    PathStats,
     Topology,
     TransferEngine,
     TransferLimits,
@@ -135,7 +134,7 @@ def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | No
         return (), given
     inventory = discover()
     names = () if wanted == "auto" else tuple(name.strip() for name in wanted.split(","))
-    nics = (*rdma_nics(inventory, names), *tcp_nics(inventory, names=names))
+    nics = (*rdma_nics(inventory, names), *tcp_nics(inventory, names))
     missing = set(names) - {nic.name for nic in nics}
     if missing:
         raise InvalidTransfer(f"no such NIC, or it has no address: {', '.join(sorted(missing))}", field="nics")
@@ -153,32 +152,31 @@ def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | No
 
 # ---------------------------------------------------------------- metrics
 
-_COUNTERS: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
-    "read_bytes": ("Bytes read from peers", lambda stats: stats.read_bytes),
-    "written_bytes": ("Bytes written to peers", lambda stats: stats.written_bytes),
-    "served_read_bytes": (
-        "Bytes that this process sent to peers that read here (tcp; shm and RDMA reads pass it by)",
-        lambda stats: stats.served_read_bytes,
-    ),
+_COUNTERS = {
+    "read_bytes": "Bytes read from peers",
+    "written_bytes": "Bytes written to peers",
+    "served_read_bytes": "Bytes that this process sent to peers that read here (tcp; shm and RDMA reads pass it by)",
     "served_written_bytes": (
-        "Bytes that this process took from peers that wrote here (tcp, shm; RDMA writes pass it by)",
-        lambda stats: stats.served_written_bytes,
+        "Bytes that this process took from peers that wrote here (tcp, shm; RDMA writes pass it by)"
     ),
-    "protocol_errors": ("Links closed because of what came over them", lambda stats: stats.protocol_errors),
-    "auth_failures": ("Links refused because of the cluster secret", lambda stats: stats.auth_failures),
+    "protocol_errors": "Links closed because of what came over them",
+    "auth_failures": "Links refused because of the cluster secret",
 }
-_GAUGES: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
-    "requests_in_flight": ("Requests without a final status", lambda stats: stats.requests_now),
-    "outbound_links": ("Connections and queue pairs open towards peers", lambda stats: stats.outbound_connections_now),
-    "inbound_links": ("Links open from peers", lambda stats: stats.inbound_connections_now),
-    "grants": ("Keys to ranges of memory that peers hold now", lambda stats: stats.grants_now),
-}
-_PATH_LABELS = ("transport", "local_nic", "remote_nic")
-_OF_PATHS: tuple[tuple[str, str, Callable[[PathStats], float]], ...] = (
-    ("bytes", "Bytes moved as initiator", lambda path: path.nbytes),
-    ("retries", "Chains that failed here and went on elsewhere", lambda path: path.retries),
-    ("short", "Chains that were one small request and went the short way, by their caller", lambda path: path.short),
+"""Counters of ``TransferStats`` and what they count."""
+_GAUGES = (
+    ("requests_in_flight", "Requests without a final status", "requests_now"),
+    ("outbound_links", "Connections and queue pairs open towards peers", "outbound_connections_now"),
+    ("inbound_links", "Links open from peers", "inbound_connections_now"),
+    ("grants", "Keys to ranges of memory that peers hold now", "grants_now"),
 )
+"""Gauges, what they show, and their fields of ``TransferStats``."""
+_PATH_LABELS = ("transport", "local_nic", "remote_nic")
+_OF_PATHS = (
+    ("bytes", "Bytes moved as initiator", "nbytes"),
+    ("retries", "Chains that failed here and went on elsewhere", "retries"),
+    ("short", "Chains that were one small request and went the short way, by their caller", "short"),
+)
+"""Counters of a path, what they count, and their fields of ``PathStats``."""
 
 
 class _TransferCollector(Collector):
@@ -189,10 +187,10 @@ class _TransferCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
-        for name, (text, read) in _COUNTERS.items():
-            yield CounterMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
-        for name, (text, read) in _GAUGES.items():
-            yield GaugeMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"pinyon_transfer_{name}", text, value=getattr(stats, name))
+        for name, text, field in _GAUGES:
+            yield GaugeMetricFamily(f"pinyon_transfer_{name}", text, value=getattr(stats, field))
         for name, text, label, counts in (
             ("requests", "Requests by final status", "status", stats.requests),
             ("failures", "Requests that did not complete, by reason", "reason", stats.failures),
@@ -220,10 +218,10 @@ class _TransferCollector(Collector):
 
 
 def _per_path(stats: TransferStats) -> Iterator[Metric]:
-    for name, text, read in _OF_PATHS:
+    for name, text, field in _OF_PATHS:
         counter = CounterMetricFamily(f"pinyon_transfer_path_{name}", text, labels=_PATH_LABELS)
         for one in stats.paths:
-            counter.add_metric(one.path, read(one))
+            counter.add_metric(one.path, getattr(one, field))
         yield counter
     failures = CounterMetricFamily(
         "pinyon_transfer_path_failures", "Chains that failed because of the path", labels=[*_PATH_LABELS, "reason"]

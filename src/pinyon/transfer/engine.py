@@ -249,15 +249,6 @@ class TransferEngine:
             self._built.nixl,
         )
 
-    def drop_peer(self, boot_id: bytes) -> bool:
-        """Cuts off a peer's present links to this process and waits until they have ended; returns whether they have.
-
-        This is the cure for late WRITEs. When a peer's WRITE did not end as COMPLETED, its bytes may still arrive, for
-        instance out of our socket buffer after this process was frozen. Call this after the peer has reported the final
-        status, when its side is closed. If it returns True, none of the bytes can arrive any more and the memory may be
-        reused. The peer may connect again. Blocks for some seconds at most."""
-        return self._acceptor.drop(boot_id)
-
     # --- moving bytes ---
 
     def submit(self, requests: Sequence[TransferRequest], timeout_s: float | None = None) -> TransferHandle:

@@ -11,9 +11,12 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.local import LocalTransport
-from pinyon.transfer.transports.nixl.transport import NixlError, NixlTransport
-from pinyon.transfer.transports.rdma.transport import RdmaTransport, rdma_available
-from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
+from pinyon.transfer.transports.nixl.agent import NixlError
+from pinyon.transfer.transports.nixl.transport import NixlTransport
+from pinyon.transfer.transports.rdma.transport import RdmaTransport
+from pinyon.transfer.transports.rdma.verbs import rdma_available
+from pinyon.transfer.transports.shm.cma import shm_available
+from pinyon.transfer.transports.shm.transport import ShmTransport
 from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.nic import Nic

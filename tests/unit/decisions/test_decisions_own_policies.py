@@ -21,7 +21,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from tests.own_policies import MODULE
 from tests.unit.placement.conftest import make_fleet
 

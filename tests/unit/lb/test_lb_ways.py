@@ -19,8 +19,7 @@ from pinyon.frontdoor.request_loop import SHARE, LoopLimits, RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
 from pinyon.routing.queue import RequestQueue
-from pinyon.routing.target import Report
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Report, Routed
 from pinyon.routing.two_layers import RoutingChoice
 from pinyon.runtime.telemetry import Telemetry
 

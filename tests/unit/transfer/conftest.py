@@ -28,8 +28,9 @@ from pinyon.transfer import (
     TransferRequest,
     Transports,
 )
+from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.transports.shm.transport import shm_available
+from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import forked, until_stopped
 from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device
@@ -213,6 +214,13 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
         tick.wait(0.005)
+
+
+def cut_links(acceptor: Acceptor) -> None:
+    """Ends all links of peers, as a process does that has no room for them."""
+    for link in list(acceptor._inbound):
+        link.abort()
+    eventually(lambda: not acceptor.links, "the links have ended")
 
 
 def users(table: MemoryTable, region: Region) -> int:

@@ -48,7 +48,8 @@ from pinyon.transfer.transports.nixl import transport as nixl_transport
 from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import NixlAgent
 from pinyon.transfer.transports.nixl.transport import NixlEndpoint
-from pinyon.transfer.transports.nixl.wire import NixlCode, NixlOp, NixlPlace, Page, Seal
+from pinyon.transfer.transports.nixl.wire import NixlCode, NixlOp, NixlPlace, Page
+from pinyon.transfer.transports.shm.wire import Seal
 from pinyon.transfer.types.options import NIXL_MODES
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.spans import Spans

@@ -20,8 +20,7 @@ from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.layer import Layer
 from pinyon.routing.pair import PairCandidate, choose_pair, serving_groups
 from pinyon.routing.roster import Roster
-from pinyon.routing.target import UNKNOWN, Report, Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import UNKNOWN, Report, Routed, Target
 from pinyon.runtime.logging import get_logger
 
 TENANTS_MAX = 4096

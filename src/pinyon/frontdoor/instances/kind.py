@@ -27,7 +27,7 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.routing.layer import Layer
 from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from pinyon.routing.two_layers import RoutedRequest, RoutingChoice, Where
 from pinyon.runtime.logging import get_logger
 

@@ -21,7 +21,7 @@ from pinyon.frontdoor.upstreams.passing import stream_error
 from pinyon.frontdoor.upstreams.reading import read_asked
 from pinyon.http.answer import HttpError, Reply
 from pinyon.openai.large import is_large
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from pinyon.runtime.deadlines import TimeLimit
 
 SHOWN_CHARS: Final = 200

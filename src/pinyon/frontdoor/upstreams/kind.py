@@ -160,8 +160,5 @@ class UpstreamKind:
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:
     """Returns the pause that a server asks for; 0 if it names none, or not in seconds."""
-    for name, value in fields:
-        if name == b"retry-after":
-            digits = value.strip()
-            return float(digits) if digits.isdigit() and len(digits) < 9 else 0.0
-    return 0.0
+    digits = next((value for name, value in fields if name == b"retry-after"), b"").strip()
+    return float(digits) if digits.isdigit() and len(digits) < 9 else 0.0

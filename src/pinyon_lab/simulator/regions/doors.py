@@ -11,8 +11,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.queue import RequestQueue
-from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policy import Routed, least_full
+from pinyon.routing.target import Report, Routed, Target, least_full
 from pinyon.routing.two_layers import RoutedRequest, TwoLayers, Where
 from pinyon_lab.simulator.regions.calls import ClientCall, Hop
 from pinyon_lab.simulator.regions.instances import Instances

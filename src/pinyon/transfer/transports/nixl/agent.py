@@ -115,10 +115,18 @@ class _Stray:
 
 
 @dataclass(slots=True, eq=False)
-class _Attempts:
-    """The attempts with one process."""
+class _Peer:
+    """One process that was tried. NIXL is connected to it while there is metadata of it."""
 
+    metadata: bytes = b""
+    endpoints: int = 0
+    """The endpoints that use this peer."""
+    regions: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """The metadata of each region by first address and end."""
+    spoiled: bool = False
+    """True if NIXL is to forget the peer once no endpoint uses it, because what it knows of it is of no use."""
     connections: int = 0
+    """The connections that were made."""
     failed_proofs: int = 0
     """The proofs that failed in a row; a proof shows that the process is read without taking part."""
 
@@ -130,16 +138,10 @@ class _Attempts:
             return f"{self.connections} connections to it were made already, which UCX does not give back"
         return None
 
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    metadata: bytes
-    endpoints: int = 0
-    """The endpoints that use this peer."""
-    regions: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """The metadata of each region by first address and end."""
-    spoiled: bool = False
-    """True if the peer is to be forgotten once no endpoint uses it, because NIXL's knowledge of it is of no use."""
+    @property
+    def idle(self) -> bool:
+        """True if NIXL is connected to the peer and no endpoint uses it."""
+        return bool(self.metadata) and not self.endpoints
 
 
 class NixlAgent:
@@ -173,11 +175,8 @@ class NixlAgent:
 
         The peer of a proof holds it, and so knows that nothing drives them."""
         self._lock = threading.Lock()
-        self._peers: dict[str, _Peer] = {}
-        """The agents that NIXL knows, and what it knows of them, by name."""
-        self._idle: OrderedDict[str, None] = OrderedDict()
-        """The peers that no endpoint uses; the one that was left last comes last."""
-        self._attempts: OrderedDict[str, _Attempts] = OrderedDict()
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        """The peers by the names of their agents; the one that was tried or left last comes last."""
         self._free: list[Buffer] = []
         self._strays: list[_Stray] = []
 
@@ -229,45 +228,40 @@ class NixlAgent:
             raise NixlError(f"{len(self._strays)} transfers by NIXL do not end")
         if sum(stray.name == name for stray in self._strays) >= _MOST_STRAYS_OF_ONE:
             raise NixlError("earlier transfers from this peer do not end")
-        peer = self._peers.get(name)
-        connected = peer is not None and not (peer.spoiled and not peer.endpoints)
-        if (reason := self._refusal(name, connected=connected)) is not None:
+        peer = self._peers.get(name, _Peer())
+        connected = bool(peer.metadata) and not (peer.spoiled and peer.idle)
+        if (reason := peer.refusal(connected=connected)) is not None:
             raise NixlError(f"not any more with the process {name}: {reason}")
 
-    def _refusal(self, name: str, *, connected: bool) -> str | None:
-        """Returns what ``_Attempts.refusal`` says; unlike ``_attempts_with``, adds no entry. Needs the lock."""
-        attempts = self._attempts.get(name)
-        return None if attempts is None else attempts.refusal(connected=connected)
-
-    def _attempts_with(self, name: str) -> _Attempts:
-        """Returns the attempts with this peer, for one more to be counted. Needs the lock."""
-        attempts = self._attempts.setdefault(name, _Attempts())
-        self._attempts.move_to_end(name)
-        if len(self._attempts) > _MOST_REMEMBERED:
-            self._attempts.popitem(last=False)
-        return attempts
+    def _tried(self, name: str) -> _Peer:
+        """Returns this peer, with which one more attempt is to be counted. Needs the lock."""
+        peer = self._peers.setdefault(name, _Peer())
+        self._peers.move_to_end(name)
+        if len(self._peers) > _MOST_REMEMBERED:
+            left = (each for each, other in self._peers.items() if not other.metadata and other is not peer)
+            self._peers.pop(next(left, ""), None)
+        return peer
 
     def meet(self, name: str, metadata: bytes) -> bool:
         """Notes that an endpoint uses this peer from now on, until :meth:`leave`.
 
         Returns whether that is by a connection that was kept while nobody used it. Raises NixlError."""
         with self._lock:
-            peer = self._peers.get(name)
-            kept = peer is not None and not peer.endpoints
-            if peer is not None and kept and (peer.spoiled or peer.metadata != metadata):
+            peer = self._tried(name)
+            kept = peer.idle
+            if kept and (peer.spoiled or peer.metadata != metadata):
                 self._forget(name)
-                peer, kept = None, False
+                kept = False
             self._check(name)
-            if peer is None:
-                self._attempts_with(name).connections += 1
-                peer = self._peers[name] = _Peer(metadata)
+            if not peer.metadata:
+                peer.connections += 1
+                peer.metadata = metadata
                 try:
                     self._load(name, metadata)
                 except NixlError:
                     self._forget(name)  # NIXL may have taken in a part of the metadata
                     raise
             peer.endpoints += 1
-            self._idle.pop(name, None)
             return kept
 
     def learn(self, name: str, place: NixlPlace, most: int) -> bool:
@@ -298,7 +292,7 @@ class NixlAgent:
         """Marks the peer to be forgotten when its only endpoint is closed. Returns False if that cannot be."""
         with self._lock:
             peer = self._peers.get(name)
-            if peer is None or peer.endpoints != 1 or self._refusal(name, connected=False) is not None:
+            if peer is None or peer.endpoints != 1 or peer.refusal(connected=False) is not None:
                 return False
             peer.spoiled = True
             return True
@@ -312,9 +306,9 @@ class NixlAgent:
     def proved(self, name: str, *, well: bool) -> None:
         """Counts a proof that this peer, which was met, is read without taking part, and whether it went ``well``."""
         with self._lock:
-            attempts = self._attempts_with(name)
-            attempts.failed_proofs = 0 if well else attempts.failed_proofs + 1
-            if (reason := attempts.refusal(connected=True)) is not None:
+            peer = self._tried(name)
+            peer.failed_proofs = 0 if well else peer.failed_proofs + 1
+            if (reason := peer.refusal(connected=True)) is not None:
                 _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
 
     def leave(self, name: str) -> None:
@@ -328,17 +322,19 @@ class NixlAgent:
                 return
             if peer.spoiled:
                 self._forget(name)
-                if (reason := self._refusal(name, connected=False)) is not None:
+                if (reason := peer.refusal(connected=False)) is not None:
                     _log.warning("NIXL is not used any more with the process %s: %s", name, reason)
                 return
-            self._idle[name] = None
-            if len(self._idle) > _MOST_IDLE:
-                self._forget(next(iter(self._idle)))
+            self._peers.move_to_end(name)
+            idle = [each for each, peer in self._peers.items() if peer.idle]
+            if len(idle) > _MOST_IDLE:
+                self._forget(idle[0])
 
     def _forget(self, name: str) -> None:
         """Makes NIXL forget the peer. Needs the lock."""
-        self._peers.pop(name, None)
-        self._idle.pop(name, None)
+        peer = self._peers[name]
+        peer.metadata, peer.spoiled = b"", False
+        peer.regions.clear()
         with contextlib.suppress(Exception):  # NIXL may not know the peer
             self._raw.invalidateRemoteMD(name)
 
@@ -439,7 +435,7 @@ class NixlAgent:
     def close(self) -> None:
         """Ends the agent's connections and its thread; every later call raises :class:`NixlError` or does nothing."""
         with self._lock:  # strays stay, because another thread may be in a call
-            for name in list(self._idle):
+            for name in [name for name, peer in self._peers.items() if peer.idle]:
                 self._forget(name)
             self._peers.clear()
             self._agent = self._raw = None

@@ -17,6 +17,7 @@ from pinyon.transfer.transports.nixl.agent import NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.wire import PROOF_S, NixlCode, NixlHeader, NixlOp, NixlPlace, Page
 from pinyon.transfer.transports.shm.seal import Seals
+from pinyon.transfer.transports.shm.wire import MAX_SPANS
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.request import Reason
 
@@ -46,9 +47,7 @@ class NixlServer:
     def __init__(self, context: EngineContext, agent: NixlAgent) -> None:
         """Registers the page of seals. Raises NixlError."""
         self._context = context
-        self._limits = context.limits
         self._agent = agent
-        self._clock = context.clock
         page = agent.new_buffer(_PAGE_BYTES)
         self._seals = Seals(page.view)
         self._page = Page(page.address, _PAGE_BYTES, self._seals.own.value)
@@ -70,16 +69,16 @@ class NixlServer:
                 continue
             if header.op is not NixlOp.RESOLVE:
                 raise WireError(f"{header.op.name} on a link that is paired")
-            deadline = self._clock() + self._limits.stall_s
+            deadline = self._context.clock() + self._context.limits.stall_s
             keys = wire.parse_keys(inbound.stream.receive_bytes(wire.request_bytes(header), deadline))
-            places = tell(self._context, inbound, keys, wire.MAX_SPANS, self._place, NixlPlace)
+            places = tell(self._context, inbound, keys, MAX_SPANS, self._place, NixlPlace)
             inbound.stream.send([wire.pack_answer(NixlOp.RESOLVE, NixlCode.OK, wire.pack_places(places))], deadline)
 
     # --- set-up ---
 
     def _pair(self, inbound: InboundLink, head: memoryview) -> bool:
         """Sets the connection up. Returns False if it comes to nothing, which the peer knows."""
-        deadline = self._clock() + self._limits.connect_s
+        deadline = self._context.clock() + self._context.limits.connect_s
         stream = inbound.stream
         version = inbound.stream.receive_bytes(self._expect(inbound, head, NixlOp.PAIR, deadline).size, deadline)
         if version != self._agent.version.encode():
@@ -94,7 +93,7 @@ class NixlServer:
         while True:
             while not heard.poll(_HELP_MS):
                 self._agent.help()
-                if self._clock() >= deadline:
+                if self._context.clock() >= deadline:
                     return False
             self._expect(inbound, head, NixlOp.READY, deadline)
             if self._stand_still(inbound, head, deadline):
@@ -109,7 +108,7 @@ class NixlServer:
         try:
             with agent.turn:
                 inbound.stream.send([wire.pack_answer(NixlOp.READY, NixlCode.OK)], deadline)
-                self._expect(inbound, head, NixlOp.PROVED, min(deadline, self._clock() + 2 * PROOF_S))
+                self._expect(inbound, head, NixlOp.PROVED, min(deadline, self._context.clock() + 2 * PROOF_S))
         finally:
             agent.pairing.release()
         return True

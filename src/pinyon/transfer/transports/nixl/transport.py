@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import DONE, GONE, LOST, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
 from pinyon.transfer.links.endpoint import TryAgain
@@ -30,12 +30,11 @@ from pinyon.transfer.transports.nixl import wire
 from pinyon.transfer.transports.nixl.agent import BUFFER_BYTES, Buffer, NixlAgent, NixlError
 from pinyon.transfer.transports.nixl.process_state import closed_on_exec
 from pinyon.transfer.transports.nixl.server import NixlServer
-from pinyon.transfer.transports.nixl.wire import PROOF_S, SEAL_BYTES, NixlCode, NixlOp, NixlPlace, Page
+from pinyon.transfer.transports.nixl.wire import PROOF_S, NixlCode, NixlOp, NixlPlace, Page
+from pinyon.transfer.transports.shm.wire import MAX_SPANS, SEAL_BYTES
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
-
-__all__ = ["NixlError", "NixlTransport"]
 
 _log = logging.getLogger(__name__)
 _MOST_TOLD = 64
@@ -62,8 +61,8 @@ class NixlEndpoint(ControlEndpoint[NixlPlace]):
 
     def __init__(self, context: EngineContext, link: Link, agent: NixlAgent, peer: str) -> None:
         """Takes the name of the peer's agent; ``pair`` must be called next. Raises NixlError."""
-        most = context.limits.max_regions, wire.MAX_SPANS, wire.MAX_KEYS
-        super().__init__(context, link, wire.pack_request(NixlOp.TOUCH), KnownKeys(*most, self._release_looks))
+        most = context.limits.max_regions, MAX_SPANS, wire.MAX_KEYS
+        super().__init__(context, link, wire.pack_request(NixlOp.TOUCH), KnownKeys(*most))
         self._agent = agent
         self._peer = peer
         self._table = context.memory
@@ -230,6 +229,10 @@ class NixlEndpoint(ControlEndpoint[NixlPlace]):
     # --- what is where ---
 
     def _resolve(self, keys: list[bytes], deadline: float) -> Iterator[NixlPlace]:
+        if not self._places:  # they were forgotten
+            for request in self._looks.values():
+                self._agent.release(request)
+            self._looks.clear()
         body = self._ask(NixlOp.RESOLVE, b"".join(keys), deadline)
         for key, place in zip(keys, wire.parse_places(body, len(keys), self._page, self._peer), strict=True):
             if place.code:
@@ -244,11 +247,6 @@ class NixlEndpoint(ControlEndpoint[NixlPlace]):
                 raise TryAgain("the peer has other regions than it had")
             else:
                 yield NixlPlace(Reason.OTHER_TRANSPORT)
-
-    def _release_looks(self) -> None:
-        for request in self._looks.values():
-            self._agent.release(request)
-        self._looks.clear()
 
     # --- READs ---
 
@@ -351,8 +349,6 @@ def _store(region: Region, offset: int, buffer: Buffer, start: int, nbytes: int)
 class NixlTransport(Endpoints[NixlEndpoint]):
     """The initiator's side of nixl; ``service`` is the serving side."""
 
-    name = "nixl"
-
     def __init__(self, context: EngineContext, *, loopback: bool) -> None:
         """Makes the agent, which takes up to seconds the first time in a process. Raises NixlError.
 
@@ -383,6 +379,13 @@ class NixlTransport(Endpoints[NixlEndpoint]):
                 self._tell(remote, error)
             raise
         return endpoint
+
+    def lease(self, chain: Chain, path: Path, replaces: int = 0) -> NixlEndpoint | ChainOutcome:
+        """Leases as others do, but waits while a small request uses the connection to the peer: there is only one."""
+        key = chain.remote.peer, path
+        while not chain.done and key in self._open and not self._free.get(key):
+            time.sleep(_SLEEP_S)
+        return GONE if chain.done else super().lease(chain, path, replaces)
 
     def _tell(self, remote: SegmentDescriptor, error: NixlError) -> None:
         """Logs each reason once, up to a bound, because peers could fill a log otherwise."""

@@ -38,19 +38,6 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
 from pinyon.transfer.types.spans import Spans
 
-__all__ = [
-    "HEADER_BYTES",
-    "MAX_KEYS",
-    "MAX_SPANS",
-    "SEAL_BYTES",
-    "NixlCode",
-    "NixlHeader",
-    "NixlOp",
-    "NixlPlace",
-    "Page",
-    "Seal",
-]
-
 MAGIC = 0x504E
 REPLY_BIT = 0x80
 MAX_VERSION_BYTES = 64
