@@ -38,8 +38,8 @@ COMPILED = (
     *(
         f"frontdoor/instances/{name}.py"
         for name in (
-            *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("kind", "metrics", "prompts", "request", "routes", "tokenize"),
+            *("clusters", "completions", "conductor_session", "instances"),
+            *("kind", "metrics", "prompts", "request", "routes"),
             "worker_sessions",
         )
     ),
@@ -69,7 +69,6 @@ LEFT_OUT = {
     "frontdoor/auth.py": "read once",
     "frontdoor/controller_session.py": "a message a second",
     "frontdoor/gzip.py": "an asynchronous generator, of which mypyc knows nothing",
-    "frontdoor/https.py": "run once",
     "frontdoor/upstreams/serving.py": "derives from regions/inbound.py, which has an asynchronous generator",
     "frontdoor/off_loop.py": "for large bodies only",
     **dict.fromkeys(

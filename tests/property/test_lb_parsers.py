@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted, Unauthenticated
 from pinyon.core.request import NO_LIMIT, SamplingParams
+from pinyon.frontdoor.admission import RateLimited
 from pinyon.frontdoor.auth import Client, load_api_keys
 from pinyon.frontdoor.failures import Broke, NoRoom, Refused
 from pinyon.frontdoor.head import Head, classify, read_head
 from pinyon.frontdoor.instances.prompts import KeyChains
-from pinyon.frontdoor.rate_limits import RateLimited
 from pinyon.http.answer import HttpError
 from pinyon.openai.format import ChatFormat, CompletionFormat, error_body
 from pinyon.openai.large import is_large
@@ -298,7 +298,7 @@ def test_every_error_of_the_tree_becomes_an_object():
         Broke: lambda text: Broke(text, begun=False),
         NoRoom: lambda text: NoRoom(text, lasting=False),
         Refused: lambda text: Refused(text, 503, b"", b"", b""),
-        RateLimited: lambda text: RateLimited(ResourceExhausted(text), (None, None)),
+        RateLimited: lambda text: RateLimited(ResourceExhausted(text), b""),
     }
     for cls in tree(PinyonError):
         error = make.get(cls, cls)("m")

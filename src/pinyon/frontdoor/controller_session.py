@@ -72,8 +72,6 @@ class ControllerSession:
         self._period_s = period_s
         self._link = Redialer("controller", address, METHOD, self._converse, connect=connect, log=_log)
         self._info: LbInfo | None = None
-        self._changed = False
-        """True while the load balancer's own description has not been reported."""
         self._wake = asyncio.Event()
         self._stream: Dialed[Request, Response] | None = None
         self._told_ms: dict[str, float] = {}
@@ -93,12 +91,6 @@ class ControllerSession:
         self._info = info
         if self._address:
             self._link.start()
-
-    def register(self, info: LbInfo) -> None:
-        """Reports a changed description of the load balancer: other clusters, another address. Its ids stay."""
-        self._info = info
-        self._changed = True
-        self._wake.set()
 
     def wake(self) -> None:
         """Reports a change soon."""
@@ -150,8 +142,9 @@ class ControllerSession:
 
     async def _reports(self) -> AsyncGenerator[Request, None]:
         """Yields all reports of one stream, the farewell last."""
-        self._changed = True
         first = self._report()
+        if self._info is not None:
+            first.registration.CopyFrom(lb_info_to_proto(self._info))
         if self.federation is not None:
             first.known.CopyFrom(federation_to_proto(self.federation))
         yield first
@@ -177,8 +170,4 @@ class ControllerSession:
             if lb_id not in told_ms or abs(now_ms - told_ms[lb_id]) > LATENCY_CHANGE * told_ms[lb_id]
         }
         self._told_ms = told_ms | news
-        report = Request(load=lb_load_to_proto(self._load()), latencies_ms=news, draining=self._draining())
-        if self._changed and self._info is not None:
-            self._changed = False
-            report.registration.CopyFrom(lb_info_to_proto(self._info))
-        return report
+        return Request(load=lb_load_to_proto(self._load()), latencies_ms=news, draining=self._draining())

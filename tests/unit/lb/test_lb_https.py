@@ -9,9 +9,9 @@ import ssl
 import pytest
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.frontdoor.https import Https
 from pinyon.http.peers import PeerPlaces
 from pinyon.http.server import HttpServer
+from services.lb.balancer import Https
 from tests.tls_files import TestAuthority
 from tests.unit.lb.test_lb_http_connection import World
 

@@ -52,7 +52,7 @@ class ConductorSession:
         in_flight: Callable[[], int],
         connect: OpenSession = open_session,
     ) -> None:
-        self._address = address
+        self.address = address
         self._lb_id = lb_id
         self._on_instances = on_instances
         self._answer_timeout_s = answer_timeout_s
@@ -79,7 +79,7 @@ class ConductorSession:
         return len(self._pending)
 
     def start(self) -> None:
-        if self._address:
+        if self.address:
             self._link.start()
 
     async def close(self) -> None:
@@ -119,7 +119,7 @@ class ConductorSession:
                 del self._pending[request_id]
         if response is None:
             if heard == self._heard and not stream.ending:
-                _log.info("the conductor at %s is silent", self._address)
+                _log.info("the conductor at %s is silent", self.address)
                 stream.end(Unavailable("it is silent"))  # so that not every request waits this long
             raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s")
         if response.HasField("error"):
