@@ -11,6 +11,7 @@ import pytest
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.frontdoor.answer import HIGH_BYTES
+from pinyon.routing.server_load import SERVER_KINDS, ServerKind
 from tests.integration.lb_harness import WAIT_S, Connection, spin
 from tests.integration.upstream_parts import (
     DONE,
@@ -493,6 +494,18 @@ async def test_room_at_a_server_is_shared_with_other_load_balancers() -> None:
         assert [server.room_for for server in known] == [20, 5]
     async with running_upstreams(silent, upstream_sharers=3) as bench:
         assert bench.lb.fleet.servers[silent.url].room_for == 11  # of the 32 that are assumed
+
+
+@pytest.mark.parametrize("kind", [each for each in SERVER_KINDS if each.paths], ids=lambda kind: kind.name)
+async def test_a_capacity_is_found_at_any_path_that_tells_it(kind: ServerKind) -> None:
+    server = FakeServer()
+    server.kind, told = kind, 48  # its JSON, from the inside
+    for step in reversed(kind.members[-1]):
+        told = [told] if step == 0 else {step: told}
+    server.told = {path.decode(): b'{"other": 1}' for path in kind.paths[:-1]}
+    server.told[kind.paths[-1].decode()] = json.dumps(told).encode()
+    async with running_upstreams(server) as bench:
+        await bench.until(lambda: bench.lb.fleet.servers[server.url].told_capacity == 48)
 
 
 async def test_routing_and_pushing_change_while_it_runs() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pinyon.core.clock import Clock
+from pinyon.routing.server_load import SERVER_KINDS
 from pinyon.routing.target import Target
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
@@ -161,6 +162,10 @@ class FakeServer:
 
     def __init__(self, models: tuple[str, ...] = (MODEL,), metrics: bool = True, answer: Behaviour = generate) -> None:
         self.models = models
+        self.kind = SERVER_KINDS[0]
+        """The kind of server whose gauges it shows."""
+        self.told: dict[str, bytes] = {}
+        """Bodies of its answers at further paths."""
         self.metrics = metrics
         self.answer = answer
         self.waiting = 0
@@ -277,10 +282,10 @@ class FakeServer:
             finally:
                 self.asking -= 1
             running = self.open if self.running is None else self.running
-            page = f'vllm:num_requests_running{{a="b"}} {running}\nvllm:num_requests_waiting {self.waiting}\n'
-            await wire.whole(page.encode(), kind="text/plain")
+            page = b'%b{a="b"} %d\n%b %d\n' % (self.kind.running, running, self.kind.pending, self.waiting)
+            await wire.whole(page, kind="text/plain")
         else:
-            await wire.whole(b"{}", 404)
+            await wire.whole(self.told.get(path, b"{}"), 200 if path in self.told else 404)
 
 
 async def _read(reader: asyncio.StreamReader) -> Asked | None:

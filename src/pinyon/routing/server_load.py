@@ -27,8 +27,9 @@ _SHRINK: Final = 0.75
 class ServerKind:
     """A kind of server, with the names of its gauges ``pending`` and ``running``.
 
-    ``paths`` are those at which it may say how many requests its batch holds, ``members`` where in that JSON. Its
-    ``health`` is asked for at ``/health``, unless another path is named.
+    It may say how many requests its batch holds: at one of ``paths``, in that JSON as one of ``members``, each the
+    steps to a number. Both are tried in turn until one tells it. Its ``health`` is asked for at ``/health``, unless
+    another path is named.
     """
 
     name: str

@@ -251,8 +251,8 @@ def _can_be_shown(description: Mapping[str, Any]) -> bool:
 async def discover_capacity(server: Server, kind: ServerKind) -> int:
     """Returns the requests in a server's batch; 0 if unknown, as for vLLM. Raises :class:`Unavailable`."""
     for path in kind.paths:
-        if told := await _told(server, path):
-            return kind.capacity(told)
+        if capacity := kind.capacity(await _told(server, path)):
+            return capacity
     return 0
 
 
