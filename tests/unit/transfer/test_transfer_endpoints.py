@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
 from pinyon.transfer.chains.chain import (
@@ -218,6 +220,42 @@ def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> No
     assert transport.run(transport.chain(), Path("fake", "d", "x")) == DONE
     assert [endpoint.closed for endpoint in transport.made] == [[], [], [False], []]
     assert in_use is transport.made[1]
+
+
+class Sieve:
+    """Algorithm 1 of "SIEVE is Simpler than LRU" (NSDI '24), line by line: a list from the tail to the head."""
+
+    def __init__(self) -> None:
+        self.objects: list[str] = []
+        self.visited: set[str] = set()
+        self.hand: str | None = None
+
+    def access(self, wanted: str) -> None:
+        if wanted in self.objects:
+            self.visited.add(wanted)
+            return
+        if len(self.objects) == LIMITS.max_endpoints:
+            seen = self.objects[0] if self.hand is None else self.hand
+            while seen in self.visited:
+                self.visited.discard(seen)
+                seen = self._before(seen) or self.objects[0]
+            self.hand = self._before(seen)
+            self.objects.remove(seen)
+        self.objects.append(wanted)
+
+    def _before(self, seen: str) -> str | None:
+        place = self.objects.index(seen) + 1
+        return self.objects[place] if place < len(self.objects) else None
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=40))
+def test_sieve_chooses_which_endpoint_makes_room(names: list[str]) -> None:
+    transport, model = FakeTransport(), Sieve()
+    for name in names:
+        assert transport.run(transport.chain(), Path("fake", name, "x")) == DONE
+        model.access(name)
+        there = [each.key[1].local_nic for each in transport.made if not each.closed]
+        assert sorted(there) == sorted(model.objects)
 
 
 def test_an_evicted_endpoint_whose_close_fails_takes_no_room(transport) -> None:

@@ -1,6 +1,7 @@
 """The common part of transports whose chains run over endpoints: keep those that are free, replace what broke.
 
-Mooncake §3.2.3, endpoint management: made on demand, pooled, their number bounded.
+Mooncake §3.2.3, endpoint management: made on demand, pooled, their number bounded, evicted by SIEVE (Zhang et al., NSDI
+'24, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ class Endpoints(ABC, Generic[E]):
         self._clock = context.clock
         self._lock = threading.Lock()
         self._most_free = most_free
-        self._open: dict[EndpointKey, set[E]] = {}
-        """All endpoints by path, changed with the lock held."""
+        self._queue: list[E] = []
+        """All endpoints, the oldest first: SIEVE's queue. It is changed with the lock held, as the hand is."""
+        self._hand = 0
+        """The place in the queue where the next search for an endpoint to evict begins."""
         self._free: dict[EndpointKey, list[Any]] = {}
         """The free endpoints, the one used last at the end; a path has an entry while it has any endpoint.
 
@@ -152,7 +155,7 @@ class Endpoints(ABC, Generic[E]):
             except IndexError:  # another thread was first
                 break
             if endpoint.is_open():
-                endpoint.reused, endpoint.answered = True, False
+                endpoint.reused, endpoint.answered, endpoint.visited = True, False, True
                 return endpoint
             self._close(endpoint, hard=not endpoint.leaving)
         return None
@@ -161,8 +164,8 @@ class Endpoints(ABC, Generic[E]):
         """Makes a new endpoint, in use by the caller; or returns why there is none."""
         if self._closed:
             return SHUTDOWN
-        while self.endpoints >= self._limits.max_endpoints and (free := self._all_free()):
-            self._retire(min(free, key=lambda endpoint: endpoint.free_since))
+        while self.endpoints >= self._limits.max_endpoints and (victim := self._victim()) is not None:
+            self._retire(victim)
         try:
             endpoint = self.connect(remote, path, deadline, replaces)
         except BaseException as error:
@@ -173,7 +176,7 @@ class Endpoints(ABC, Generic[E]):
         key = endpoint.key = (remote.peer, path)
         with self._lock:
             endpoint.leaving = self._closed
-            self._open.setdefault(key, set()).add(endpoint)
+            self._queue.append(endpoint)
             endpoint.shelf = self._free.setdefault(key, [])
         return endpoint
 
@@ -208,10 +211,15 @@ class Endpoints(ABC, Generic[E]):
         key = endpoint.key
         assert key is not None
         with self._lock:
-            of_path = self._open.get(key, set())
-            of_path.discard(endpoint)
-            if not of_path:
-                self._open.pop(key, None)
+            if endpoint not in self._queue:
+                return
+            place = self._queue.index(endpoint)
+            del self._queue[place]
+            if place < self._hand:
+                self._hand -= 1
+            elif self._hand == len(self._queue):  # what comes next is newer than all that the hand has passed
+                self._hand = 0
+            if not any(each.key == key for each in self._queue):
                 self._free.pop(key, None)
 
     # --- keeping house ---
@@ -231,7 +239,7 @@ class Endpoints(ABC, Generic[E]):
     def forget_if(self, failed: Callable[[EndpointKey], bool]) -> None:
         """Forgets, like ``forget``, all paths for which ``failed`` is true; endpoints in use leave when released."""
         with self._lock:
-            concerned = [endpoint for key, of_path in self._open.items() if failed(key) for endpoint in of_path]
+            concerned = [endpoint for endpoint in self._queue if endpoint.key is not None and failed(endpoint.key)]
         for endpoint in concerned:
             endpoint.leaving = True
         for endpoint in concerned:
@@ -239,6 +247,19 @@ class Endpoints(ABC, Generic[E]):
 
     def _all_free(self) -> list[E]:
         return [endpoint for free in list(self._free.values()) for endpoint in list(free)]
+
+    def _victim(self) -> E | None:
+        """Returns the free endpoint to evict by SIEVE, or None if all are in use. The hand goes from older to newer
+        ones, clears the mark of each that was used again, and stops at the first without a mark."""
+        with self._lock:
+            for _ in range(2 * len(self._queue)):
+                endpoint = self._queue[self._hand]
+                if endpoint in endpoint.shelf:
+                    if not endpoint.visited:
+                        return endpoint
+                    endpoint.visited = False
+                self._hand = (self._hand + 1) % len(self._queue)
+        return None
 
     def _retire(self, endpoint: E) -> None:
         """Closes an endpoint that nobody uses; does nothing if a thread has taken it meanwhile."""
@@ -257,7 +278,7 @@ class Endpoints(ABC, Generic[E]):
     @property
     def endpoints(self) -> int:
         """Number of endpoints open towards peers."""
-        return sum(map(len, list(self._open.values())))
+        return len(self._queue)
 
     def close(self) -> None:
         """Closes all endpoints as ``Transport.close`` says."""
