@@ -38,8 +38,7 @@ def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
 ) -> None:
     options = f"feather:chunk_blocks={chunk_blocks},passed_over_s=3600,by_tip={str(by_tip).lower()}"
     line = BATCHING_POLICIES.make(options).policy(Books())
-    tree: ChunkedHashTree[int] = (TipTree if by_tip else ChunkedHashTree)()
-    chunk = chunk_blocks * BLOCK_TOKENS
+    tree: ChunkedHashTree[int] = (TipTree if by_tip else ChunkedHashTree)(chunk_blocks * BLOCK_TOKENS)
     waiting: set[int] = set()
     running: set[int] = set()
     for number in range(data.draw(st.integers(1, 40))):
@@ -47,7 +46,7 @@ def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
             case "come":
                 tokens = data.draw(PROMPTS)
                 line.enqueue(asked(number, tokens))
-                tree.insert(number, [tuple(tokens[:end]) for end in range(chunk, len(tokens) + 1, chunk)])
+                tree.insert(number, tokens[: len(tokens) - len(tokens) % tree.chunk])
                 waiting.add(number)
             case "take":
                 best = tree.find_best()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pinyon.batching import ChunkedHashTree
+from pinyon.batching.chunked_hash_tree import chunk_hashes
 from pinyon_lab.policies.feather import TipTree
 from tests.long import usually
 
@@ -19,11 +20,6 @@ OPERATIONS = 200
 """Operations per chunk size: 32,000 in all (100,000 in long runs), each followed by a check of every query."""
 
 Tokens = tuple[int, ...]
-
-
-def prefixes(tokens: Tokens, chunk: int) -> list[Tokens]:
-    """Returns all tokens up to each chunk's end, the last of which may be short: hashes that never collide."""
-    return [tokens[: start + chunk] for start in range(0, len(tokens), chunk)]
 
 
 class Plain:
@@ -37,7 +33,8 @@ class Plain:
 
     def insert(self, request: int, tokens: Tokens) -> None:
         self.remove(request)
-        self.waiting[request] = (self.came, prefixes(tokens, self.chunk))
+        ends = [*range(self.chunk, len(tokens), self.chunk), len(tokens)] if tokens else []
+        self.waiting[request] = (self.came, [tokens[:end] for end in ends])
         self.came += 1
 
     def add_to_batch(self, request: int) -> None:
@@ -101,7 +98,7 @@ def step(trees: Sequence[ChunkedHashTree[int]], plain: Plain, random: Random, le
         request = random.randrange(40) if random.random() < 0.3 else 40 + plain.came
         tokens = tokens_like(plain, random, letters)
         for tree in trees:
-            tree.insert(request, prefixes(tokens, plain.chunk))
+            tree.insert(request, tokens)
         plain.insert(request, tokens)
     elif kind < 0.9 - 0.4 * busy and waiting:
         best = plain.find_best()
@@ -126,7 +123,9 @@ def check_groups(tree: ChunkedHashTree[int], plain: Plain) -> None:
     """Checks that the groups are those that save most, by their hashes."""
     groups = tree.groups(1000)
     passed = Counter((prefix, depth) for levels in plain.active.values() for depth, prefix in enumerate(levels, 1))
-    assert [passed[group.tip, group.depth] for group in groups] == [group.requests for group in groups]
+    tips = {chunk_hashes(prefix, plain.chunk)[-1]: (prefix, depth) for prefix, depth in passed}
+    assert [passed[tips[group.tip]] for group in groups] == [group.requests for group in groups]
+    assert [tips[group.tip][1] for group in groups] == [group.depth for group in groups]
     saved = [(group.requests - 1) * group.depth for group in groups]
     assert sum(saved) == plain.saved(passed)
     assert [(group.requests - 1) * group.depth for group in tree.groups(1)] == sorted(saved)[-1:]
@@ -136,8 +135,8 @@ def check_groups(tree: ChunkedHashTree[int], plain: Plain) -> None:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(random=st.randoms(use_true_random=True), letters=st.integers(1, 3), busy=st.floats(0.1, 1))
 def test_every_answer_is_that_of_plain_sets(chunk: int, random: Random, letters: int, busy: float) -> None:
-    tree: ChunkedHashTree[int] = ChunkedHashTree()
-    by_tip: TipTree[int] = TipTree()
+    tree: ChunkedHashTree[int] = ChunkedHashTree(chunk)
+    by_tip: TipTree[int] = TipTree(chunk)
     plain = Plain(chunk)
     for _ in range(OPERATIONS):
         step((tree, by_tip), plain, random, letters, busy)
@@ -156,14 +155,14 @@ def test_every_answer_is_that_of_plain_sets(chunk: int, random: Random, letters:
 @settings(max_examples=50, deadline=None)
 @given(random=st.randoms(use_true_random=True))
 def test_who_is_not_there_is_refused(random: Random) -> None:
-    tree: ChunkedHashTree[int] = ChunkedHashTree()
+    tree: ChunkedHashTree[int] = ChunkedHashTree(2)
     here: dict[int, bool] = {}
     for _ in range(100):
         request = random.randrange(8)
         operation = random.choice(["insert", "add_to_batch", "finish", "remove"])
         allowed = {"insert": True, "add_to_batch": here.get(request) is False, "finish": here.get(request) is True}
         if operation == "insert":
-            tree.insert(request, prefixes(tuple(random.choices(range(2), k=random.randint(0, 6))), 2))
+            tree.insert(request, [random.randrange(2) for _ in range(random.randint(0, 6))])
             here[request] = False
         elif allowed.get(operation, request in here):
             getattr(tree, operation)(request)

@@ -32,7 +32,7 @@ def test_everybody_has_a_token_in_each_round(random: Random, stop: LabLearning |
     """The policy None stands for groups that the caller has named."""
     rounds: Rounds = GroupRounds(1)
     if stop is not None:
-        tree: ChunkedHashTree[int] | None = TipTree() if seed % 2 else None
+        tree: ChunkedHashTree[int] | None = TipTree(1) if seed % 2 else None
         rounds = PrefixRounds(LabFeatherSettings(stop=stop, seed=seed).stopping(), 1, tree)
     waited: dict[int, int] = {}
     new = 0

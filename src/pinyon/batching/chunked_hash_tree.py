@@ -20,6 +20,10 @@ from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
 R = TypeVar("R", bound=Hashable)
 
 _ARRIVAL_BITS: Final = 40
@@ -95,7 +99,11 @@ class ChunkedHashTree(Generic[R]):
     Memory is taken for the different hashes of the requests that are here, and for nothing else.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk: int) -> None:
+        """Takes the tokens of one level, ``chunk``. Raises ``ValueError`` if that is less than 1."""
+        if chunk < 1:
+            raise ValueError(f"a chunk has at least one token, not {chunk}")
+        self.chunk = chunk
         self._root = _TreeNode(None, 0, [])
         self._entries: dict[R, _Entry] = {}
         self._by_arrival: dict[int, R] = {}
@@ -134,11 +142,14 @@ class ChunkedHashTree(Generic[R]):
     def levels(self, request: R) -> int:
         return self._entries[request].node.level
 
-    def insert(self, request: R, hashes: Sequence[Hashable]) -> None:
-        """Inserts a waiting request by its hashes: cumulative ones, as a prompt's block keys are.
+    def insert(self, request: R, tokens: Sequence[int] | npt.NDArray[np.generic]) -> None:
+        """Inserts a waiting request. If it is here already, it is taken out first and counts as new.
 
-        If it is here already, it is taken out first and counts as new. Raises ``ValueError`` for more than
-        ``LEVELS_MAX`` hashes."""
+        Raises ``ValueError`` for a token that is not a 32-bit number, or more than ``LEVELS_MAX`` chunks."""
+        self.insert_hashes(request, chunk_hashes(tokens, self.chunk))
+
+    def insert_hashes(self, request: R, hashes: Sequence[Hashable]) -> None:
+        """Inserts a request by known hashes: cumulative ones, as a prompt's block keys are."""
         levels = len(hashes)
         if levels > LEVELS_MAX:
             raise ValueError(f"{levels} levels are too many, at most {LEVELS_MAX} are possible")
@@ -433,3 +444,25 @@ class ChunkedHashTree(Generic[R]):
                 del self._by_hash[each]
             self._nodes -= 1
             node = parent
+
+
+def chunk_hashes(tokens: Sequence[int] | npt.NDArray[np.generic], chunk: int) -> list[int]:
+    """Returns one hash for each ``chunk`` tokens, and one for what is left; each is of all tokens up to there.
+
+    A chunk's hash has the one before as its seed: one call each (Algorithm 2's chain, without hashing chunks apart).
+    Raises ``ValueError`` for a token that is not a 32-bit number.
+    """
+    known = np.asarray(tokens)
+    if known.dtype != np.uint32:
+        if known.size and (known.dtype.kind not in "iu" or int(known.min()) < 0 or int(known.max()) >= 1 << 32):
+            raise ValueError("tokens must be numbers from 0 to 2**32 - 1")
+        known = known.astype(np.uint32)
+    data = memoryview(known.tobytes())
+    size = 4 * chunk
+    digest = xxhash.xxh3_64_intdigest
+    previous = 0
+    hashes = []
+    for start in range(0, len(data), size):
+        previous = digest(data[start : start + size], previous)
+        hashes.append(previous)
+    return hashes

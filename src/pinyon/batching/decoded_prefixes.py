@@ -17,7 +17,7 @@ class DecodedPrefixes:
     """The decoded requests by their prompts' full blocks, for any batching policy. New ones are indexed on demand."""
 
     def __init__(self) -> None:
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree()
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
         """Tree in which all requests are active."""
         self._new: dict[int, Sequence[BlockKey]] = {}
         """Paths of requests that are not in the tree yet."""
@@ -69,7 +69,7 @@ class DecodedPrefixes:
         if not self._new:
             return
         for number, path in self._new.items():
-            self._tree.insert(number, path)
+            self._tree.insert_hashes(number, path)
             self._tree.add_to_batch(number)
             self._levels += len(path)
         self._new.clear()

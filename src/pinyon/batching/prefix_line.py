@@ -69,7 +69,7 @@ class BySharedPrefix(AgainFirst):
     def __init__(self, settings: SharedPrefixSettings, tree: ChunkedHashTree[int] | None = None) -> None:
         super().__init__()
         self._settings = settings
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree() if tree is None else tree
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
         """Tree in which new requests wait, and taken ones are active."""
         self._running: set[int] = set()
         self._unpassed: OrderedDict[int, None] = OrderedDict()
@@ -93,7 +93,7 @@ class BySharedPrefix(AgainFirst):
         number = request.number
         self._new[number] = request
         self._unpassed[number] = None
-        self._tree.insert(number, self._path(request))
+        self._tree.insert_hashes(number, self._path(request))
 
     def remove(self, number: int) -> bool:
         if number not in self._new:
@@ -127,7 +127,7 @@ class BySharedPrefix(AgainFirst):
         return None if best is None else self._new[best.request]
 
     def adopt(self, request: BatchRequest) -> None:
-        self._tree.insert(request.number, self._path(request))
+        self._tree.insert_hashes(request.number, self._path(request))
         self._run(request.number)
 
     def _run(self, number: int) -> None:
@@ -144,7 +144,7 @@ class BySharedPrefix(AgainFirst):
             self._pass_over_before(number)
         else:
             self._again.take(number, room_blocks)
-            self._tree.insert(number, self._path(request))
+            self._tree.insert_hashes(number, self._path(request))
         self._run(number)
 
     def _pass_over_before(self, number: int) -> None:

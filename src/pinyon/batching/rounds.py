@@ -76,7 +76,7 @@ class PrefixRounds:
         """Takes the ``tree`` that says which request is offered next."""
         self.chunk_blocks = chunk_blocks
         self.stopping = stopping
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree() if tree is None else tree
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
         """Tree in which all requests wait, except while batches are made."""
         self._paths: dict[int, Sequence[int]] = {}
         """Paths of running requests."""
@@ -99,7 +99,7 @@ class PrefixRounds:
 
     def add(self, number: int, path: Sequence[int]) -> None:
         self._paths[number] = path
-        self._tree.insert(number, path)
+        self._tree.insert_hashes(number, path)
         self._changed = True
 
     def remove(self, number: int) -> None:
@@ -218,7 +218,7 @@ class PrefixRounds:
             batches.append(batch)
         self._batches, self._depths, self._decisions = batches, depths, decisions
         for number, path in self._paths.items():
-            tree.insert(number, path)
+            tree.insert_hashes(number, path)
 
     def _batch(self, first: int, last: bool, decisions: list[Taken], told: dict[tuple[int, ...], bool]) -> list[int]:
         tree = self._tree

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from pinyon.batching.chunked_hash_tree import ChunkedHashTree
+from pinyon.batching.chunked_hash_tree import ChunkedHashTree, chunk_hashes
 from pinyon_lab.figures.figure import Clock
 
 PRINTED_US = {"insert": 153.714, "add": 11.143, "finish": 38.952, "find": 6.641}
@@ -25,22 +24,6 @@ ASKED = 5
 """The calls of ``find`` for each request that enters: 26,405 for 5,000 requests in the table."""
 VOCABULARY = 50_000
 CLOCK_READS = 1_001
-
-
-def chunk_hashes(tokens: npt.NDArray[np.uint32], chunk: int) -> list[int]:
-    """Returns one hash for each ``chunk`` tokens, and one for what is left; each is of all tokens up to there.
-
-    A chunk's hash has the one before as its seed: one call each (Algorithm 2's chain, without hashing chunks apart).
-    """
-    data = memoryview(tokens.tobytes())
-    size = 4 * chunk
-    digest = xxhash.xxh3_64_intdigest
-    previous = 0
-    hashes = []
-    for start in range(0, len(data), size):
-        previous = digest(data[start : start + size], previous)
-        hashes.append(previous)
-    return hashes
 
 
 @dataclass(frozen=True)
@@ -65,8 +48,7 @@ class _Asked:
 
     def __init__(self, load: TreeLoad, clock: Clock) -> None:
         self._clock = clock
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree()
-        self._chunk = load.chunk
+        self._tree: ChunkedHashTree[int] = ChunkedHashTree(load.chunk)
         self._hashed = load.hashed
         self.taken_ns: dict[str, list[int]] = {operation: [] for operation in OPERATIONS}
         self._changed = True
@@ -76,9 +58,12 @@ class _Asked:
         return self._tree.waiting
 
     def insert(self, number: int, tokens: npt.NDArray[np.uint32]) -> None:
-        hashes = chunk_hashes(tokens, self._chunk) if self._hashed else None
+        hashes = chunk_hashes(tokens, self._tree.chunk) if self._hashed else []
         began = self._clock()
-        self._tree.insert(number, chunk_hashes(tokens, self._chunk) if hashes is None else hashes)
+        if self._hashed:
+            self._tree.insert_hashes(number, hashes)
+        else:
+            self._tree.insert(number, tokens)
         self._took("insert", began)
 
     def find(self) -> int:

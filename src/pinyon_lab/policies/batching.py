@@ -45,11 +45,11 @@ class Feather(Batching):
         self._settings = settings
 
     def policy(self, holdings: HeldBlocks) -> BatchingPolicy:
-        return Fcfs(holdings, BySharedPrefix(self._settings, TipTree() if self._settings.by_tip else None))
+        return Fcfs(holdings, BySharedPrefix(self._settings, TipTree(1) if self._settings.by_tip else None))
 
     def rounds(self, kernel: str) -> Rounds:
         settings = self._settings
-        tree: TipTree[int] | None = TipTree() if settings.by_tip else None
+        tree: TipTree[int] | None = TipTree(1) if settings.by_tip else None
         return PrefixRounds(settings.stopping(kernel), settings.chunk_blocks, tree)
 
 

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from pinyon.batching import BestRequest, ChunkedHashTree
-from pinyon.batching.chunked_hash_tree import LEVELS_MAX
-from pinyon_lab.figures.tree_costs import chunk_hashes
+from pinyon.batching.chunked_hash_tree import LEVELS_MAX, chunk_hashes
 
 
-def tree(chunk: int = 1, /, **requests: str) -> ChunkedHashTree[str]:
-    """Returns a tree of the requests in chunks of so many letters; a level's hash is all that comes before."""
-    made: ChunkedHashTree[str] = ChunkedHashTree()
+def tree(**requests: str) -> ChunkedHashTree[str]:
+    """Returns a tree of the requests in chunks of one letter."""
+    made: ChunkedHashTree[str] = ChunkedHashTree(1)
     for request, letters in requests.items():
-        made.insert(request, [letters[: start + chunk] for start in range(0, len(letters), chunk)])
+        made.insert(request, [ord(letter) for letter in letters])
     return made
 
 
@@ -26,7 +25,9 @@ def test_an_empty_batch_takes_the_shortest_and_its_depth() -> None:
 
 
 def test_figure_4_2() -> None:
-    cht = tree(2, r1="ABCDEF", r2="ABCDGH", r3="ABIJKL", r4="MNOPQR")
+    cht: ChunkedHashTree[str] = ChunkedHashTree(2)
+    for request, letters in {"r1": "ABCDEF", "r2": "ABCDGH", "r3": "ABIJKL", "r4": "MNOPQR"}.items():
+        cht.insert(request, [ord(letter) for letter in letters])
     cht.add_to_batch("r1")
     assert cht.tip_depth == 3
     assert cht.find_best() == BestRequest("r2", 3, 2, 1)
@@ -77,12 +78,12 @@ def test_a_finished_request_leaves_nothing_and_its_id_is_free(others: int) -> No
     cht = tree(a="xyz")
     cht.add_to_batch("a")
     for number in range(others):
-        cht.insert(f"o{number}", ["x", "xy"])
+        cht.insert(f"o{number}", [ord(letter) for letter in "xy"])
         cht.add_to_batch(f"o{number}")
     cht.finish("a")
     assert "a" not in cht
     assert cht.waiting == 0
-    cht.insert("a", ["p"])
+    cht.insert("a", [ord("p")])
     assert cht.find_best() == BestRequest("a", 2 if others else 0, 0 if others else 1, 1)
 
 
@@ -90,7 +91,7 @@ def test_an_answer_does_not_outlive_who_comes_and_goes() -> None:
     # Algorithm 3 leaves FINDBEST's last answer as it was.
     cht = tree(a="xyz")
     assert cht.find_best() == BestRequest("a", 0, 3, 1)
-    cht.insert("b", ["x"])
+    cht.insert("b", [ord("x")])
     assert cht.find_best() == BestRequest("b", 0, 1, 2)
     cht.remove("b")
     assert cht.find_best() == BestRequest("a", 0, 3, 1)
@@ -105,7 +106,10 @@ def test_at_depth_0_all_that_wait_are_peers() -> None:
 
 
 def test_a_short_last_chunk_is_a_level_of_its_own() -> None:
-    cht = tree(2, whole="1234", short="123", equal="123")
+    cht: ChunkedHashTree[str] = ChunkedHashTree(2)
+    cht.insert("whole", [1, 2, 3, 4])
+    cht.insert("short", [1, 2, 3])
+    cht.insert("equal", [1, 2, 3])
     assert [cht.levels(request) for request in ("whole", "short", "equal")] == [2, 2, 2]
     cht.add_to_batch("short")
     assert cht.find_best() == BestRequest("equal", 2, 2, 1)
@@ -122,10 +126,10 @@ def test_a_short_stranger_comes_before_a_long_one_that_shares() -> None:
 
 def test_ids_that_are_here_count_as_new() -> None:
     cht = tree(a="x", b="y")
-    cht.insert("a", ["z"])
+    cht.insert("a", [ord("z")])
     assert cht.find_best() == BestRequest("b", 0, 1, 1)
     cht.add_to_batch("b")
-    cht.insert("b", ["y"])
+    cht.insert("b", [ord("y")])
     assert (cht.waiting, cht.active) == (2, 0)
 
 
@@ -139,35 +143,54 @@ def test_unknown_ids_are_refused() -> None:
     assert cht.active == 0
 
 
+def test_known_hashes_do_as_well_as_tokens() -> None:
+    cht: ChunkedHashTree[str] = ChunkedHashTree(4)
+    cht.insert_hashes("a", [b"one", b"two"])
+    cht.insert_hashes("b", [b"one", b"other"])
+    cht.add_to_batch("a")
+    assert cht.find_best() == BestRequest("b", 2, 1, 1)
+    cht.add_to_batch("b")
+    assert cht.tip_depth == 1
+
+
 def test_hashes_are_of_all_tokens_before() -> None:
     tokens = np.arange(10, dtype=np.uint32)
     hashes = chunk_hashes(tokens, 4)
     assert len(hashes) == 3
     assert chunk_hashes(tokens[:8], 4) == hashes[:2]
+    assert chunk_hashes(list(range(10)), 4) == chunk_hashes(tokens.astype(np.int64), 4) == hashes
     assert chunk_hashes(np.arange(1, 11, dtype=np.uint32), 4)[1] != hashes[1]
     other = tokens.copy()
     other[0] = 7
     assert not set(chunk_hashes(other, 4)) & set(hashes)
-    assert chunk_hashes(tokens[:0], 4) == []
+    assert chunk_hashes([], 4) == []
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1 << 32], [0.5], [1, 2, -3]])
+def test_tokens_are_32_bit_numbers(tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match="32"):
+        chunk_hashes(tokens, 2)
 
 
 def test_limits() -> None:
-    cht = tree()
+    with pytest.raises(ValueError, match="at least one token"):
+        ChunkedHashTree(0)
+    cht: ChunkedHashTree[str] = ChunkedHashTree(1)
     with pytest.raises(ValueError, match="levels"):
-        cht.insert("a", range(LEVELS_MAX + 1))
+        cht.insert_hashes("a", range(LEVELS_MAX + 1))
     assert "a" not in cht
 
 
 def test_memory_does_not_grow_with_those_that_have_gone() -> None:
     """The best leaf is not asked for in half of the rounds, so that asking clears nothing there."""
-    cht: ChunkedHashTree[int] = ChunkedHashTree()
+    cht: ChunkedHashTree[int] = ChunkedHashTree(4)
     random = np.random.default_rng(7)
     stems = random.integers(0, 1 << 32, (5, 64), np.uint32)
 
     def rounds(first: int, count: int) -> int:
         for number in range(first, first + count):
             own = random.integers(0, 1 << 32, 1 + number % 40, np.uint32)
-            cht.insert(number, chunk_hashes(np.concatenate([stems[number % 5][: 8 + number % 57], own]), 4))
+            cht.insert(number, np.concatenate([stems[number % 5][: 8 + number % 57], own]))
             if number >= 20:
                 cht.add_to_batch(number - 20) if number % 3 else cht.remove(number - 20)
             if number >= 60 and (number - 40) % 3:
