@@ -14,7 +14,7 @@ import pytest
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
-from pinyon_lab.figures.figure import Rows, Section, Table
+from pinyon_lab.figures.figure import FigureInputs, Rows, Table
 from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
 from pinyon_lab.papers.wild.figures import BASELINES, LIFE_S, LIVES_S, HeadFirst, add_ablation_claims, add_claims
@@ -124,9 +124,10 @@ def made_up(**changes: float) -> list[dict[str, Any]]:
 WORST, BEST, FALLS, MORE_ON_A, FALLS_BACK, OPTIMAL = range(6)
 
 
-def claims_of(add: Callable[[Section, Rows], None], rows: Rows) -> list[Claim]:
-    table = Table()
-    add(table.section("§4.3"), rows)
+def claims_of(add: Callable[[Table], None], rows: list[dict[str, Any]]) -> list[Claim]:
+    table = Table(FigureInputs((), lambda _: None, lambda: 0, "§4.3", quick=False))
+    table.rows = Rows(rows)
+    add(table)
     return table.claims
 
 

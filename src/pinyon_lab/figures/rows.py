@@ -1,11 +1,11 @@
-"""Helpers that figures use to read values from workloads and from their own rows, and to draw them."""
+"""Helpers of figures: what their numbers rest on, how they are compared, told and drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Compared, Row, Rows, Tell, Value
+from pinyon_lab.figures.figure import Basis, Compared, Row, Tell
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course
 
@@ -21,38 +21,6 @@ def shown(workload: Workload) -> str:
 
 def share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def number(row: Row, key: str) -> float:
-    value = row[key]
-    assert isinstance(value, int | float)
-    return value
-
-
-def those(rows: Rows, /, **where: Value) -> list[Row]:
-    """Returns the rows that have these values."""
-    return [row for row in rows if all(row[key] == value for key, value in where.items())]
-
-
-def cell(rows: Rows, key: str, /, **where: Value) -> float:
-    """Returns the number in the only row that has these values."""
-    (row,) = those(rows, **where)
-    return number(row, key)
-
-
-def column(rows: Rows, key: str, /, **where: Value) -> list[float]:
-    """Returns the numbers in the rows that have these values."""
-    return [number(row, key) for row in those(rows, **where)]
-
-
-def by(rows: Rows, name: str, key: str, /, **where: Value) -> dict[str, float]:
-    """Returns the numbers in the rows that have these values, by the text in column ``name``."""
-    return {str(row[name]): number(row, key) for row in those(rows, **where)}
-
-
-def cells(rows: Rows, one: str, other: str, key: str, /, **where: Value) -> dict[tuple[Any, Any], float]:
-    """Returns the numbers in the rows that have these values, by the values in two columns."""
-    return {(row[one], row[other]): number(row, key) for row in those(rows, **where)}
 
 
 def bars(
@@ -78,11 +46,6 @@ def courses(
         Course(label(each), [(x, y) for (name, x), y in values.items() if name == each], solid not in (None, each))
         for each in dict.fromkeys(name for name, _ in values)
     ]
-
-
-def points(rows: Rows, x: str, y: str) -> list[tuple[float, float]]:
-    """Returns the points of a curve."""
-    return list(zip(column(rows, x), column(rows, y), strict=True))
 
 
 def claimed(*rows: Row) -> Basis:

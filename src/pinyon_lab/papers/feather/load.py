@@ -6,9 +6,10 @@ What varies is the request rate, the prefix groups, output tokens, prefix tokens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, Tell, Value, columns, figure
-from pinyon_lab.figures.rows import bars, by, cell, cells, near
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, Value, columns, figure
+from pinyon_lab.figures.rows import bars, near
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MACHINE,
@@ -47,13 +48,17 @@ STALLED = [
 
 
 def sweep(
-    varied: str, loads: Mapping[str, FeatherLoad], policies: Sequence[str], tell: Tell, machines: Mapping[str, str] = {}
+    given: FigureInputs,
+    varied: str,
+    loads: Mapping[str, FeatherLoad],
+    policies: Sequence[str],
+    machines: Mapping[str, str] = {},
 ) -> Table:
     """Returns a row for each load and policy; ``loads`` are by the value that varies, as text, as ``machines`` are."""
-    table = Table(*columns(at=varied, policy="policy"), *SERVED)
+    table = Table(given, *columns(at=varied, policy="policy"), *SERVED)
     for at, load in loads.items():
         for policy in policies:
-            run = served(load, FeatherServer(policy, machines.get(at, MACHINE)), tell)
+            run = served(load, FeatherServer(policy, machines.get(at, MACHINE)), given.tell)
             table.add(at, label(policy), *numbers(run).values())
     return table
 
@@ -63,29 +68,29 @@ def numbers(run: FeatherServed, shown: Sequence[Column] = SERVED) -> dict[str, V
     return {column.key: found[column.key] for column in shown}
 
 
-def table_of(varied: str, runs: Runs, keys: Sequence[str]) -> Table:
+def table_of(given: FigureInputs, varied: str, runs: Runs, *keys: str) -> Table:
     """Returns columns and rows of runs whose engine may wait for its scheduler; ``keys`` name the columns."""
     shown = [column for column in STALLED if column.key in keys]
-    table = Table(*columns(at=varied, policy="policy"), *shown)
+    table = Table(given, *columns(at=varied, policy="policy"), *shown)
     for (at, name), run in runs.items():
         table.add(at, name, *numbers(run, shown).values())
     return table
 
 
-def value(table: Table, at: str, policy: str, key: str = "tokens_s") -> float:
-    return cell(table.rows, key, at=at, policy=label(policy))
+def value(table: Table, at: str, policy: str, key: str = "tokens_s") -> Any:
+    return table.rows.cell(key, at=at, policy=label(policy))
 
 
 def drawn(table: Table, shown: Sequence[Column] = (), axis: str = "") -> list[Bars]:
     """Returns bars of columns, by varied value (called ``axis``) and policy; ``shown`` are all if none are named."""
     title = f"by {axis or table.columns[0].title}"
     shown = shown or table.columns[2:]
-    return [bars(title, each.title, cells(table.rows, "at", "policy", each.key), each.form) for each in shown]
+    return [bars(title, each.title, table.rows.cells("at", "policy", each.key), each.form) for each in shown]
 
 
 def ratios(table: Table, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
     """Returns the ratio of ``policy`` to ``to`` in column ``key``, by varied value."""
-    one, other = (by(table.rows, "at", key, policy=label(each)) for each in (policy, to))
+    one, other = (table.rows.by("at", key, policy=label(each)) for each in (policy, to))
     return {at: value / other[at] for at, value in one.items()}
 
 
@@ -117,57 +122,57 @@ SGLANG = ("sglang_fcfs", "lpm", "dfs_weight")
 
 @figure("feather-fig5.1", PAPER, "§5.2.1, Fig. 5.1", "throughput by request rate")
 def fig5_1(given: FigureInputs) -> Result:
-    table = sweep("rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in RATES}, ALL, given.tell)
+    table = sweep(given, "rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in RATES}, ALL)
     most, gains = f"{max(RATES)}/s", ratios(table)
     bound = apart(FeatherLoad()) / value(table, most, FCFS)
     others = {at: max(value(table, at, policy) for policy in ALL[4:]) for at in gains}
     batch = ratios(table, key="batch")
     tbt = {policy: value(table, most, policy, "tbt_ms") for policy in ALL}
-    section = table.section("§5.2.1")
-    section.finds(
+    table.finds(
         "At 100 req/s, FEATHER achieves roughly $4\\times$ the throughput of vLLM (FCFS)",
         near(gains[most], 4.0, text="4×"),
         f"the gain that §3.2 prints leaves no more than {bound:.2f}× here, for batches of 500 requests on one "
         "prefix; §3.2's nearly 2× is of prefixes twice as long, where there is more to gain. The rest: who is "
         "admitted are 500 of five prefixes, in batches of 100 that read the weights once each",
     )
-    section.says(
+    table.says(
         "FEATHER (on vLLM) consistently outperforms all baselines at every request rate",
         told({at: value(table, at, FEATHER) / others[at] for at in gains}),
         all(value(table, at, FEATHER) > 0.99 * others[at] for at in gains),
         "against the best one at each rate; agrees if nowhere more than 1 % behind it",
     )
-    section.says(
+    table.says(
         "FEATHER in general maintains a *smaller* average batch size than vLLM (FCFS)",
         told(batch),
         all(ratio <= 1.01 for ratio in batch.values()),
         "times that of fcfs",
     )
-    section.says(
+    table.says(
         "SGLang policies consistently operate at smaller batch sizes than vLLM",
         ", ".join(f"{policy} {value(table, most, policy, 'batch'):.0f}" for policy in (FCFS, *SGLANG)),
         all(value(table, most, policy, "batch") < value(table, most, FCFS, "batch") for policy in SGLANG),
         "at the highest rate. `sglang_fcfs` counts what is shared for each request; `lpm` and `dfs_weight` are "
         "orders of the line only, and do not",
     )
-    section.says(
+    table.says(
         "Dynamic Batching performs similarly to vLLM (FCFS), as all KV caches fit within GPU memory",
         told(ratios(table, "dynamic")),
         all(abs(ratio - 1) < 0.05 for ratio in ratios(table, "dynamic").values()),
         "times fcfs, by rate",
     )
-    section.says(
+    table.says(
         "FEATHER (on vLLM) achieves substantially lower TBT than all baselines except SGLang (FCFS)",
         ", ".join(f"{policy} {each:,.0f} ms" for policy, each in tbt.items()),
         tbt["sglang_fcfs"] < tbt[FEATHER] < 0.9 * min(tbt[policy] for policy in (FCFS, "dynamic", "lpm", "dfs_weight")),
         "at the highest rate",
     )
-    table.section("§5.2").says(
+    table.says(
         "bandit and Q-learning approaches perform similarly across most settings",
         told(ratios(table, "q_learning", "bandit")),
         all(abs(ratio - 1) < 0.1 for ratio in ratios(table, "q_learning", "bandit").values()),
         "Q-learning over the bandit, by rate; agrees if within a tenth. It explores for longer, and runs are "
         "short: ε falls by 3 % a round",
+        section="§5.2",
     )
     return swept("FEATHER Fig. 5.1: request rate", table)
 
@@ -179,14 +184,13 @@ GROUPS = (1, 2, 5, 20, 50, 100)
 
 @figure("feather-fig5.2", PAPER, "§5.2.2, Fig. 5.2", "throughput by prefix groups")
 def fig5_2(given: FigureInputs) -> Result:
-    table = sweep("groups", {f"{groups}": FeatherLoad(groups=groups) for groups in GROUPS}, SOME, given.tell)
+    table = sweep(given, "groups", {f"{groups}": FeatherLoad(groups=groups) for groups in GROUPS}, SOME)
     gains = ratios(table)
     given.tell("one prefix after the other")
     bound = apart(FeatherLoad()) / value(table, "100", FCFS)
     fcfs = {groups: value(table, str(groups), FCFS) for groups in GROUPS}
     own = [value(table, str(groups), FEATHER) for groups in GROUPS]
-    section = table.section("§5.2.2")
-    section.finds(
+    table.finds(
         "At 100 prefix groups, FEATHER achieves $10\\times$ higher throughput than vLLM (FCFS)",
         near(gains["100"], 10.0, text="10×"),
         f"fcfs computes {value(table, '100', FCFS, 'computed'):.0%} of all prompt tokens, feather "
@@ -195,14 +199,14 @@ def fig5_2(given: FigureInputs) -> Result:
         "prefix, and batches of ten read the weights for little. With 500 requests of a prefix in a batch "
         f"it would be {bound:.1f}×",
     )
-    section.says(
+    table.says(
         "This leads to a sharp throughput drop for vLLM (FCFS), even when increasing from 1 to 2 prefix groups",
         f"to {fcfs[2] / fcfs[1]:.0%}",
         fcfs[2] < 0.8 * fcfs[1],
         "as in Fig. 3.2",
         basis=Basis.CONSTRUCTION,
     )
-    section.says(
+    table.says(
         "beyond 20 groups, the KV cache footprint exceeds HBM capacity, causing a sharp reduction in batch size "
         "and increased recomputation",
         f"batch {value(table, '20', FCFS, 'batch'):.0f} and {value(table, '50', FCFS, 'batch'):.0f} with 20 and 50 "
@@ -211,7 +215,7 @@ def fig5_2(given: FigureInputs) -> Result:
         value(table, "50", FCFS, "batch") < 0.5 * value(table, "20", FCFS, "batch"),
         "nothing was put in but the size of the memory",
     )
-    section.says(
+    table.says(
         "FEATHER maintains a more stable batch size and throughput across all prefix group configurations",
         f"{max(own) / min(own):.1f} between its most and least throughput, fcfs "
         f"{max(fcfs.values()) / min(fcfs.values()):.1f}",
@@ -219,7 +223,7 @@ def fig5_2(given: FigureInputs) -> Result:
         "with 20 groups feather does what fcfs does: batches of 25 are slower than one of 500, and the bandit "
         "finds that out",
     )
-    section.says(
+    table.says(
         "SGLang's LPM and DFS-W policies partially mitigate evictions, achieving higher throughput than FCFS "
         "(SGLang) at larger group counts",
         told(ratios(table, "lpm", "sglang_fcfs")),
@@ -237,30 +241,29 @@ OUTPUTS = (1, 5, 20, 50, 100, 200)
 
 @figure("feather-fig5.3", PAPER, "§5.2.3, Fig. 5.3", "throughput by decode tokens")
 def fig5_3(given: FigureInputs) -> Result:
-    table = sweep("tokens", {f"{tokens}": FeatherLoad(output_tokens=tokens) for tokens in OUTPUTS}, SOME, given.tell)
+    table = sweep(given, "tokens", {f"{tokens}": FeatherLoad(output_tokens=tokens) for tokens in OUTPUTS}, SOME)
     gains = ratios(table)
     best = max(value(table, "200", policy) for policy in ("sglang_fcfs", "lpm"))
     own = {str(tokens): value(table, str(tokens), FEATHER, "batch") for tokens in OUTPUTS}
-    section = table.section("§5.2.3")
-    section.says(
+    table.says(
         "In the prefill-dominated regime (1–20 tokens), all policies behave similarly",
         told({at: gains[at] for at in ("1", "5", "20")}),
         all(abs(gains[at] - 1) < 0.1 for at in ("1", "5", "20")),
         "feather over fcfs; agrees if within a tenth",
     )
-    section.says(
+    table.says(
         "Beyond 20 tokens, the policies diverge sharply",
         told({at: gains[at] for at in ("50", "100", "200")}),
         gains["200"] > max(1.2, gains["50"]),
         "feather over fcfs; agrees if by a fifth at 200 tokens, and by more than at 50",
     )
-    section.finds(
+    table.finds(
         "reaching $\\sim 3800$ toks/s at 200 tokens—over $3\\times$ higher than SGLang policies",
         near(value(table, "200", FEATHER), 3800.0, "{:,.0f} tokens/s", "3800 toks/s"),
         f"{value(table, '200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
         f"would have {apart(FeatherLoad()):,.0f}",
     )
-    section.says(
+    table.says(
         "Together, these effects drive the steady increase in FEATHER's batch size and throughput",
         f"batch {told(own, '.0f')}",
         [*own.values()] == sorted(own.values()),
@@ -276,17 +279,16 @@ PREFIXES = (500, 1_000, 2_000, 5_000, 10_000)
 
 @figure("feather-fig5.4", PAPER, "§5.2.4, Fig. 5.4", "throughput by prefix length")
 def fig5_4(given: FigureInputs) -> Result:
-    table = sweep("prefix", {f"{tokens:,}": FeatherLoad(prefix_tokens=tokens) for tokens in PREFIXES}, SOME, given.tell)
+    table = sweep(given, "prefix", {f"{tokens:,}": FeatherLoad(prefix_tokens=tokens) for tokens in PREFIXES}, SOME)
     gains = ratios(table)
     fall = {policy: [value(table, at, policy) for at in gains] for policy in SOME}
-    section = table.section("§5.2.4")
-    section.says(
+    table.says(
         "longer prefixes increase prefill compute and KV cache pressure, reducing throughput across policies",
         ", ".join(f"{policy} {each[0]:,.0f} to {each[-1]:,.0f}" for policy, each in fall.items()),
         all(each == sorted(each, reverse=True) for each in fall.values()),
         "tokens/s, shortest to longest; agrees if each step is down",
     )
-    section.says(
+    table.says(
         "FEATHER's advantage grows with prefix length, driven by higher locality gains as sequences lengthen",
         told(gains),
         [*gains.values()][-1] == max(gains.values()) and min(gains.values()) > 0.95,
@@ -306,17 +308,16 @@ def fig5_5(given: FigureInputs) -> Result:
     points = {
         f"{levels}": FeatherLoad(prefix_tokens=4_000, levels=levels, groups=1 << (levels - 1)) for levels in LEVELS
     }
-    table = sweep("levels", points, OWN, given.tell)
+    table = sweep(given, "levels", points, OWN)
     fcfs, own = ([value(table, at, policy) for at in points] for policy in (FCFS, FEATHER))
-    section = table.section("§5.2.7")
-    section.says(
+    table.says(
         "going from 1 to 2 or more levels of the radix tree reduces the locality in KV cache traversal and, "
         "hence, degrades throughput",
         f"fcfs {', '.join(f'{each:,.0f}' for each in fcfs)}",
         max(fcfs[1:]) < 0.9 * fcfs[0],
         "tokens/s with 1 to 4 levels",
     )
-    section.says(
+    table.says(
         "*FEATHER* actively preserves prefix homogeneity within batches, leading to stable throughput at all levels",
         f"{', '.join(f'{each:,.0f}' for each in own)}",
         min(own) > 0.8 * max(own),
@@ -339,28 +340,27 @@ MODELS = {
 
 @figure("feather-fig5.6", PAPER, "§5.2.5, Fig. 5.6", "throughput by model")
 def fig5_6(given: FigureInputs) -> Result:
-    table = sweep("model", dict.fromkeys(MODELS, FeatherLoad()), SOME, given.tell, MODELS)
+    table = sweep(given, "model", dict.fromkeys(MODELS, FeatherLoad()), SOME, MODELS)
     gains = ratios(table)
     first = [value(table, model, FEATHER) for model in MODELS]
     ahead = {
         model: value(table, model, FEATHER) / max(value(table, model, policy) for policy in SOME if policy != FEATHER)
         for model in MODELS
     }
-    section = table.section("§5.2.5")
-    section.says(
+    table.says(
         "FEATHER outperforms all baselines across all models",
         told(ahead),
         all(ratio > 0.99 for model, ratio in ahead.items() if model != "Qwen 1.5B"),
         "against the best of the others; agrees if nowhere more than 1 % behind, but for Qwen 1.5B, which the "
         "paper excepts",
     )
-    section.says(
+    table.says(
         "FEATHER's relative throughput advantage over the baselines grows with model size",
         told(gains),
         gains["Qwen 0.5B"] <= gains["Qwen 1.5B"] <= min(gains["Qwen 8B"], gains["Llama 3 8B"]),
         "feather over fcfs, from 0.5B to the 8B models",
     )
-    section.says(
+    table.says(
         "smaller models achieve higher throughput owing to lower per-token compute costs",
         ", ".join(f"{model}: {each:,.0f}" for model, each in zip(MODELS, first, strict=True)),
         first[0] > first[1] > max(first[2:4]),
@@ -378,33 +378,32 @@ LONG_GROUPS = (1, 2, 5, 20, 100)
 def fig5_7(given: FigureInputs) -> Result:
     loads = {f"{groups}": FeatherLoad(groups=groups) for groups in LONG_GROUPS}
     machines = dict.fromkeys(loads, MODELS["LongChat 13B"])
-    table = sweep("groups", loads, (FCFS, "bandit", "dynamic"), given.tell, machines)
+    table = sweep(given, "groups", loads, (FCFS, "bandit", "dynamic"), machines)
     gains = ratios(table)
     fcfs = {groups: value(table, str(groups), FCFS) for groups in LONG_GROUPS}
     batch = {groups: value(table, str(groups), FCFS, "batch") for groups in LONG_GROUPS}
     tbt = {groups: value(table, str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
     own = [value(table, at, FEATHER) for at in loads]
-    section = table.section("§5.2.6")
-    section.finds(
+    table.finds(
         "At 100 prefix groups, it achieves up to $22\\times$ higher throughput than FCFS",
         near(gains["100"], 22.0, text="22×"),
         "1,000 requests are ten of each prefix: even those that wait together are a batch of ten, for which a "
         "prefix of 5,000 tokens is computed",
     )
-    section.says(
+    table.says(
         "there is a sharp drop in throughput when moving from 1 to 2 prefix groups, accompanied by an increase in TBT",
         f"to {fcfs[2] / fcfs[1]:.0%}, TBT {tbt[1]:,.0f} and {tbt[2]:,.0f} ms",
         fcfs[2] < 0.8 * fcfs[1] and tbt[2] > tbt[1],
         "of fcfs",
     )
-    section.says(
+    table.says(
         "The further decline from 2 to 5 prefix groups is driven by KV cache evictions, which is also reflected "
         "in the steep reduction in average batch size",
         f"{fcfs[2]:,.0f} to {fcfs[5]:,.0f} tokens/s, batch {batch[2]:.0f} to {batch[5]:.0f}",
         fcfs[5] < fcfs[2] and batch[5] < 0.7 * batch[2],
         "23,004 tokens of KV hold four prefixes",
     )
-    section.says(
+    table.says(
         "*FEATHER* maintains stable and consistent throughput across all settings",
         ", ".join(f"{each:,.0f}" for each in own),
         min(own) > 0.8 * max(own),

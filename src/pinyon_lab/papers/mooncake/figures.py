@@ -12,8 +12,8 @@ from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Section, Table, Value, columns, figure
-from pinyon_lab.figures.rows import bars, basis, cells, claimed, close, column, near, number, share, shown, those
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, Value, columns, figure
+from pinyon_lab.figures.rows import bars, basis, claimed, close, near, share, shown
 from pinyon_lab.figures.workload import Workload, together
 from pinyon_lab.pictures import Bars, Course, Courses, Mark
 
@@ -77,6 +77,7 @@ def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
 @figure("mooncake-fig9", PAPER, "§5.3.1, Fig. 9", "hit ratio over cache capacity", *TRACES)
 def fig9(given: FigureInputs) -> Result:
     table = Table(
+        given,
         Column("workload", "workload"),
         *(Column(f"at_{millions}m", f"{millions}M", ".1%", Basis.MEASURED) for millions in CAPACITIES_M),
         *columns(Basis.MEASURED, ideal=("ideal", ".1%"), node_of_ideal=("3M/ideal", ".1%")),
@@ -110,12 +111,11 @@ def fig9(given: FigureInputs) -> Result:
 
 
 def _fig9_claims(table: Table) -> None:
-    below = [row["workload"] for row in table.rows if number(row, "node_of_ideal") < 0.5]
-    least = min(table.rows, key=lambda row: number(row, "nearly_of_ideal"))
-    nearly = number(least, "nearly_of_ideal")
+    below = [row["workload"] for row in table.rows if row["node_of_ideal"] < 0.5]
+    least = min(table.rows, key=lambda row: row["nearly_of_ideal"])
+    nearly = least["nearly_of_ideal"]
     nodes = math.ceil(NEARLY_ALL_TOKENS / NODE_TOKENS)
-    section = table.section("§5.3.1")
-    section.says(
+    table.says(
         "a local cache with a 3M token capacity does not achieve 50% of the theoretical maximum hit rate in most "
         "scenarios",
         f"< 50% in {len(below)} of {len(table.rows)}",
@@ -124,14 +124,14 @@ def _fig9_claims(table: Table) -> None:
         printed="< 50%",
         basis=claimed(*table.rows),
     )
-    section.says(
+    table.says(
         "a cache capacity of 50M tokens nearly reaches the theoretical maximum hit rate of 100%",
         f"{nearly:.1%} at least",
         nearly >= NEARLY,
         f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
         basis=claimed(*table.rows),
     )
-    section.says(
+    table.says(
         "require to pool at least 20 nodes' DRAM",
         nodes,
         False,
@@ -166,6 +166,7 @@ def prefill_flops(tokens: int, prefix: int) -> float:
 @figure("mooncake-fig10", PAPER, "§5.3.2, Fig. 10", "global and local caches, 10 nodes of 3M tokens", *TRACES)
 def fig10(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", setup="caches"),
         *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), global_to_this=("global is", ".2f")),
         *columns(Basis.MODELLED, prefill=("FLOP", ".1%"), saved=("saved", ".1%")),
@@ -192,8 +193,8 @@ def fig10(given: FigureInputs) -> Result:
     found = {(row["workload"], row["setup"]): row for row in rows}
     for row in rows:
         ours = found[row["workload"], GLOBAL]
-        row["global_to_this"] = share(number(ours, "hit_ratio"), number(row, "hit_ratio"))
-        row["saved"] = 1 - share(number(ours, "prefill"), number(row, "prefill"))
+        row["global_to_this"] = share(ours["hit_ratio"], row["hit_ratio"])
+        row["saved"] = 1 - share(ours["prefill"], row["prefill"])
     notes = [
         "Service takes no time; what is generated is not cached. Local hits are counted on the node that a request "
         "runs on, global ones anywhere. FLOP: of all prefills, as a share of what they were without reuse (Eq. 1 and "
@@ -204,7 +205,7 @@ def fig10(given: FigureInputs) -> Result:
         *_notes(given.workloads),
     ]
     names = {workload.name: shown(workload) for workload in given.workloads}
-    hit_ratios, prefills = (cells(rows, "workload", "setup", key) for key in ("hit_ratio", "prefill"))
+    hit_ratios, prefills = (rows.cells("workload", "setup", key) for key in ("hit_ratio", "prefill"))
     panels = [
         bars("Hit ratio", "blocks that hit", hit_ratios, group=names.__getitem__),
         bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=names.__getitem__),
@@ -220,23 +221,23 @@ def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
 
 
 def _fig10_claims(table: Table) -> None:
-    local = those(table.rows, setup=LOCAL)
-    most = max(local, key=lambda row: number(row, "global_to_this"))
-    saved = max(local, key=lambda row: number(row, "saved"))
-    higher = [row["workload"] for row in local if number(row, "global_to_this") > 1]
+    local = table.rows.those(setup=LOCAL)
+    most = max(local, key=lambda row: row["global_to_this"])
+    saved = max(local, key=lambda row: row["saved"])
+    higher = [row["workload"] for row in local if row["global_to_this"] > 1]
     same = [str(row["workload"]) for row in local if row["workload"] not in higher]
-    section = table.section("§5.3.2")
-    table.section("§5.3.2 (§1: 2.36× higher)").says(
+    table.says(
         "the global cache exhibits a maximum increase of 136% in cache hit rate",
-        round(number(most, "global_to_this"), 2),
-        close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
-        f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
+        round(most["global_to_this"], 2),
+        close(most["global_to_this"], 2.36) and most["busiest"] < 0.5,
+        f"on {most['workload']}, where cache affinity asks one node for {most['busiest']:.0%} of all "
         "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
         "how the paper's does is not stated here, and all hangs on it: " + _by_router(table.rows, most["workload"]),
         printed=2.36,
         basis=claimed(most),
+        section="§5.3.2 (§1: 2.36× higher)",
     )
-    section.says(
+    table.says(
         "the global cache achieves higher cache hit rates ... across all tested workloads",
         f"higher on {len(higher)} of {len(local)}",
         not same,
@@ -245,16 +246,16 @@ def _fig10_claims(table: Table) -> None:
         else "",
         basis=claimed(*local),
     )
-    section.finds(
+    table.finds(
         "a reduction of up to 48% in prefill computation time",
-        near(number(saved, "saved"), 0.48, "{:.1%}", "48%"),
+        near(saved["saved"], 0.48, "{:.1%}", "48%"),
         f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
     )
 
 
 def _by_router(rows: Rows, workload: Value) -> str:
     return ", ".join(
-        f"{number(row, 'global_to_this'):.2f} ({row['setup']})"
+        f"{row['global_to_this']:.2f} ({row['setup']})"
         for row in rows
         if row["workload"] == workload and str(row["setup"]).startswith("local")
     )
@@ -277,9 +278,12 @@ BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over 
 @figure("mooncake-table2", PAPER, "§5.2.1, Table 2", "requests, lengths and cache ratio", *TRACES)
 def table2(given: FigureInputs) -> Result:
     table = Table(
+        given,
         Column("workload", "workload"),
         *columns(Basis.MEASURED, requests=("requests", ","), input=("input", ",.1f"), output=("output", ",.1f")),
         *(Column(key, key, ".1%", Basis.MEASURED) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)),
+        section="Table 2",
+        basis=Basis.MEASURED,
     )
     for workload in given.workloads:
         given.tell(f"an endless cache: {workload.name}")
@@ -299,21 +303,21 @@ def table2(given: FigureInputs) -> Result:
     ]
     named = [f"{row['workload']} ({row['basis']})" for row in table.rows]
     bars: dict[str, Sequence[float | None]] = {
-        key: column(table.rows, key) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
+        key: table.rows.column(key) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
     }
     bars["the paper"] = [PRINTED[each.name]["ratio"] for each in given.workloads]
     panel = Bars("Endless cache", "cached", named, bars, ".1%")
-    _claims(table.section("Table 2", Basis.MEASURED), table.rows)
+    _claims(table)
     return table.result("Mooncake Table 2: cache ratio", [panel], notes)
 
 
-def _claims(section: Section, all_rows: Rows) -> None:
+def _claims(table: Table) -> None:
     """Adds the claims of Table 2 about published traces only: a generated trace has what was put into it."""
-    rows = {str(row["workload"]): row for row in all_rows if row["basis"] == Basis.MEASURED}
+    rows = {str(row["workload"]): row for row in table.rows if row["basis"] == Basis.MEASURED}
 
     def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> None:
-        values = {name: number(row, ours or key) for name, row in rows.items()}
-        section.says(
+        values = {name: row[ours or key] for name, row in rows.items()}
+        table.says(
             said,
             ", ".join(f"{name} {value:{form}}" for name, value in values.items()),
             all(abs(value - PRINTED[name][key]) <= close for name, value in values.items()),
@@ -322,8 +326,7 @@ def _claims(section: Section, all_rows: Rows) -> None:
         )
 
     others = "; ".join(
-        f"{name} {number(row, BY_BLOCKS):.1%} {BY_BLOCKS}, {number(row, BY_REQUEST):.1%} as {BY_REQUEST}"
-        for name, row in rows.items()
+        f"{name} {row[BY_BLOCKS]:.1%} {BY_BLOCKS}, {row[BY_REQUEST]:.1%} as {BY_REQUEST}" for name, row in rows.items()
     )
     claim("Num Requests 12031 23608 3993", "requests", ",.0f", 0)
     claim("Avg Input Len 12035 8596 15325", "input", ",.1f", LENGTH_CLOSE, "a trace's mean, of whole prompts")

@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 from statistics import mean
+from typing import Any
 
 from pinyon.eviction.policy import EvictionPolicy, Traits
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
@@ -24,15 +25,13 @@ from pinyon_lab.figures.figure import (
     Figure,
     FigureInputs,
     Result,
-    Row,
     Rows,
-    Section,
     Table,
     Tell,
     columns,
     figure,
 )
-from pinyon_lab.figures.rows import basis, claimed, column, counting, near, number, points, share, shown, those
+from pinyon_lab.figures.rows import basis, claimed, counting, near, share, shown
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Panel
@@ -51,53 +50,51 @@ CLOSE = 0.95
 """Our choice: this share of Belady's hits is "close to optimal"."""
 
 
-def add_claims(section: Section, rows: Rows) -> None:
-    """Adds the claims about rows by workload and ratio, in the order of the ratios.
+def add_claims(table: Table) -> None:
+    """Adds the claims about the rows by workload and ratio, in the order of the ratios.
 
     Most are about rows with a CPU cache. The printed ranges are of the three figures together, so the range of one must
     lie inside. Percentages are taken as points of hit ratio: those are in % themselves, and the steps of Fig. 28 add up
     as points. The text leaves it open, so the relative gains stand beside the points.
     """
-    a, b = (those(rows, workload=name) for name in ("qwen-a", "qwen-b"))
-    a_with_cpu = [row for row in a if row["ratio"]]
-    over_best = column(a_with_cpu, "over_best")
-    on_a, on_b = (100 * mean([number(row, "over_best") for row in of if row["ratio"]]) for of in (a, b))
-    apart = max(abs(number(row, "workload_aware") - number(row, "lru")) for row in b)
+    a, b = (table.rows.those(workload=name) for name in ("qwen-a", "qwen-b"))
+    a_with_cpu = Rows(row for row in a if row["ratio"])
+    over_best = a_with_cpu.column("over_best")
+    on_a, on_b = (100 * mean([row["over_best"] for row in of if row["ratio"]]) for of in (a, b))
+    apart = max(abs(row["workload_aware"] - row["lru"]) for row in b)
     (alone,) = (row for row in b if not row["ratio"])
-    of_belady = {policy: share(number(alone, policy), number(alone, "belady")) for policy in BASELINES}
+    of_belady = {policy: share(alone[policy], alone["belady"]) for policy in BASELINES}
     lfu = of_belady.pop("lfu")
     _gain(
-        section,
+        table,
         "our policy WA achieves 8.1–23.9 % higher hit rate compared to other baselines",
         a_with_cpu,
         "worst",
         WORST,
     )
-    _gain(
-        section, "it has a 1.5–3.9 % higher hit rate compared to the best of other baselines", a_with_cpu, "best", BEST
-    )
-    section.says(
+    _gain(table, "it has a 1.5–3.9 % higher hit rate compared to the best of other baselines", a_with_cpu, "best", BEST)
+    table.says(
         "the effectiveness of WA decreases when the cache capacity increases",
         f"{100 * over_best[0]:+.1f} to {100 * over_best[-1]:+.1f} points",
         over_best[-1] < over_best[0],
         "over the best baseline on trace A, at the least and at the largest CPU cache",
         basis=claimed(*a),
     )
-    section.says(
+    table.says(
         "WA is more effective on Trace A than Trace B",
         f"{on_a:+.1f} on A, {on_b:+.1f} points on B",
         on_a > on_b,
         "over the best baseline, mean of the ratios",
         basis=claimed(*a, *b),
     )
-    section.says(
+    table.says(
         "our fitted exponential distribution-based policy essentially falls back to a normal LRU",
         f"{100 * apart:.2f} points from LRU at most",
         apart <= FALLS_BACK,
         "on trace B, which has one category",
         basis=claimed(*b),
     )
-    section.says(
+    table.says(
         "GPU HBM is already close to optimal except for LFU",
         f"{min(of_belady.values()):.1%} of Belady's hits at least, LFU {lfu:.1%}",
         lfu < CLOSE <= min(of_belady.values()),
@@ -106,13 +103,13 @@ def add_claims(section: Section, rows: Rows) -> None:
     )
 
 
-def _gain(section: Section, said: str, rows: Rows, which: str, printed: tuple[float, float]) -> None:
+def _gain(table: Table, said: str, rows: Rows, which: str, printed: tuple[float, float]) -> None:
     key = f"over_{which}"
-    points = [100 * number(row, key) for row in rows]
-    relative = [100 * share(number(row, key), number(row, "workload_aware") - number(row, key)) for row in rows]
+    points = [100 * row[key] for row in rows]
+    relative = [100 * share(row[key], row["workload_aware"] - row[key]) for row in rows]
     listed = ", ".join(f"{point:+.1f} ({row['ratio']:g})" for row, point in zip(rows, points, strict=True))
     low, high = printed
-    section.says(
+    table.says(
         said,
         f"{min(points):.1f} to {max(points):.1f} points",
         low <= round(min(points), 1) and round(max(points), 1) <= high,
@@ -151,6 +148,7 @@ TESTBED_NOTES = (
 
 def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", ratio=("CPU", "g")),
         *(Column(policy, short, ".1%", Basis.MEASURED) for policy, short in SHORT.items()),
         *columns(Basis.MEASURED, ideal=("ideal", ".1%"), over_best=("WA-best", "+.1%")),
@@ -159,7 +157,7 @@ def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
     for workload in given.workloads:
         own = _add_rows(table, model, workload, given.tell)
         courses = [
-            Course(policy, [(1 + x, y) for x, y in points(own, "ratio", policy)], policy == BELADY) for policy in SHORT
+            Course(policy, [(1 + x, y) for x, y in own.points("ratio", policy)], policy == BELADY) for policy in SHORT
         ]
         x_label = "HBM for KV and CPU cache, × HBM for KV"
         panels.append(Courses(shown(workload), x_label, "blocks that hit", courses))
@@ -170,7 +168,7 @@ def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
         *TESTBED_NOTES,
     ]
     title = f"Hit ratio over capacity: {model.name}, {model.gpus} × A800-80GB"
-    add_claims(table.section("§4.3"), table.rows)
+    add_claims(table)
     return table.result(title, panels, notes)
 
 
@@ -192,7 +190,7 @@ def _add_rows(table: Table, model: ServingModel, workload: Workload, tell: Tell)
         values = *hits.values(), share(curve.ideal_hits, curve.blocks), own - max(others)
         more = {"over_worst": own - min(others), "capacity_blocks": capacity, "requests": len(requests)}
         table.add(part.name, ratio, *values, **more, basis=basis(part))
-    return table.rows[before:]
+    return Rows(table.rows[before:])
 
 
 BY_RATIO = tuple(
@@ -236,6 +234,7 @@ def _mean_s(workload: Workload, model: ServingModel, ratio: float, policy: str, 
 @figure("wild-qttft", PAPER, "§4.3, Figs. 25 to 27", "queued TTFT", ("qwen-a", "qwen-b"))
 def qttft(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(model="model", workload="workload", ratio=("CPU", "g")),
         *(Column(policy, SHORT[policy], ".2f", Basis.MODELLED) for policy in POLICIES),
         *columns(Basis.MODELLED, to_best=("WA to best", "-.1%"), to_worst=("to worst", "-.1%")),
@@ -259,20 +258,20 @@ def qttft(given: FigureInputs) -> Result:
     ]
     panels = []
     for name in dict.fromkeys(str(row["workload"]) for row in table.rows):
-        rows = those(table.rows, workload=name, ratio=1.0)
-        values = {SHORT[policy]: column(rows, policy) for policy in POLICIES}
+        rows = table.rows.those(workload=name, ratio=1.0)
+        values = {SHORT[policy]: rows.column(policy) for policy in POLICIES}
         panels.append(
             Bars(f"{name}, CPU cache 1 × HBM", "mean QTTFT, s", [str(row["model"]) for row in rows], values, ".1f")
         )
-    _claim(table.section("§4.3"), table.rows)
+    _claim(table)
     return table.result("Queued TTFT by eviction policy", panels, notes)
 
 
-def _claim(section: Section, rows: Rows) -> None:
-    on_a = those(rows, workload="qwen-a")
-    best, worst = (column(on_a, key) for key in ("to_best", "to_worst"))
+def _claim(table: Table) -> None:
+    on_a = table.rows.those(workload="qwen-a")
+    best, worst = (on_a.column(key) for key in ("to_best", "to_worst"))
     low, high = PRINTED
-    section.says(
+    table.says(
         "WA achieves 28.3–41.9% QT-TFT reduction thanks to the improved KV\\$ cache hit rate",
         f"{min(best):.1%} to {max(best):.1%} to the best, {min(worst):.1%} to {max(worst):.1%} to the worst baseline",
         min(worst) >= 0.8 * low and min(best) <= 1.2 * high,
@@ -329,6 +328,7 @@ def fig28(given: FigureInputs) -> Result:
         return share(sum(replayed(requests, choice, lambda make: cache(make(), capacity), heard)[1]), blocks)
 
     table = Table(
+        given,
         Column("policy", "policy"),
         *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), over_gdfs=("over gdfs", "+.1%")),
         *columns(Basis.MEASURED, without_offset=("without ②", ".1%"), offset_gives=("② gives", "+.1%")),
@@ -350,29 +350,30 @@ def fig28(given: FigureInputs) -> Result:
         *TESTBED_NOTES,
     ]
     title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(part)}"
-    add_ablation_claims(table.section("§4.3"), table.rows)
+    add_ablation_claims(table)
     return table.result(title, _panels(table.rows), notes)
 
 
-def _of(rows: Rows, policy: str) -> Row:
-    return those(rows, policy=policy)[0]
+def _of(rows: Rows, policy: str) -> dict[str, Any]:
+    return rows.those(policy=policy)[0]
 
 
-def add_ablation_claims(section: Section, rows: Rows) -> None:
+def add_ablation_claims(table: Table) -> None:
+    rows = table.rows
     gdfs, lru, fitted, whole = (_of(rows, LABELS[each]) for each in ("gdfs", "lru", FITTED, WHOLE))
-    first = 100 * number(fitted, "over_gdfs")
-    over_lru = 100 * (number(fitted, "hit_ratio") - number(lru, "hit_ratio"))
-    second = 100 * (number(whole, "hit_ratio") - number(fitted, "hit_ratio"))
-    best = max((_of(rows, choice) for choice in SWEEP), key=lambda row: number(row, "hit_ratio"))
-    with_best = 100 * (number(best, "hit_ratio") - number(fitted, "hit_ratio"))
-    section.finds(
+    first = 100 * fitted["over_gdfs"]
+    over_lru = 100 * (fitted["hit_ratio"] - lru["hit_ratio"])
+    second = 100 * (whole["hit_ratio"] - fitted["hit_ratio"])
+    best = max((_of(rows, choice) for choice in SWEEP), key=lambda row: row["hit_ratio"])
+    with_best = 100 * (best["hit_ratio"] - fitted["hit_ratio"])
+    table.finds(
         "using a distribution-based approach improves the hit rate by 1%",
         near(first, 1, "{:+.1f} points", "1 %"),
         f"① without ③ over gdfs, both with ②; {over_lru:+.1f} over lru. The text does not say over what, nor "
         "whether frequency, which ③ removes, is still in ① there",
         basis=claimed(gdfs, fitted),
     )
-    section.finds(
+    table.finds(
         "with the life regulator further increases the hit rate by 2.4 %",
         near(second, 2.4, "{:+.1f} points", "2.4 %"),
         f"③ with life {LIFE_S:g} s, the default; {with_best:+.1f} with the best one tried, "
@@ -383,15 +384,15 @@ def add_ablation_claims(section: Section, rows: Rows) -> None:
 
 def _panels(rows: Rows) -> list[Panel]:
     labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # without ① and ③ it is lru
-    both = [_of(rows, label) for label in labels]
+    both = Rows(_of(rows, label) for label in labels)
     bars: dict[str, Sequence[float | None]] = {
-        "with ②": column(both, "hit_ratio"),
-        "without ②": column(both, "without_offset"),
+        "with ②": both.column("hit_ratio"),
+        "without ②": both.column("without_offset"),
     }
-    by_life = [(life, number(_of(rows, choice), "hit_ratio")) for choice, life in SWEEP.items()]
+    by_life = [(life, _of(rows, choice)["hit_ratio"]) for choice, life in SWEEP.items()]
     ends = by_life[0][0], by_life[-1][0]
     flat = [
-        Course(label, [(x, number(_of(rows, label), "hit_ratio")) for x in ends], dashed=True)
+        Course(label, [(x, _of(rows, label)["hit_ratio"]) for x in ends], dashed=True)
         for label in ("lru", "gdfs", LABELS[FITTED], BELADY)
     ]
     courses, default = [Course("WA ① ③ by life", by_life), *flat], Mark(f"{LIFE_S:g} s: the default", LIFE_S)
