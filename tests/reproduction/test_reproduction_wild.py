@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,8 @@ from pinyon_lab.papers.wild.figures import BASELINES, LIFE_S, LIVES_S, HeadFirst
 from pinyon_lab.policies.eviction import Lfu
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS
-from tests.reproduction.test_reproduction_mooncake import SHARED, make, plain
+from tests.reproduction.small import SHARED, plain, text_of
+from tests.reproduction.test_reproduction_mooncake import make
 from tests.unit.eviction.test_eviction_replay import trace
 
 QWEN, LLAMA2, LLAMA3 = MODELS
@@ -90,7 +90,7 @@ def test_rows_have_the_hits_of_replays(name: str, model: Any) -> None:
     for row in result.rows:
         (each,) = (each for each in given if each.name == row["workload"])
         assert row["basis"] == (Basis.CONSTRUCTION if each.generated else Basis.MEASURED)
-        capacity = max(1, int(model.kv_hbm_bytes * (1 + row["ratio"]) / model.token_bytes / BLOCK))  # type: ignore[operator]
+        capacity = max(1, int(model.kv_hbm_bytes * (1 + row["ratio"]) / model.token_bytes / BLOCK))
         assert row["capacity_blocks"] == capacity
         for policy in POLICIES:
             cache = replay(each.asked(), policy, capacity)
@@ -196,13 +196,13 @@ def test_the_ablation_has_the_hits_of_replays() -> None:
     for policy, row in found.items():
         cache = replay(given.asked(), names.get(policy, policy), capacity)
         assert row["hit_ratio"] == cache.hit_blocks / cache.blocks
-        assert row["over_gdfs"] == row["hit_ratio"] - found["gdfs"]["hit_ratio"]  # type: ignore[operator]
+        assert row["over_gdfs"] == row["hit_ratio"] - found["gdfs"]["hit_ratio"]
     assert found["WA without ① ③"]["hit_ratio"] == found["lru"]["hit_ratio"], "age alone decides"
     without = HeadFirst(Lru(), capacity)
     hits = sum(without.request(*asked) for asked in given.asked())
     asked_for = sum(len(row.blocks) for row in given.rows)
     assert found["lru"]["without_offset"] == hits / asked_for
-    assert found["lru"]["offset_gives"] == found["lru"]["hit_ratio"] - hits / asked_for  # type: ignore[operator]
+    assert found["lru"]["offset_gives"] == found["lru"]["hit_ratio"] - hits / asked_for
 
 
 def ablated(*hits: float) -> list[Claim]:
@@ -242,7 +242,7 @@ def test_queued_ttft_is_of_one_server_that_computes_what_misses() -> None:
     for row in queued_ttft().rows:
         (model,) = (each for each in MODELS if each.name == row["model"])
         (each,) = (each for each in GIVEN if each.name == row["workload"])
-        token_s, capacity = 1 / computed_per_s(model), max(1, capacity_blocks(model, BLOCK, float(row["ratio"])))  # type: ignore[arg-type]
+        token_s, capacity = 1 / computed_per_s(model), max(1, capacity_blocks(model, BLOCK, float(row["ratio"])))
         cache: list[int] = []
         free_s, total_s = 0.0, 0.0
         for request in each.rows:
@@ -259,7 +259,7 @@ def test_queued_ttft_is_of_one_server_that_computes_what_misses() -> None:
 @pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
 @pytest.mark.parametrize("name", ["wild-fig25", "wild-qttft", "wild-fig28"])
 def test_quotes_are_in_the_paper(name: str) -> None:
-    text = plain((Path(SHARED) / "seeds" / "kvcache_in_the_wild.txt").read_text())
+    text = text_of("wild")
     given = [workload(each, seed) for seed, each in enumerate(FIGURES[name].needs)]
     result = queued_ttft() if name == "wild-qttft" else make(name, *given)
     for claim in result.claims:
