@@ -111,7 +111,7 @@ class Compared(NamedTuple):
 
     ours: str
     agrees: bool
-    printed: str
+    printed: str | None = None
 
 
 class Table:
@@ -146,7 +146,7 @@ class Table:
         self.claims.append(Claim(said, section, printed, ours, basis, agrees, why, order))
 
     def finds(self, said: str, compared: Compared, why: str = "", **more: Any) -> None:
-        """Adds a claim about a number that the paper prints."""
+        """Adds a claim about a number that the paper prints, or about several alike."""
         self.says(said, compared.ours, compared.agrees, why, printed=compared.printed, **more)
 
     def result(self, title: str, panels: Sequence[Panel], notes: Sequence[str] = ()) -> Result:

@@ -63,6 +63,15 @@ def near(ours: float, printed: float, form: str = "{:.2f}×", text: str = "") ->
     return Compared(form.format(ours), close(ours, printed), text or form.format(printed))
 
 
+def told(found: Mapping[str, float], form: str = ".2f", unit: str = "") -> str:
+    return ", ".join(f"{at}: {format(each, form)}{unit}" for at, each in found.items())
+
+
+def every(found: Mapping[str, float], holds: Callable[[float], bool], form: str = ".2f", unit: str = "") -> Compared:
+    """Tells the values by name, and whether all are as the text says."""
+    return Compared(told(found, form, unit), all(map(holds, found.values())))
+
+
 def up_to(values: Sequence[float], form: str) -> str:
     """Returns the range of the values, from the least to the greatest, as text."""
     least, most = format(min(values), form), format(max(values), form)

@@ -76,7 +76,7 @@ def fig3_2(given: FigureInputs) -> Result:
     table = _Table(given, 1, Column("share", "on prefix A", ".1%"), DECODED, KV, BATCH, basis=Basis.CONSTRUCTION)
     for share in SHARES:
         given.tell(f"{share:.1%} on prefix A")
-        table.ran(one_batch(_two(share), OUTPUT_TOKENS, FeatherServer()), share)
+        table.ran(one_batch(_two(share), OUTPUT_TOKENS), share)
     rates, reads = (table.rows.column(key) for key in ("decode_tokens_s", "kv_tokens"))
     same, mixed = (rates[0], rates[-1]), rates[1:-1]
     drop, read = min(same) / rates[1], reads[1] / reads[0]
@@ -123,7 +123,7 @@ def fig3_4(given: FigureInputs) -> Result:
     table = _Table(given, 2, Column("fraction", "shared", ".0%"), DECODED, KV, EVICTED)
     for fraction in FRACTIONS:
         given.tell(f"{fraction:.0%} shared")
-        table.ran(one_batch(_partly(fraction), OUTPUT_TOKENS, FeatherServer()), fraction)
+        table.ran(one_batch(_partly(fraction), OUTPUT_TOKENS), fraction)
     rates, evicted = (table.rows.column(key) for key in ("decode_tokens_s", "evicted"))
     gain = rates[-1] / rates[0] - 1
     steps = [after / before - 1 for before, after in pairwise(rates)]
@@ -165,7 +165,7 @@ def fig3_5(given: FigureInputs) -> Result:
     table = _Table(given, 3, Column("groups", "prefixes", "d"), OVERALL, DECODED, BATCH, EVICTED)
     for groups in GROUPS:
         given.tell(f"{groups} prefixes")
-        table.ran(one_batch(_grouped(REQUESTS, groups, PREFIX), OUTPUT_TOKENS, FeatherServer()), groups)
+        table.ran(one_batch(_grouped(REQUESTS, groups, PREFIX), OUTPUT_TOKENS), groups)
     rate, batch, evicted = (
         dict(zip(GROUPS, table.rows.column(key), strict=True)) for key in ("tokens_s", "batch", "evicted")
     )
@@ -222,7 +222,7 @@ def fig3_6(given: FigureInputs) -> Result:
     table = _Table(given, 4, Column("length", "L", ",d"), Column("levels", "levels", "d"), DECODED, KV)
     for length, levels in product(LENGTHS, LEVELS):
         given.tell(f"{levels} levels of a prompt of {4 * length}")
-        table.ran(one_batch(_branched(levels, length), OUTPUT_TOKENS, FeatherServer()), length, levels)
+        table.ran(one_batch(_branched(levels, length), OUTPUT_TOKENS), length, levels)
     rate = table.by_two()
     deeper = {length: [rate[length, levels] for levels in LEVELS[1:]] for length in LENGTHS}
     spread = [max(rates) / min(rates) - 1 for rates in deeper.values()]
@@ -322,7 +322,7 @@ def fig3_9(given: FigureInputs) -> Result:
     table = _Table(given, 6, Column("first", "f1", ".0%"), Column("second", "f2", ".0%"), OVERALL, BATCH, EVICTED)
     for first, second in product(FIRSTS, SECONDS):
         given.tell(f"{first:.0%} shared by all, {second:.0%} with suffix A")
-        table.ran(one_batch(_mixed(first, second), OUTPUT_TOKENS, FeatherServer()), first, second)
+        table.ran(one_batch(_mixed(first, second), OUTPUT_TOKENS), first, second)
     rate = table.by_two(OVERALL.key)
     jump = {first: rate[first, 1.0] / rate[first, 0.8] for first in FIRSTS if first < 1}
     flat = [rate[0.8, second] for second in SECONDS if second < 1]
@@ -363,7 +363,7 @@ def fig3_10(given: FigureInputs) -> Result:
     table = _Table(given, 7, Column("kind", "batch"), Column("size", "requests", "d"), DECODED)
     for (kind, groups), size in product(KINDS.items(), SIZES):
         given.tell(f"{kind}, {size} requests")
-        table.ran(one_batch(_grouped(size, groups, PREFIX), OUTPUT_TOKENS, FeatherServer()), kind, size)
+        table.ran(one_batch(_grouped(size, groups, PREFIX), OUTPUT_TOKENS), kind, size)
     rate = table.by_two()
     most = {kind: max(rate[kind, size] for size in SIZES) for kind in KINDS}
     full = {kind: next(size for size in SIZES if rate[kind, size] >= SATURATED * most[kind]) for kind in KINDS}

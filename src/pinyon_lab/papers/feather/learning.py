@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
-from pinyon_lab.papers.feather.load import FEATHER, ratios, sweep, swept, told, value
+from pinyon_lab.figures.rows import every, told
+from pinyon_lab.papers.feather.load import FEATHER, SERVED, sweep
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MODEL_NOTE,
@@ -144,7 +145,7 @@ def fig5_14(given: FigureInputs) -> Result:
         for rate in ALONE_RATES
     }
     table = sweep(given, "rate", points, ALONE)
-    gains = {policy: ratios(table, policy) for policy in ("bandit", "q_learning")}
+    gains = {policy: table.ratios(policy) for policy in ("bandit", "q_learning")}
     most = f"{max(ALONE_RATES)}/s"
     table.says(
         "even in the absence of prefix sharing, FEATHER, powered by its adaptive RL-based policy—matches the "
@@ -157,13 +158,13 @@ def fig5_14(given: FigureInputs) -> Result:
     table.says(
         "At higher input rates, vLLM-based policies begin to outperform SGLang policies, primarily due to their "
         "ability to form larger batches",
-        f"batch {value(table, most, FCFS, 'batch'):.0f} against {value(table, most, 'sglang_fcfs', 'batch'):.0f}, "
-        f"{value(table, most, FCFS):,.0f} against {value(table, most, 'sglang_fcfs'):,.0f} tokens/s",
-        value(table, most, FCFS) > 1.02 * value(table, most, "sglang_fcfs"),
+        f"batch {table.value(most, FCFS, 'batch'):.0f} against {table.value(most, 'sglang_fcfs', 'batch'):.0f}, "
+        f"{table.value(most, FCFS):,.0f} against {table.value(most, 'sglang_fcfs'):,.0f} tokens/s",
+        table.value(most, FCFS) > 1.02 * table.value(most, "sglang_fcfs"),
         "at the highest rate, fcfs against sglang_fcfs: where nothing is shared nothing is counted twice, and "
         "the two are one policy here",
     )
-    return swept("FEATHER Fig. 5.14: nothing shared", table)
+    return table.drawn("FEATHER Fig. 5.14: nothing shared", shown=SERVED[:3])
 
 
 # -- Fig. 5.17
@@ -176,15 +177,14 @@ BEYOND = 100
 @figure("feather-fig5.17", PAPER, "§5.4.2, Fig. 5.17", "with and without learning")
 def fig5_17(given: FigureInputs) -> Result:
     table = sweep(given, "rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in LEARNING_RATES}, (FEATHER, NEVER))
-    gains = ratios(table, FEATHER, NEVER)
-    batch = ratios(table, FEATHER, NEVER, "batch")
+    gains = table.ratios(FEATHER, NEVER)
+    batch = table.ratios(FEATHER, NEVER, "batch")
     low = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if rate < 5}
     high = {f"{rate}/s": gains[f"{rate}/s"] for rate in LEARNING_RATES if 5 < rate < BEYOND}
     beyond = f"{BEYOND}/s"
-    table.says(
+    table.finds(
         "At $< 5$ req/s, removing RL has little effect",
-        told(low),
-        all(abs(ratio - 1) < 0.03 for ratio in low.values()),
+        every(low, lambda ratio: abs(ratio - 1) < 0.03),
         "throughput with learning over without; agrees if within 3 %",
     )
     table.says(
@@ -197,9 +197,9 @@ def fig5_17(given: FigureInputs) -> Result:
     table.says(
         "At higher rates than shown in the figure, large pools enable even non-RL to form $\\sim 500$ -request "
         "homogeneous batches, leading the two curves to converge",
-        f"{beyond}: {gains[beyond]:.2f}; batches of {value(table, beyond, NEVER, 'batch'):.0f}, of all five prefixes",
+        f"{beyond}: {gains[beyond]:.2f}; batches of {table.value(beyond, NEVER, 'batch'):.0f}, of all five prefixes",
         abs(gains[beyond] - 1) < 0.1,
         "who gets memory first are those of one prefix, but memory holds all five, and whoever has some is decoded",
         printed="500",
     )
-    return swept("FEATHER Fig. 5.17: without RL", table)
+    return table.drawn("FEATHER Fig. 5.17: without RL", shown=SERVED[:3])

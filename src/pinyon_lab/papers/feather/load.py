@@ -6,10 +6,9 @@ What varies is the request rate, the prefix groups, output tokens, prefix tokens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, Value, columns, figure
-from pinyon_lab.figures.rows import bars, near
+from pinyon_lab.figures.rows import bars, every, near, told
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MACHINE,
@@ -25,7 +24,6 @@ from pinyon_lab.papers.feather.runs import (
     label,
     served,
 )
-from pinyon_lab.pictures import Bars
 
 Runs = Mapping[tuple[str, str], FeatherServed]
 """The runs by the value that varies, and by the system's label in tables."""
@@ -40,11 +38,41 @@ SERVED = [
     *columns(Basis.MODELLED, ttft_s=("TTFT P50, s", ".1f"), evicted=("evicted blocks", ",d")),
     *columns(Basis.MODELLED, computed=("prompt tokens computed", ".1%")),
 ]
+NOTES = [MODEL_NOTE, SERVED_NOTE]
 STALLED = [
     *SERVED[:3],
     *columns(Basis.MODELLED, stalled=("waits for the scheduler", ".1%"), reading=("memory is read", ".1%")),
     *columns(Basis.MODELLED, read_s=("read in all, s", ",.1f"), computing=("compute", ".1%")),
 ]
+
+
+def stalled(*keys: str) -> list[Column]:
+    """Returns columns of runs whose engine may wait for its scheduler."""
+    return [column for column in STALLED if column.key in keys]
+
+
+class Sweep(Table):
+    """Runs by a value that varies and by system, a row each; ``shown`` are their numbers."""
+
+    def __init__(self, given: FigureInputs, varied: str, runs: Runs, shown: Sequence[Column] = SERVED) -> None:
+        super().__init__(given, *columns(at=varied, policy="policy"), *shown)
+        for (at, name), run in runs.items():
+            self.add(at, name, *numbers(run, shown).values())
+
+    def value(self, at: str, policy: str, key: str = "tokens_s") -> float:
+        return float(self.rows.cell(key, at=at, policy=label(policy)))
+
+    def ratios(self, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
+        """Returns the ratio of ``policy`` to ``to`` in column ``key``, by varied value."""
+        one, other = (self.rows.by("at", key, policy=label(each)) for each in (policy, to))
+        return {at: value / other[at] for at, value in one.items()}
+
+    def drawn(self, title: str, notes: Sequence[str] = NOTES, shown: Sequence[Column] = (), axis: str = "") -> Result:
+        """Returns the result with bars of ``shown``, by default of all columns, by varied value, called ``axis``."""
+        by = f"by {axis or self.columns[0].title}"
+        shown = shown or self.columns[2:]
+        panels = [bars(by, each.title, self.rows.cells("at", "policy", each.key), each.form) for each in shown]
+        return self.result(title, panels, notes)
 
 
 def sweep(
@@ -53,14 +81,14 @@ def sweep(
     loads: Mapping[str, FeatherLoad],
     policies: Sequence[str],
     machines: Mapping[str, str] = {},
-) -> Table:
-    """Returns a row for each load and policy; ``loads`` are by the value that varies, as text, as ``machines`` are."""
-    table = Table(given, *columns(at=varied, policy="policy"), *SERVED)
-    for at, load in loads.items():
-        for policy in policies:
-            run = served(load, FeatherServer(policy, machines.get(at, MACHINE)), given.tell)
-            table.add(at, label(policy), *numbers(run).values())
-    return table
+) -> Sweep:
+    """Runs each load with each policy; ``loads`` are by the value that varies, as text, as ``machines`` are."""
+    runs = {
+        (at, label(policy)): served(load, FeatherServer(policy, machines.get(at, MACHINE)), given.tell)
+        for at, load in loads.items()
+        for policy in policies
+    }
+    return Sweep(given, varied, runs)
 
 
 def numbers(run: FeatherServed, shown: Sequence[Column] = SERVED) -> dict[str, Value]:
@@ -68,49 +96,11 @@ def numbers(run: FeatherServed, shown: Sequence[Column] = SERVED) -> dict[str, V
     return {column.key: found[column.key] for column in shown}
 
 
-def table_of(given: FigureInputs, varied: str, runs: Runs, *keys: str) -> Table:
-    """Returns columns and rows of runs whose engine may wait for its scheduler; ``keys`` name the columns."""
-    shown = [column for column in STALLED if column.key in keys]
-    table = Table(given, *columns(at=varied, policy="policy"), *shown)
-    for (at, name), run in runs.items():
-        table.add(at, name, *numbers(run, shown).values())
-    return table
-
-
-def value(table: Table, at: str, policy: str, key: str = "tokens_s") -> Any:
-    return table.rows.cell(key, at=at, policy=label(policy))
-
-
-def drawn(table: Table, shown: Sequence[Column] = (), axis: str = "") -> list[Bars]:
-    """Returns bars of columns, by varied value (called ``axis``) and policy; ``shown`` are all if none are named."""
-    title = f"by {axis or table.columns[0].title}"
-    shown = shown or table.columns[2:]
-    return [bars(title, each.title, table.rows.cells("at", "policy", each.key), each.form) for each in shown]
-
-
-def ratios(table: Table, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
-    """Returns the ratio of ``policy`` to ``to`` in column ``key``, by varied value."""
-    one, other = (table.rows.by("at", key, policy=label(each)) for each in (policy, to))
-    return {at: value / other[at] for at, value in one.items()}
-
-
-def told(found: Mapping[str, float], form: str = ".2f") -> str:
-    return ", ".join(f"{at}: {format(ratio, form)}" for at, ratio in found.items())
-
-
 def apart(load: FeatherLoad) -> float:
     """Returns the output tokens/s if one prefix is served after the other, a full batch of each. No batches are more
     homogeneous."""
     group = [[("prefix", load.prefix_tokens), (f"own {each}", OWN_TOKENS)] for each in range(MAX_BATCH)]
-    return batches([group], load.output_tokens, FeatherServer()).tokens_s
-
-
-NOTES = [MODEL_NOTE, SERVED_NOTE]
-
-
-def swept(title: str, table: Table, shown: Sequence[Column] = SERVED[:3], axis: str = "") -> Result:
-    """Returns the result of a :func:`sweep`; the picture has the columns ``shown``, and ``axis`` for what varies."""
-    return table.result(title, drawn(table, shown, axis), NOTES)
+    return batches([group], load.output_tokens).tokens_s
 
 
 # -- Fig. 5.1
@@ -123,11 +113,10 @@ SGLANG = ("sglang_fcfs", "lpm", "dfs_weight")
 @figure("feather-fig5.1", PAPER, "§5.2.1, Fig. 5.1", "throughput by request rate")
 def fig5_1(given: FigureInputs) -> Result:
     table = sweep(given, "rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in RATES}, ALL)
-    most, gains = f"{max(RATES)}/s", ratios(table)
-    bound = apart(FeatherLoad()) / value(table, most, FCFS)
-    others = {at: max(value(table, at, policy) for policy in ALL[4:]) for at in gains}
-    batch = ratios(table, key="batch")
-    tbt = {policy: value(table, most, policy, "tbt_ms") for policy in ALL}
+    most, gains = f"{max(RATES)}/s", table.ratios()
+    bound = apart(FeatherLoad()) / table.value(most, FCFS)
+    others = {at: max(table.value(at, policy) for policy in ALL[4:]) for at in gains}
+    tbt = {policy: table.value(most, policy, "tbt_ms") for policy in ALL}
     table.finds(
         "At 100 req/s, FEATHER achieves roughly $4\\times$ the throughput of vLLM (FCFS)",
         near(gains[most], 4.0, text="4×"),
@@ -135,29 +124,26 @@ def fig5_1(given: FigureInputs) -> Result:
         "prefix; §3.2's nearly 2× is of prefixes twice as long, where there is more to gain. The rest: who is "
         "admitted are 500 of five prefixes, in batches of 100 that read the weights once each",
     )
-    table.says(
+    table.finds(
         "FEATHER (on vLLM) consistently outperforms all baselines at every request rate",
-        told({at: value(table, at, FEATHER) / others[at] for at in gains}),
-        all(value(table, at, FEATHER) > 0.99 * others[at] for at in gains),
+        every({at: table.value(at, FEATHER) / others[at] for at in gains}, lambda ratio: ratio > 0.99),
         "against the best one at each rate; agrees if nowhere more than 1 % behind it",
     )
-    table.says(
+    table.finds(
         "FEATHER in general maintains a *smaller* average batch size than vLLM (FCFS)",
-        told(batch),
-        all(ratio <= 1.01 for ratio in batch.values()),
+        every(table.ratios(key="batch"), lambda ratio: ratio <= 1.01),
         "times that of fcfs",
     )
     table.says(
         "SGLang policies consistently operate at smaller batch sizes than vLLM",
-        ", ".join(f"{policy} {value(table, most, policy, 'batch'):.0f}" for policy in (FCFS, *SGLANG)),
-        all(value(table, most, policy, "batch") < value(table, most, FCFS, "batch") for policy in SGLANG),
+        ", ".join(f"{policy} {table.value(most, policy, 'batch'):.0f}" for policy in (FCFS, *SGLANG)),
+        all(table.value(most, policy, "batch") < table.value(most, FCFS, "batch") for policy in SGLANG),
         "at the highest rate. `sglang_fcfs` counts what is shared for each request; `lpm` and `dfs_weight` are "
         "orders of the line only, and do not",
     )
-    table.says(
+    table.finds(
         "Dynamic Batching performs similarly to vLLM (FCFS), as all KV caches fit within GPU memory",
-        told(ratios(table, "dynamic")),
-        all(abs(ratio - 1) < 0.05 for ratio in ratios(table, "dynamic").values()),
+        every(table.ratios("dynamic"), lambda ratio: abs(ratio - 1) < 0.05),
         "times fcfs, by rate",
     )
     table.says(
@@ -166,15 +152,14 @@ def fig5_1(given: FigureInputs) -> Result:
         tbt["sglang_fcfs"] < tbt[FEATHER] < 0.9 * min(tbt[policy] for policy in (FCFS, "dynamic", "lpm", "dfs_weight")),
         "at the highest rate",
     )
-    table.says(
+    table.finds(
         "bandit and Q-learning approaches perform similarly across most settings",
-        told(ratios(table, "q_learning", "bandit")),
-        all(abs(ratio - 1) < 0.1 for ratio in ratios(table, "q_learning", "bandit").values()),
+        every(table.ratios("q_learning", "bandit"), lambda ratio: abs(ratio - 1) < 0.1),
         "Q-learning over the bandit, by rate; agrees if within a tenth. It explores for longer, and runs are "
         "short: ε falls by 3 % a round",
         section="§5.2",
     )
-    return swept("FEATHER Fig. 5.1: request rate", table)
+    return table.drawn("FEATHER Fig. 5.1: request rate", shown=SERVED[:3])
 
 
 # -- Fig. 5.2
@@ -185,16 +170,16 @@ GROUPS = (1, 2, 5, 20, 50, 100)
 @figure("feather-fig5.2", PAPER, "§5.2.2, Fig. 5.2", "throughput by prefix groups")
 def fig5_2(given: FigureInputs) -> Result:
     table = sweep(given, "groups", {f"{groups}": FeatherLoad(groups=groups) for groups in GROUPS}, SOME)
-    gains = ratios(table)
+    gains = table.ratios()
     given.tell("one prefix after the other")
-    bound = apart(FeatherLoad()) / value(table, "100", FCFS)
-    fcfs = {groups: value(table, str(groups), FCFS) for groups in GROUPS}
-    own = [value(table, str(groups), FEATHER) for groups in GROUPS]
+    bound = apart(FeatherLoad()) / table.value("100", FCFS)
+    fcfs = {groups: table.value(str(groups), FCFS) for groups in GROUPS}
+    own = [table.value(str(groups), FEATHER) for groups in GROUPS]
     table.finds(
         "At 100 prefix groups, FEATHER achieves $10\\times$ higher throughput than vLLM (FCFS)",
         near(gains["100"], 10.0, text="10×"),
-        f"fcfs computes {value(table, '100', FCFS, 'computed'):.0%} of all prompt tokens, feather "
-        f"{value(table, '100', FEATHER, 'computed'):.0%}: evictions are avoided. What bounds the rest is that "
+        f"fcfs computes {table.value('100', FCFS, 'computed'):.0%} of all prompt tokens, feather "
+        f"{table.value('100', FEATHER, 'computed'):.0%}: evictions are avoided. What bounds the rest is that "
         "1,000 requests are ten of each "
         "prefix, and batches of ten read the weights for little. With 500 requests of a prefix in a batch "
         f"it would be {bound:.1f}×",
@@ -209,10 +194,10 @@ def fig5_2(given: FigureInputs) -> Result:
     table.says(
         "beyond 20 groups, the KV cache footprint exceeds HBM capacity, causing a sharp reduction in batch size "
         "and increased recomputation",
-        f"batch {value(table, '20', FCFS, 'batch'):.0f} and {value(table, '50', FCFS, 'batch'):.0f} with 20 and 50 "
+        f"batch {table.value('20', FCFS, 'batch'):.0f} and {table.value('50', FCFS, 'batch'):.0f} with 20 and 50 "
         "groups, computed "
-        f"{value(table, '20', FCFS, 'computed'):.0%} and {value(table, '50', FCFS, 'computed'):.0%}",
-        value(table, "50", FCFS, "batch") < 0.5 * value(table, "20", FCFS, "batch"),
+        f"{table.value('20', FCFS, 'computed'):.0%} and {table.value('50', FCFS, 'computed'):.0%}",
+        table.value("50", FCFS, "batch") < 0.5 * table.value("20", FCFS, "batch"),
         "nothing was put in but the size of the memory",
     )
     table.says(
@@ -226,12 +211,12 @@ def fig5_2(given: FigureInputs) -> Result:
     table.says(
         "SGLang's LPM and DFS-W policies partially mitigate evictions, achieving higher throughput than FCFS "
         "(SGLang) at larger group counts",
-        told(ratios(table, "lpm", "sglang_fcfs")),
-        all(ratios(table, "lpm", "sglang_fcfs")[at] > 1 for at in ("50", "100")),
+        told(table.ratios("lpm", "sglang_fcfs")),
+        all(table.ratios("lpm", "sglang_fcfs")[at] > 1 for at in ("50", "100")),
         "lpm over sglang_fcfs. lpm orders as well as feather's tree does, so with 100 groups it is as fast: its "
         "cost on the CPU, which is left out, is what sets the two apart in the paper",
     )
-    return swept("FEATHER Fig. 5.2: prefix groups", table, SERVED[:2])
+    return table.drawn("FEATHER Fig. 5.2: prefix groups", shown=SERVED[:2])
 
 
 # -- Fig. 5.3
@@ -242,13 +227,12 @@ OUTPUTS = (1, 5, 20, 50, 100, 200)
 @figure("feather-fig5.3", PAPER, "§5.2.3, Fig. 5.3", "throughput by decode tokens")
 def fig5_3(given: FigureInputs) -> Result:
     table = sweep(given, "tokens", {f"{tokens}": FeatherLoad(output_tokens=tokens) for tokens in OUTPUTS}, SOME)
-    gains = ratios(table)
-    best = max(value(table, "200", policy) for policy in ("sglang_fcfs", "lpm"))
-    own = {str(tokens): value(table, str(tokens), FEATHER, "batch") for tokens in OUTPUTS}
-    table.says(
+    gains = table.ratios()
+    best = max(table.value("200", policy) for policy in ("sglang_fcfs", "lpm"))
+    own = {str(tokens): table.value(str(tokens), FEATHER, "batch") for tokens in OUTPUTS}
+    table.finds(
         "In the prefill-dominated regime (1–20 tokens), all policies behave similarly",
-        told({at: gains[at] for at in ("1", "5", "20")}),
-        all(abs(gains[at] - 1) < 0.1 for at in ("1", "5", "20")),
+        every({at: gains[at] for at in ("1", "5", "20")}, lambda ratio: abs(ratio - 1) < 0.1),
         "feather over fcfs; agrees if within a tenth",
     )
     table.says(
@@ -259,8 +243,8 @@ def fig5_3(given: FigureInputs) -> Result:
     )
     table.finds(
         "reaching $\\sim 3800$ toks/s at 200 tokens—over $3\\times$ higher than SGLang policies",
-        near(value(table, "200", FEATHER), 3800.0, "{:,.0f} tokens/s", "3800 toks/s"),
-        f"{value(table, '200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
+        near(table.value("200", FEATHER), 3800.0, "{:,.0f} tokens/s", "3800 toks/s"),
+        f"{table.value('200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
         f"would have {apart(FeatherLoad()):,.0f}",
     )
     table.says(
@@ -269,7 +253,7 @@ def fig5_3(given: FigureInputs) -> Result:
         [*own.values()] == sorted(own.values()),
         "a round keeps batches apart that are of one prefix each: a fifth of those that run",
     )
-    return swept("FEATHER Fig. 5.3: decode tokens", table, SERVED[:2], axis="decode tokens")
+    return table.drawn("FEATHER Fig. 5.3: decode tokens", shown=SERVED[:2], axis="decode tokens")
 
 
 # -- Fig. 5.4
@@ -280,8 +264,8 @@ PREFIXES = (500, 1_000, 2_000, 5_000, 10_000)
 @figure("feather-fig5.4", PAPER, "§5.2.4, Fig. 5.4", "throughput by prefix length")
 def fig5_4(given: FigureInputs) -> Result:
     table = sweep(given, "prefix", {f"{tokens:,}": FeatherLoad(prefix_tokens=tokens) for tokens in PREFIXES}, SOME)
-    gains = ratios(table)
-    fall = {policy: [value(table, at, policy) for at in gains] for policy in SOME}
+    gains = table.ratios()
+    fall = {policy: [table.value(at, policy) for at in gains] for policy in SOME}
     table.says(
         "longer prefixes increase prefill compute and KV cache pressure, reducing throughput across policies",
         ", ".join(f"{policy} {each[0]:,.0f} to {each[-1]:,.0f}" for policy, each in fall.items()),
@@ -294,7 +278,7 @@ def fig5_4(given: FigureInputs) -> Result:
         [*gains.values()][-1] == max(gains.values()) and min(gains.values()) > 0.95,
         "feather over fcfs",
     )
-    return swept("FEATHER Fig. 5.4: prefix length", table, SERVED[:1], axis="prefix tokens")
+    return table.drawn("FEATHER Fig. 5.4: prefix length", shown=SERVED[:1], axis="prefix tokens")
 
 
 # -- Fig. 5.5
@@ -309,7 +293,7 @@ def fig5_5(given: FigureInputs) -> Result:
         f"{levels}": FeatherLoad(prefix_tokens=4_000, levels=levels, groups=1 << (levels - 1)) for levels in LEVELS
     }
     table = sweep(given, "levels", points, OWN)
-    fcfs, own = ([value(table, at, policy) for at in points] for policy in (FCFS, FEATHER))
+    fcfs, own = ([table.value(at, policy) for at in points] for policy in (FCFS, FEATHER))
     table.says(
         "going from 1 to 2 or more levels of the radix tree reduces the locality in KV cache traversal and, "
         "hence, degrades throughput",
@@ -324,7 +308,7 @@ def fig5_5(given: FigureInputs) -> Result:
         "tokens/s; agrees if within a fifth. With four levels a branch has an eighth of those that run, and its "
         "batches read the weights for 60 requests; it is never slower than fcfs",
     )
-    return swept("FEATHER Fig. 5.5: tree levels", table, SERVED[:2])
+    return table.drawn("FEATHER Fig. 5.5: tree levels", shown=SERVED[:2])
 
 
 # -- Fig. 5.6
@@ -341,10 +325,10 @@ MODELS = {
 @figure("feather-fig5.6", PAPER, "§5.2.5, Fig. 5.6", "throughput by model")
 def fig5_6(given: FigureInputs) -> Result:
     table = sweep(given, "model", dict.fromkeys(MODELS, FeatherLoad()), SOME, MODELS)
-    gains = ratios(table)
-    first = [value(table, model, FEATHER) for model in MODELS]
+    gains = table.ratios()
+    first = [table.value(model, FEATHER) for model in MODELS]
     ahead = {
-        model: value(table, model, FEATHER) / max(value(table, model, policy) for policy in SOME if policy != FEATHER)
+        model: table.value(model, FEATHER) / max(table.value(model, policy) for policy in SOME if policy != FEATHER)
         for model in MODELS
     }
     table.says(
@@ -366,7 +350,7 @@ def fig5_6(given: FigureInputs) -> Result:
         first[0] > first[1] > max(first[2:4]),
         "tokens/s of feather",
     )
-    return swept("FEATHER Fig. 5.6: models", table)
+    return table.drawn("FEATHER Fig. 5.6: models", shown=SERVED[:3])
 
 
 # -- Fig. 5.7
@@ -379,11 +363,11 @@ def fig5_7(given: FigureInputs) -> Result:
     loads = {f"{groups}": FeatherLoad(groups=groups) for groups in LONG_GROUPS}
     machines = dict.fromkeys(loads, MODELS["LongChat 13B"])
     table = sweep(given, "groups", loads, (FCFS, "bandit", "dynamic"), machines)
-    gains = ratios(table)
-    fcfs = {groups: value(table, str(groups), FCFS) for groups in LONG_GROUPS}
-    batch = {groups: value(table, str(groups), FCFS, "batch") for groups in LONG_GROUPS}
-    tbt = {groups: value(table, str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
-    own = [value(table, at, FEATHER) for at in loads]
+    gains = table.ratios()
+    fcfs = {groups: table.value(str(groups), FCFS) for groups in LONG_GROUPS}
+    batch = {groups: table.value(str(groups), FCFS, "batch") for groups in LONG_GROUPS}
+    tbt = {groups: table.value(str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
+    own = [table.value(at, FEATHER) for at in loads]
     table.finds(
         "At 100 prefix groups, it achieves up to $22\\times$ higher throughput than FCFS",
         near(gains["100"], 22.0, text="22×"),
@@ -409,4 +393,4 @@ def fig5_7(given: FigureInputs) -> Result:
         min(own) > 0.8 * max(own),
         "tokens/s; agrees if within a fifth",
     )
-    return swept("FEATHER Fig. 5.7: LongChat 13B", table)
+    return table.drawn("FEATHER Fig. 5.7: LongChat 13B", shown=SERVED[:3])

@@ -145,6 +145,8 @@ class FeatherServer:
         return ClusterModel(settings, machine, load_profile(machine.engine), "round_robin").cluster()
 
 
+PLAIN: Final = FeatherServer()
+
 # -- batches, as in chapter 3
 
 
@@ -167,13 +169,13 @@ class BatchRun(NamedTuple):
 Parts = Sequence[tuple[str, int]]
 
 
-def one_batch(prompts: Sequence[Parts], output_tokens: int, server: FeatherServer) -> BatchRun:
+def one_batch(prompts: Sequence[Parts], output_tokens: int, server: FeatherServer = PLAIN) -> BatchRun:
     """Runs one batch whose requests arrive at once; all prompts were sent once before."""
     return batches([prompts], output_tokens, server, warm=True)
 
 
 def batches(
-    groups: Sequence[Sequence[Parts]], output_tokens: int, server: FeatherServer, *, warm: bool = False
+    groups: Sequence[Sequence[Parts]], output_tokens: int, server: FeatherServer = PLAIN, *, warm: bool = False
 ) -> BatchRun:
     """Runs batches one after the other on one cache; with ``warm``, all prompts were sent once before."""
     made = PromptParts()

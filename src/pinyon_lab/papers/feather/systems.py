@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from pinyon.batching.feather_settings import GROUPED
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
-from pinyon_lab.figures.rows import near
+from pinyon_lab.figures.rows import every, near, told
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
-from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, drawn, numbers, table_of, told
+from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, Sweep, numbers, stalled
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MODEL_NOTE,
@@ -124,7 +124,7 @@ def fig5_8(given: FigureInputs) -> Result:
         cost = SchedulingCost(PAT_SHARE / (1 - PAT_SHARE) * pat.step_s)
         runs[at, PAT_COST] = served(load, FeatherServer(FCFS, A100, kernel=GROUPED, scheduling=cost), given.tell)
         runs[at, BOTH] = served(load, FeatherServer(FEATHER, A100, kernel=GROUPED), given.tell)
-    table = table_of(given, "rate", runs, "tokens_s", "batch", "tbt_ms")
+    table = Sweep(given, "rate", runs, stalled("tokens_s", "batch", "tbt_ms"))
 
     def over(one: str, other: str) -> dict[str, float]:
         return {f"{rate}/s": runs[f"{rate}/s", one].tokens_s / runs[f"{rate}/s", other].tokens_s for rate in RATES}
@@ -146,7 +146,7 @@ def fig5_8(given: FigureInputs) -> Result:
         "over feather; agrees if within a tenth at most of the rates",
     )
     notes = [MODEL_NOTE, SERVED_NOTE, KERNEL_NOTE]
-    return table.result("FEATHER Fig. 5.8: PAT, A100", drawn(table), notes)
+    return table.drawn("FEATHER Fig. 5.8: PAT, A100", notes)
 
 
 # -- a server that waits for its scheduler
@@ -177,7 +177,7 @@ def fig5_10(given: FigureInputs) -> Result:
         for policy in READERS:
             run = served(FeatherLoad(prefix_tokens=tokens), FeatherServer(policy, scheduling=costs[policy]), given.tell)
             runs[f"{tokens:,}", label(policy)] = run
-    table = table_of(given, "prefix", runs, "tokens_s", "stalled", "reading", "read_s")
+    table = Sweep(given, "prefix", runs, stalled("tokens_s", "stalled", "reading", "read_s"))
     reading = {policy: _of(runs, policy, "reading") for policy in READERS}
     total = {policy: _of(runs, policy, "read_s") for policy in READERS}
     others = {at: max(reading[policy][at] for policy in READERS if policy != FEATHER) for at in reading[FEATHER]}
@@ -190,10 +190,9 @@ def fig5_10(given: FigureInputs) -> Result:
         "share of the time in which memory is read, against the most of the others. The model has no faster "
         "reading by spatial locality: it has one number for both, and that lowers what is read",
     )
-    table.says(
+    table.finds(
         "more homogeneous batches also increase temporal locality, which is reflected in lower total DRAM usage",
-        told(normalised[FEATHER]),
-        all(each < 1 for each in normalised[FEATHER].values()),
+        every(normalised[FEATHER], lambda ratio: ratio < 1),
         "of feather over fcfs: weights, and KV as the profile counts it, stand in for what is fetched",
     )
     table.says(
@@ -208,7 +207,7 @@ def fig5_10(given: FigureInputs) -> Result:
         all(each < 0.99 for policy in slow for each in normalised[policy].values()),
         "over fcfs; agrees if by 1 %. They are orders of the line only: whoever has memory is decoded",
     )
-    return table.result("FEATHER Fig. 5.10: memory", drawn(table), NOTES)
+    return table.drawn("FEATHER Fig. 5.10: memory", NOTES)
 
 
 # -- Fig. 5.15
@@ -227,7 +226,7 @@ def fig5_15(given: FigureInputs) -> Result:
         for rate in STALLED_RATES
         for policy in COMPUTING
     }
-    table = table_of(given, "rate", runs, "tokens_s", "batch", "stalled", "computing")
+    table = Sweep(given, "rate", runs, stalled("tokens_s", "batch", "stalled", "computing"))
     use = {policy: _of(runs, policy, "computing") for policy in COMPUTING}
     batch = {policy: _of(runs, policy, "batch") for policy in COMPUTING}
     low, most = f"{STALLED_RATES[0]}/s", f"{STALLED_RATES[-1]}/s"
@@ -259,7 +258,7 @@ def fig5_15(given: FigureInputs) -> Result:
         all(use[each][most] < 0.95 * use[FCFS][most] for each in slow),
         f"at {most}; agrees if by 5 % below fcfs ({use[FCFS][most]:.1%})",
     )
-    return table.result("FEATHER Fig. 5.15: compute units", drawn(table), NOTES)
+    return table.drawn("FEATHER Fig. 5.15: compute units", NOTES)
 
 
 # -- Fig. 5.16
@@ -276,33 +275,31 @@ def fig5_16(given: FigureInputs) -> Result:
         for name, policy in TREES.items():
             server = FeatherServer(FEATHER, scheduling=costs[policy])
             runs[f"{tokens:,}", name] = served(FeatherLoad(prefix_tokens=tokens), server, given.tell)
-    table = table_of(given, "prefix", runs, "tokens_s", "tbt_ms", "stalled")
+    table = Sweep(given, "prefix", runs, stalled("tokens_s", "tbt_ms", "stalled"))
     hashed, radix = TREES
     at = [f"{tokens:,}" for tokens in TREE_PREFIXES]
     rate = {each: runs[each, radix].tokens_s / runs[each, hashed].tokens_s for each in at}
     tbt = {each: runs[each, radix].tbt_s / runs[each, hashed].tbt_s for each in at}
-    stalled = {name: {each: runs[each, name].stalled for each in at} for name in TREES}
+    waited = {name: {each: runs[each, name].stalled for each in at} for name in TREES}
     why = (
         "by construction the same policy in both; what differs is the wait before steps: of the radix tree for "
         "matching all that wait anew, token by token, as `lpm` does (in Table 3.1 the paper's radix tree takes 1.35 "
         "times what LPM takes), before each step. The line is long for part of a run only"
     )
-    table.says(
+    table.finds(
         "Across all prefix lengths, the radix tree yields much lower throughput",
-        told(rate),
-        max(rate.values()) < 0.8,
+        every(rate, lambda ratio: ratio < 0.8),
         f"radix tree over chunked hash tree; agrees if by a fifth everywhere; {why}",
     )
-    table.says(
+    table.finds(
         "This appears as higher TBT, indicating GPU idle time due to scheduling delays",
-        told(tbt),
-        min(tbt.values()) > 1.02,
+        every(tbt, lambda ratio: ratio > 1.02),
         "radix tree over chunked hash tree; agrees if by 2 % everywhere",
     )
     table.says(
         "CHT avoids this by reducing scheduling overhead, enabling higher GPU utilization and throughput",
-        f"{told(stalled[hashed], '.1%')} of the time is waited, with the radix tree {told(stalled[radix], '.1%')}",
-        all(stalled[hashed][each] < stalled[radix][each] / 2 for each in at),
+        f"{told(waited[hashed], '.1%')} of the time is waited, with the radix tree {told(waited[radix], '.1%')}",
+        all(waited[hashed][each] < waited[radix][each] / 2 for each in at),
         "agrees if less than half of it everywhere",
     )
-    return table.result("FEATHER Fig. 5.16: trees", drawn(table), NOTES)
+    return table.drawn("FEATHER Fig. 5.16: trees", NOTES)
