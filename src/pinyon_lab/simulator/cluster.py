@@ -64,8 +64,10 @@ class SimCluster:
         self.fleet = endless_fleet(together=together, decode_sharing=settings.decode_sharing)
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
         self._numbers = count(1)
-        world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
-        self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self.log, self.fail, self.front.leave)
+        world = self._world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
+        self._attempts = AttemptLifecycle(
+            self._world, self._numbers, self.counts, self.log, self.fail, self.front.leave
+        )
         self.members, self.moves = self._attempts.members, self._attempts.moves
         self.elasticity: Elasticity | None = None
         for number, role in enumerate(settings.roles):
@@ -78,12 +80,9 @@ class SimCluster:
     ) -> list[RequestOutcome]:
         """Returns the requests' outcomes. ``clients``: see :class:`Clients`; ``progress`` gets how many have ended."""
         self.front.open(arrivals, clients, progress)
-        settings = self.settings
-        if settings.scaling is not None:
-            role = Role.MIXED if Role.MIXED in settings.roles else Role.PREFILL
-            self.elasticity = Elasticity(
-                self.time, self.fleet, self.members, settings.scaling, settings.boot_s, role, lambda: self.front.over
-            )
+        if self.settings.scaling is not None:
+            over = lambda: self.front.over  # noqa: E731 - asked again and again
+            self.elasticity = Elasticity(self._world, self.settings.scaling, self.members, over)
         self.time.run()
         return self.front.outcomes()
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from itertools import count
 
 from pinyon.core.request import Role
-from pinyon.placement.fleet import Fleet
 from pinyon.placement.policy import PlacementDecision
 from pinyon.placement.scaling import Scaler, ScalingSettings
 from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.members import Members
-from pinyon_lab.simulator.virtual_time import VirtualTime
+from pinyon_lab.simulator.world import World
 
 LOOK_S = 1.0
 
@@ -19,26 +18,18 @@ LOOK_S = 1.0
 class Elasticity:
     """The scaling of instances that prefill. One that is removed accepts nothing new, and leaves when it is idle."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        fleet: Fleet,
-        members: Members,
-        settings: ScalingSettings,
-        boot_s: float,
-        role: Role,
-        over: Callable[[], bool],
-    ) -> None:
-        """Starts scaling; ``boot_s``: until an instance that is added serves; ``over``: whether all requests ended."""
+    def __init__(self, world: World, scaling: ScalingSettings, members: Members, over: Callable[[], bool]) -> None:
+        """Starts scaling, which ends as soon as ``over`` returns true: all requests have ended."""
         self.sizes: list[tuple[float, int]] = []
         """The target number of instances, and since when."""
-        self._time, self._fleet, self._members = time, fleet, members
-        self._scaler = Scaler(settings, time.now_s)
-        self._boot_s, self._role, self._over = boot_s, role, over
+        self._time, self._fleet, self._members, self._over = world.time, world.fleet, members, over
+        self._scaler = Scaler(scaling, world.time.now_s)
+        self._boot_s = world.settings.boot_s
+        self._role = Role.MIXED if Role.MIXED in world.settings.roles else Role.PREFILL
         self._numbers = count(len(members.engines))
         self._booting = 0
         self._sized(len(self._there()))
-        time.after(LOOK_S, self._look)
+        self._time.after(LOOK_S, self._look)
 
     def placed(self, decision: PlacementDecision | None) -> None:
         """Tells the scaler that a request was placed; None: it was rejected."""
