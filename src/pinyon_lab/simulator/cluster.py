@@ -65,9 +65,7 @@ class SimCluster:
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
         self._numbers = count(1)
         world = self._world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
-        self._attempts = AttemptLifecycle(
-            self._world, self._numbers, self.counts, self.log, self.fail, self.front.leave
-        )
+        self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self.log, self.fail, self.front.leave)
         self.members, self.moves = self._attempts.members, self._attempts.moves
         self.elasticity: Elasticity | None = None
         for number, role in enumerate(settings.roles):

@@ -47,8 +47,10 @@ class ReferenceModel:
     order: str = SERVICE_ORDER_DEFAULT
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
-        order: Callable[[], ServiceOrder[Any]] = lambda: SERVICE_ORDERS.make(self.order)
-        return PrefillReference(self.settings, PLACEMENT_POLICIES.make(self.policy), order).run(arrivals, progress)
+        def make() -> ServiceOrder[Any]:
+            return SERVICE_ORDERS.make(self.order)
+
+        return PrefillReference(self.settings, PLACEMENT_POLICIES.make(self.policy), make).run(arrivals, progress)
 
     def report(self, rows: Rows, limits: RunLimits) -> dict[str, float]:
         return report(rows, limits.slo_s, limits.warm_up)
