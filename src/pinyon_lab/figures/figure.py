@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any, NamedTuple
 
+from pinyon_lab.figures.workload import Basis as Basis
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Panel, Picture
 
@@ -51,17 +51,6 @@ Tell = Callable[[str], None]
 """A receiver of progress messages."""
 Clock = Callable[[], int]
 """A clock of the calling thread's CPU time, in ns. Nothing here reads a clock by itself."""
-
-
-class Basis(StrEnum):
-    """The basis of one of our numbers."""
-
-    MEASURED = "measured"
-    """Counted by the serving code in a replay of a recorded or published trace, or its CPU time on this machine."""
-    MODELLED = "modelled"
-    """Computed with a formula in place of a machine."""
-    CONSTRUCTION = "by construction"
-    """Found in a workload that was generated with the paper's statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +171,10 @@ class FigureInputs(NamedTuple):
     """The section of the paper that speaks of the figure."""
     quick: bool
     """True to make the figure roughly, with shorter and fewer runs, where it has a quick way."""
+
+    def shown(self, name: str) -> str:
+        """Returns a workload's name for a picture, with its basis where it was generated."""
+        return next(each.shown for each in self.workloads if each.name == name)
 
 
 By = Callable[[FigureInputs], Result]

@@ -6,17 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pinyon_lab.figures.figure import Basis, Compared, Row, Tell
-from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course
-
-
-def basis(workload: Workload) -> Basis:
-    return Basis.CONSTRUCTION if workload.generated else Basis.MEASURED
-
-
-def shown(workload: Workload) -> str:
-    """Returns a workload's name for a picture, with its basis where it was generated."""
-    return f"{workload.name} ({Basis.CONSTRUCTION})" if workload.generated else workload.name
 
 
 def share(part: float, whole: float) -> float:

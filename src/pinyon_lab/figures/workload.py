@@ -1,15 +1,27 @@
-"""The workloads that figures are made from. They are files that do not come with pinyon."""
+"""The workloads that figures are made from, files that do not come with pinyon, and what numbers rest on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import chain
 from typing import NamedTuple
 
 from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import CacheRequest
 from pinyon_lab.traces import TraceRow
+
+
+class Basis(StrEnum):
+    """The basis of one of our numbers."""
+
+    MEASURED = "measured"
+    """Counted by the serving code in a replay of a recorded or published trace, or its CPU time on this machine."""
+    MODELLED = "modelled"
+    """Computed with a formula in place of a machine."""
+    CONSTRUCTION = "by construction"
+    """Found in a workload that was generated with the paper's statistics."""
 
 
 class WorkloadSource(NamedTuple):
@@ -48,6 +60,15 @@ class Workload:
     rows: Sequence[TraceRow]
     block_tokens: int
     generated: bool = False
+
+    @property
+    def basis(self) -> Basis:
+        return Basis.CONSTRUCTION if self.generated else Basis.MEASURED
+
+    @property
+    def shown(self) -> str:
+        """The name for a picture, with its basis where the workload was generated."""
+        return f"{self.name} ({Basis.CONSTRUCTION})" if self.generated else self.name
 
     def asked(self) -> list[CacheRequest]:
         """Returns the requests as a cache sees them."""

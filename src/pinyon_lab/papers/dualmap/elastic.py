@@ -9,7 +9,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
 from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
-from pinyon_lab.figures.rows import bars, basis, close, courses, shown
+from pinyon_lab.figures.rows import bars, close, courses
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -87,7 +87,7 @@ def fig12(given: FigureInputs) -> Result:
             inside = [share for at_s, share in windows if start_s < at_s <= end_s]
             seen = [size for at_s, size in sizes if start_s < at_s <= end_s] or [sizes[-1][1]]
             shares = _mean(inside), _mean(inside[len(inside) // 2 :])
-            table.add(text, name, rate, *shares, min(seen), max(seen), basis=basis(workload))
+            table.add(text, name, rate, *shares, min(seen), max(seen), basis=workload.basis)
     windows, sizes = told["scaling"]
     grown_s = next((at_s for at_s, size in sizes if size > FEW), None)
     shrunk = [at_s for (at_s, size), (_, before) in zip(sizes[1:], sizes, strict=False) if size < before]
@@ -178,7 +178,7 @@ def fig13(given: FigureInputs) -> Result:
                 points.append((each * size, mean(runs, "attainment")))
                 if points[-1][1] >= 0.9:
                     p99 = mean(runs, "p99_s")
-            table.add(size, policy, goodput(points), goodput(points) / size, p99, basis=basis(workload))
+            table.add(size, policy, goodput(points), goodput(points) / size, p99, basis=workload.basis)
     found = table.rows.cells("instances", "policy", "each")
     growth = found[SIZES[-1], DUALMAP] / max(1e-9, found[SIZES[0], DUALMAP])
     baselines = [each for each in POLICIES if each != DUALMAP]
@@ -231,7 +231,7 @@ def a6(given: FigureInputs) -> Result:
             told = cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)
             values = (told[key] for key in ("attainment", "p90_s", "p99_s", "hit_ratio"))
             prefills = len({each.prefill for each in outcomes})
-            table.add(workload.name, policy, rate, *values, prefills=prefills, basis=basis(workload))
+            table.add(workload.name, policy, rate, *values, prefills=prefills, basis=workload.basis)
     for workload in given.workloads:
         attained = table.rows.by("policy", "attainment", workload=workload.name)
         table.says(
@@ -241,9 +241,8 @@ def a6(given: FigureInputs) -> Result:
             attained[DUALMAP] > max(attained["cache_affinity"], attained["least_loaded"]),
             f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
         )
-    names = {workload.name: shown(workload) for workload in given.workloads}
     in_time = table.rows.cells("workload", "policy", "attainment")
-    panel = bars("TTFT in time", "of the requests", in_time, group=names.__getitem__, label=label)
+    panel = bars("TTFT in time", "of the requests", in_time, group=given.shown, label=label)
     notes = [
         f"{PREFILLS} instances for prompts, among which the policy chooses, and {DECODES} that decode, chosen by their "
         "load; KV moves while it is computed, over 100 Gbit/s.",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinyon.core.request import Role
 from pinyon.placement.policies import PLACEMENT_POLICIES
@@ -80,32 +80,15 @@ class DualMapSystem:
         return PLACEMENT_POLICIES.with_default(choice, "slo_s", SLO_S)
 
 
-@dataclass(frozen=True, slots=True)
-class DualMapResults:
-    """The results of the requests that count; times are in seconds. With decoding, ``samples`` has the tokens that each
-    instance has still to compute, every ten seconds."""
+Samples = Sequence[tuple[float, tuple[int, ...]]]
+"""The tokens that each instance has still to compute, and when."""
 
-    attainment: float
-    last_quarter: float
-    longest_tenth: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    hits: float
-    e2e_p50_s: float = -1.0
-    e2e_p90_s: float = -1.0
-    samples: tuple[tuple[float, tuple[int, ...]], ...] = field(default=(), repr=False)
 
-    @property
-    def cv(self) -> float:
-        """The CV of §2.2, Eq. 1: the mean over the samples in which any instance has waiting tokens."""
-        values = [_cv(loads) for _, loads in self.samples if any(loads)]
-        return sum(values) / max(1, len(values))
+class DualMapResults(NamedTuple):
+    """The means of the requests that count, in seconds and shares; with decoding, also samples of every ten seconds."""
 
-    @property
-    def pending(self) -> float:
-        """The mean number of tokens that wait at an instance."""
-        return sum(sum(loads) / len(loads) for _, loads in self.samples) / max(1, len(self.samples))
+    means: Mapping[str, float]
+    samples: Samples = ()
 
 
 def _cv(loads: Sequence[int]) -> float:
@@ -113,7 +96,7 @@ def _cv(loads: Sequence[int]) -> float:
     return math.sqrt(sum((each - mean) ** 2 for each in loads) / len(loads)) / mean
 
 
-def _pending(cluster: SimCluster, arrivals: Sequence[Arrival]) -> list[tuple[float, tuple[int, ...]]]:
+def _pending(cluster: SimCluster, arrivals: Sequence[Arrival]) -> Samples:
     """Returns samples that a run will take of the prompt tokens that each instance has still to compute (Eq. 1).
 
     They are taken every ten seconds from the first arrival that counts to the last one.
@@ -168,17 +151,19 @@ def _ran(load: DualMapLoad, system: DualMapSystem, rate: float) -> DualMapResult
     samples = _pending(cluster, arrivals)
     outcomes = cluster.run(arrivals)
     e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
-    return replace(
-        _summary(cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)),
-        e2e_p50_s=e2e[len(e2e) // 2],
-        e2e_p90_s=e2e[9 * len(e2e) // 10],
-        samples=tuple(samples),
-    )
+    means = _means(cluster_report(outcomes, SLO_S, SLO_S, WARM_UP))
+    # the CV of §2.2, Eq. 1: the mean over the samples in which any instance has waiting tokens
+    unlike = [_cv(loads) for _, loads in samples if any(loads)]
+    means["cv"] = sum(unlike) / max(1, len(unlike))
+    means["pending"] = sum(sum(loads) / len(loads) for _, loads in samples) / max(1, len(samples))
+    means |= {"e2e_p50_s": e2e[len(e2e) // 2], "e2e_p90_s": e2e[9 * len(e2e) // 10]}
+    return DualMapResults(means, samples)
 
 
-def _summary(told: Mapping[str, float]) -> DualMapResults:
-    of_all, late, long = (told[f"attainment{of}"] for of in ("", "_last_quarter", "_longest_tenth"))
-    return DualMapResults(of_all, late, long, told["p50_s"], told["p90_s"], told["p99_s"], told["hit_ratio"])
+def _means(told: Mapping[str, float]) -> dict[str, float]:
+    of_some = {key: told[f"attainment_{key}"] for key in ("last_quarter", "longest_tenth")}
+    alike = {key: told[key] for key in ("attainment", "p50_s", "p90_s", "p99_s")}
+    return {**alike, **of_some, "hits": told["hit_ratio"], "e2e_p50_s": -1.0, "e2e_p90_s": -1.0}
 
 
 def cluster_of(load: DualMapLoad, system: DualMapSystem, **changes: Any) -> SimCluster:
@@ -205,7 +190,7 @@ def _prefill_only(load: DualMapLoad, system: DualMapSystem, arrivals: Sequence[A
         system.instances, CACHE_TOKENS[load.size], load.block_tokens, SLO_S, "lru", system.seed
     )
     served = ReferenceModel(settings, choice, "fifo").run(arrivals, lambda done: None)
-    return _summary(report(served, SLO_S, WARM_UP))
+    return DualMapResults(_means(report(served, SLO_S, WARM_UP)))
 
 
 def goodput(points: Sequence[tuple[float, float]]) -> float:
@@ -230,7 +215,7 @@ def all_seeds(
 
 
 def mean(runs: Sequence[DualMapResults], key: str) -> float:
-    return sum(float(getattr(run, key)) for run in runs) / len(runs)
+    return sum(run.means[key] for run in runs) / len(runs)
 
 
 def means(runs: Sequence[DualMapResults], *keys: str) -> list[float]:

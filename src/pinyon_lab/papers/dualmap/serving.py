@@ -7,18 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import (
-    Basis,
-    Column,
-    FigureInputs,
-    Result,
-    Rows,
-    Table,
-    Value,
-    columns,
-    figure,
-)
-from pinyon_lab.figures.rows import bars, basis, close, courses, near, shown
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, Value, columns, figure
+from pinyon_lab.figures.rows import bars, close, courses, near
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -71,10 +61,10 @@ def _rated(given: FigureInputs, *kinds: str) -> Table:
         load = load_of(names[name], size)
         for policy, rate in product(POLICIES, rates):
             runs = all_seeds(load, kind, policy, rate, given.tell)
-            attained = [run.attainment for run in runs]
+            attained = [run.means["attainment"] for run in runs]
             values = mean(runs, "attainment"), min(attained), max(attained)
             others = means(runs, *[column.key for column in table.columns[8:]])
-            hits, rests_on = mean(runs, "hits"), basis(names[name])
+            hits, rests_on = mean(runs, "hits"), names[name].basis
             table.add(name, size, kind, policy, rate, *values, *others, hits=hits, basis=rests_on)
     return table
 
@@ -89,8 +79,24 @@ def _curves(rows: Rows, key: str, here: Mapping[str, Value]) -> list[Course]:
     return courses(rows.cells("policy", "rate", key, **here), label, DUALMAP)
 
 
-def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
+def _settings_of(rows: Rows) -> list[tuple[str, str, str]]:
     return list(dict.fromkeys((row["workload"], row["model"], row["kind"]) for row in rows))
+
+
+def _best(found: Mapping[str, float]) -> tuple[str, float]:
+    """Returns the best baseline and its value."""
+    name = max((each for each in found if each != DUALMAP), key=found.__getitem__)
+    return name, found[name]
+
+
+GOODPUT = {
+    "toolagent": ("goodput improves by 16.7%–48% compared to the best baseline", 0.167, 0.48),
+    "conversation": ("its goodput improves by 14.3%–40% compared to the best baseline", 0.143, 0.40),
+}
+CAPACITY = {
+    "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
+    "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
+}
 
 
 @figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",))
@@ -100,13 +106,37 @@ def fig3(given: FigureInputs) -> Result:
     panels = []
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
-        found, text = _goodputs(rows, **here), f"{workload}, {model}, {kind}"
-        _goodput_claim(table, found, str(workload), text)
-        _others_claim(table, found, text)
-        panels.append(Courses(text, "requests/s", "in time", _curves(rows, "attainment", here)))
-    names = dict.fromkeys(row["workload"] for row in rows)
-    for name in names:
-        _capacity_claim(table, rows.those(workload=name, kind=DECODING), str(name))
+        found, where = _goodputs(rows, **here), f"{workload}, {model}, {kind}"
+        said, low, high = GOODPUT[workload]
+        name, best = _best(found)
+        gain = found[DUALMAP] / best - 1 if best else 0.0
+        table.says(
+            said,
+            f"{gain:+.0%}: {found[DUALMAP]:.2f}/s against {best:.2f}/s of {label(name)}",
+            0.8 * low <= gain <= 1.2 * high,
+            where,
+            printed=f"{low:.1%} to {high:.0%}",
+        )
+        table.says(
+            "consistently outperforms other approaches",
+            ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
+            found[DUALMAP] > best,
+            f"goodput, requests/s; agrees if ahead of all four; {where}",
+        )
+        panels.append(Courses(where, "requests/s", "in time", _curves(rows, "attainment", here)))
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        said, printed, least = CAPACITY[workload]
+        attained: dict[tuple[str, float], dict[str, float]] = {}
+        for row in rows.those(workload=workload, kind=DECODING):
+            attained.setdefault((row["model"], row["rate"]), {})[row["policy"]] = row["attainment"]
+        gains = [each[DUALMAP] / max(1e-9, _best(each)[1]) - 1 for each in attained.values()]
+        table.says(
+            said,
+            f"{min(gains):+.0%} to {max(gains):+.0%}",
+            max(gains) >= least,
+            f"of both models, against the best baseline at each rate that was run; agrees if the most is {least:.0%}",
+            printed=printed,
+        )
     notes = [
         f"Goodput: the rate at which {SHARE:.0%} are in time, between the rates that were run. In time: TTFT of 5 s at "
         "most. Beside it the 99th percentile, attainment of the last quarter by arrival, which falls where a queue "
@@ -115,57 +145,6 @@ def fig3(given: FigureInputs) -> Result:
         SEEDS_NOTE,
     ]
     return table.result("DualMap Fig. 3: requests in time", panels, notes)
-
-
-def _best(found: Mapping[str, float]) -> tuple[str, float]:
-    """Returns the best baseline and its value."""
-    name = max((each for each in found if each != DUALMAP), key=found.__getitem__)
-    return name, found[name]
-
-
-def _goodput_claim(table: Table, found: Mapping[str, float], workload: str, where: str) -> None:
-    said, low, high = {
-        "toolagent": ("goodput improves by 16.7%–48% compared to the best baseline", 0.167, 0.48),
-        "conversation": ("its goodput improves by 14.3%–40% compared to the best baseline", 0.143, 0.40),
-    }[workload]
-    name, best = _best(found)
-    gain = found[DUALMAP] / best - 1 if best else 0.0
-    table.says(
-        said,
-        f"{gain:+.0%}: {found[DUALMAP]:.2f}/s against {best:.2f}/s of {label(name)}",
-        0.8 * low <= gain <= 1.2 * high,
-        where,
-        printed=f"{low:.1%} to {high:.0%}",
-    )
-
-
-def _others_claim(table: Table, found: Mapping[str, float], where: str) -> None:
-    _, best = _best(found)
-    table.says(
-        "consistently outperforms other approaches",
-        ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
-        found[DUALMAP] > best,
-        f"goodput, requests/s; agrees if ahead of all four; {where}",
-    )
-
-
-def _capacity_claim(table: Table, rows: Rows, workload: str) -> None:
-    said, printed, least = {
-        "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
-        "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
-    }[workload]
-    gains = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        for rate in dict.fromkeys(row["rate"] for row in rows if row["model"] == model):
-            found = rows.by("policy", "attainment", model=model, rate=rate)
-            gains.append(found[DUALMAP] / max(1e-9, _best(found)[1]) - 1)
-    table.says(
-        said,
-        f"{min(gains):+.0%} to {max(gains):+.0%}",
-        max(gains) >= least,
-        f"of both models, against the best baseline at each rate that was run; agrees if the most is {least:.0%}",
-        printed=printed,
-    )
 
 
 @figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",))
@@ -231,7 +210,7 @@ def _at_one_rate(given: FigureInputs) -> tuple[Table, dict[str, dict[str, DualMa
             runs = all_seeds(load, DECODING, policy, rate, given.tell)
             first.setdefault(workload.name, {})[policy] = runs[0]
             hits, *others = means(runs, "hits", "cv", "pending", "attainment")
-            table.add(workload.name, policy, rate, hits, hits / ideal, *others, basis=basis(workload))
+            table.add(workload.name, policy, rate, hits, hits / ideal, *others, basis=workload.basis)
     return table, first
 
 
@@ -248,7 +227,7 @@ _ONE_RATE_NOTES = [
 @figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
 def fig1(given: FigureInputs) -> Result:
     table, _ = _at_one_rate(given)
-    names = {workload.name: shown(workload) for workload in given.workloads}
+    names = [workload.name for workload in given.workloads]
     cvs, hits = ({name: table.rows.by("policy", key, workload=name) for name in names} for key in ("cv", "hits"))
     more = hits["conversation"]["cache_affinity"] / hits["conversation"]["least_loaded"]
     between = all(
@@ -281,8 +260,8 @@ def fig1(given: FigureInputs) -> Result:
     )
     reused, spread = (table.rows.cells("workload", "policy", key) for key in ("hits", "cv"))
     panels = [
-        bars("Reused", "of the tokens", reused, group=names.__getitem__, label=label),
-        bars("Imbalance", "CV", spread, ".1f", group=names.__getitem__, label=label),
+        bars("Reused", "of the tokens", reused, group=given.shown, label=label),
+        bars("Imbalance", "CV", spread, ".1f", group=given.shown, label=label),
     ]
     return table.result("DualMap Fig. 1: affinity and balance", panels, _ONE_RATE_NOTES)
 
@@ -313,9 +292,8 @@ def fig10(given: FigureInputs) -> Result:
         all(close(preble[name], loaded[name]) for name in ours),
         "appendix B's Preble takes whoever holds more than half of a prompt",
     )
-    names = {workload.name: shown(workload) for workload in given.workloads}
     values = table.rows.cells("workload", "policy", "of_ideal")
-    panel = bars("Reused", "of the bound", values, group=names.__getitem__, label=label)
+    panel = bars("Reused", "of the bound", values, group=given.shown, label=label)
     return table.result("DualMap Fig. 10: hit rates", [panel], _ONE_RATE_NOTES)
 
 
@@ -337,7 +315,7 @@ def fig11(given: FigureInputs) -> Result:
         samples = {policy: run.samples for policy, run in first[workload.name].items()}
         waiting = {(policy, at_s): sum(each) / len(each) for policy, some in samples.items() for at_s, each in some}
         curves = courses(waiting, label, DUALMAP)
-        panels.append(Courses(shown(workload), "time, s", "waiting tokens of an instance", curves, form=",.0f"))
+        panels.append(Courses(workload.shown, "time, s", "waiting tokens of an instance", curves, form=",.0f"))
     return table.result("DualMap Fig. 11: what waits", panels, _ONE_RATE_NOTES)
 
 
@@ -366,11 +344,11 @@ def fig8(given: FigureInputs) -> Result:
         for variant in ("no rebalance", "DualMap"):
             runs = all_seeds(load, DECODING, VARIANTS[variant], SHOWN[workload.name], given.tell)
             hot_share = sum(map(_hot, runs)) / len(runs)
-            table.add(workload.name, variant, hot_share, mean(runs, "cv"), basis=basis(workload))
+            table.add(workload.name, variant, hot_share, mean(runs, "cv"), basis=workload.basis)
             if variant != "DualMap":
                 waiting = {(place, at_s): each for at_s, loads in runs[0].samples for place, each in enumerate(loads)}
                 curves = courses(waiting, "instance {}".format)
-                panels.append(Courses(shown(workload), "time, s", "waiting tokens", curves, form=",.0f"))
+                panels.append(Courses(workload.shown, "time, s", "waiting tokens", curves, form=",.0f"))
     hot = table.rows.by("workload", "hot", variant="no rebalance")
     table.says(
         "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
@@ -399,7 +377,7 @@ def fig5(given: FigureInputs) -> Result:
     )
     for variant, policy in VARIANTS.items():
         runs = all_seeds(load, DECODING, policy, ABLATION_RATE, given.tell)
-        table.add(variant, *means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), basis=basis(workload))
+        table.add(variant, *means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), basis=workload.basis)
     p50, p90, hits = (table.rows.by("variant", key) for key in ("p50_s", "p90_s", "hits"))
     most = p50["cache affinity"], p90["cache affinity"]
 

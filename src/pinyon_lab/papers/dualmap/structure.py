@@ -11,7 +11,7 @@ from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import basis, close, courses, shown
+from pinyon_lab.figures.rows import close, courses
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
 from pinyon_lab.pictures import Bars, Courses
@@ -50,12 +50,12 @@ def fig6(given: FigureInputs) -> Result:
             for blocks in sorted(lengths):
                 share = lengths[blocks] / max(1, lengths.total())
                 if share >= 0.005:
-                    table.add(workload.name, rule, blocks, share, basis=basis(workload))
+                    table.add(workload.name, rule, blocks, share, basis=workload.basis)
     rows = table.rows
     lengths_shown = sorted({int(row["blocks"]) for row in rows})
     panels = [
         Bars(
-            shown(workload),
+            workload.shown,
             "requests by length of their key",
             [str(blocks) for blocks in lengths_shown],
             {rule: [_share(rows, workload.name, rule, blocks) for blocks in lengths_shown] for rule in RULES},
@@ -67,15 +67,6 @@ def fig6(given: FigureInputs) -> Result:
         "1/n (n = 8); the code published with the paper extends at 6.12% of the last 200 requests and shortens below "
         "2%. In time of the trace itself; at another rate a window of seconds has other requests."
     ]
-    _fig6_claims(table)
-    return table.result("DualMap Fig. 6: length of keys", panels, notes)
-
-
-def _share(rows: Rows, workload: str, rule: str, blocks: int) -> float:
-    return sum(rows.column("share", workload=workload, rule=rule, blocks=blocks), 0.0)
-
-
-def _fig6_claims(table: Table) -> None:
     two = {rule: _share(table.rows, "conversation", rule, 2) for rule in RULES}
     table.says(
         "on the *Conversation* dataset, 95% of requests have a shared prefix length of 2 blocks",
@@ -101,6 +92,11 @@ def _fig6_claims(table: Table) -> None:
             printed="2: 45.2%, 6: 14.9%, 13: 37.8%",
             basis=Basis.CONSTRUCTION,
         )
+    return table.result("DualMap Fig. 6: length of keys", panels, notes)
+
+
+def _share(rows: Rows, workload: str, rule: str, blocks: int) -> float:
+    return sum(rows.column("share", workload=workload, rule=rule, blocks=blocks), 0.0)
 
 
 # -- Fig. 15
@@ -223,7 +219,7 @@ def table1(given: FigureInputs) -> Result:
             reused = sum(endless_hits(row.blocks for row in part)) / max(1, asked)
             lengths = (sum(row.input_tokens for row in part), sum(row.output_tokens for row in part))
             means = (tokens / len(part) for tokens in lengths)
-            table.add(workload.name, label, len(part), *means, reused, basis=basis(workload))
+            table.add(workload.name, label, len(part), *means, reused, basis=workload.basis)
     for workload in given.workloads:
         whole, _ = table.rows.those(workload=workload.name)
         tokens, output, ratio = PRINTED[workload.name]
@@ -238,10 +234,10 @@ def table1(given: FigureInputs) -> Result:
             close(ours[0], tokens) and close(ours[1], output) and close(ours[2], ratio),
             "of all rows, by blocks: the table names 4,000 and 8,000 requests, and has the lengths of whole traces",
             printed=f"input {tokens:,}, output {output}, reused {ratio:.0%}",
-            basis=basis(workload),
+            basis=workload.basis,
             section="§A.3.1, Table 1",
         )
-    names = [shown(workload) for workload in given.workloads]
+    names = [workload.shown for workload in given.workloads]
     hits = {"all": table.rows.column("reused", rows="all")}
     panel = Bars("Blocks that an endless cache has", "of the blocks", names, hits)
     return table.result("DualMap Table 1: workloads", [panel])

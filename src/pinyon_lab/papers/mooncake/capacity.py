@@ -9,13 +9,7 @@ from functools import partial
 from typing import Any
 
 from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import (
-    basis,
-    close,
-    near,
-    shown,
-    up_to,
-)
+from pinyon_lab.figures.rows import close, near, up_to
 from pinyon_lab.figures.serving import (
     MIXED,
     MODEL_NOTE,
@@ -74,7 +68,7 @@ def _capacity(given: FigureInputs, name: str) -> Result:
             shares = (effective(outcomes, TTFT_S, tbt_s) for tbt_s in TBTS_S)
             slow = sum(each.tbt_s > TBTS_S[-1] for each in outcomes) / len(outcomes)
             both = mean_ttft_s(outcomes), reused(outcomes)
-            table.add(system.name, times, *shares, *both, slow=slow, basis=basis(workload))
+            table.add(system.name, times, *shares, *both, slow=slow, basis=workload.basis)
     rows = table.rows
     panels = []
     for times in RATES:
@@ -89,7 +83,7 @@ def _capacity(given: FigureInputs, name: str) -> Result:
     ]
     for rate in dict.fromkeys((RATES[0], _load(rows))):
         CLAIMS[name](table, rate)
-    return table.result(f"{PAPER}: {shown(workload)}", panels, notes)
+    return table.result(f"{PAPER}: {workload.shown}", panels, notes)
 
 
 def _best(rows: Rows, tbt_s: float, rate: float) -> Any:
@@ -218,7 +212,7 @@ def fig15(given: FigureInputs) -> Result:
         outcomes = system.serve(workload, arrivals, given.tell)
         tbts = [each.tbt_s for each in outcomes]
         values = effective(outcomes, RATIO_TTFT_S, RATIO_TBT_S), mean_ttft_s(outcomes), 1000 * sum(tbts) / len(tbts)
-        table.add(system.name, *values, prefills=prefills, basis=basis(workload))
+        table.add(system.name, *values, prefills=prefills, basis=workload.basis)
     rows = table.rows
     best = max(rows, key=lambda row: row["effective"])
     ttfts, tbts = (rows.column(key) for key in ("ttft_s", "tbt_ms"))

@@ -13,7 +13,7 @@ from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import replayed
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, Value, columns, figure
-from pinyon_lab.figures.rows import bars, basis, claimed, close, near, share, shown
+from pinyon_lab.figures.rows import bars, claimed, close, near, share
 from pinyon_lab.figures.workload import Workload, together
 from pinyon_lab.pictures import Bars, Course, Courses, Mark
 
@@ -92,11 +92,11 @@ def fig9(given: FigureInputs) -> Result:
         by_capacity = (ratio(millions * M) for millions in CAPACITIES_M)
         of_ideal = (share(ratio(tokens), ideal) for tokens in (NODE_TOKENS, NEARLY_ALL_TOKENS))
         unique_m = curve.unique_blocks * workload.block_tokens / M
-        table.add(workload.name, *by_capacity, ideal, *of_ideal, unique_tokens_m=unique_m, basis=basis(workload))
+        table.add(workload.name, *by_capacity, ideal, *of_ideal, unique_tokens_m=unique_m, basis=workload.basis)
         low, high = CAPACITIES_M[0] * M / 2, CAPACITIES_M[-1] * M
         steps = [low * (high / low) ** (step / CURVE_POINTS) for step in range(CURVE_POINTS + 1)]
         courses.append(
-            Course(shown(workload), [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
+            Course(workload.shown, [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
         )
     panel = Courses(
         "Hit ratio of LRU by capacity",
@@ -106,11 +106,6 @@ def fig9(given: FigureInputs) -> Result:
         (Mark("3M: one node", NODE_TOKENS), Mark("50M", NEARLY_ALL_TOKENS)),
     )
     notes = [COMBINED_NOTE, *_notes(given.workloads)]
-    _fig9_claims(table)
-    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], notes)
-
-
-def _fig9_claims(table: Table) -> None:
     below = [row["workload"] for row in table.rows if row["node_of_ideal"] < 0.5]
     least = min(table.rows, key=lambda row: row["nearly_of_ideal"])
     nearly = least["nearly_of_ideal"]
@@ -138,6 +133,7 @@ def _fig9_claims(table: Table) -> None:
         f"50M tokens in nodes of 3M are {nodes} nodes; what the paper adds is not stated",
         printed=20,
     )
+    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], notes)
 
 
 # -- Fig. 10
@@ -188,7 +184,7 @@ def fig10(given: FigureInputs) -> Result:
             ratio, prefill = share(sum(hits), blocks), share(computed, whole)
             copies = share(seen.get("duplicate_blocks", 0), seen["resident_blocks"])
             busiest = _busiest(seen["per_node"], blocks)
-            table.add(workload.name, label, ratio, None, prefill, None, busiest, copies, basis=basis(workload))
+            table.add(workload.name, label, ratio, None, prefill, None, busiest, copies, basis=workload.basis)
     rows = table.rows
     found = {(row["workload"], row["setup"]): row for row in rows}
     for row in rows:
@@ -204,23 +200,11 @@ def fig10(given: FigureInputs) -> Result:
         "anywhere, load alone decides; ours, to show what hangs on it.",
         *_notes(given.workloads),
     ]
-    names = {workload.name: shown(workload) for workload in given.workloads}
     hit_ratios, prefills = (rows.cells("workload", "setup", key) for key in ("hit_ratio", "prefill"))
     panels = [
-        bars("Hit ratio", "blocks that hit", hit_ratios, group=names.__getitem__),
-        bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=names.__getitem__),
+        bars("Hit ratio", "blocks that hit", hit_ratios, group=given.shown),
+        bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=given.shown),
     ]
-    title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
-    _fig10_claims(table)
-    return table.result(title, panels, notes)
-
-
-def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
-    asked = [node["blocks"] for node in per_node if "blocks" in node]
-    return share(max(asked), blocks) if asked else None
-
-
-def _fig10_claims(table: Table) -> None:
     local = table.rows.those(setup=LOCAL)
     most = max(local, key=lambda row: row["global_to_this"])
     saved = max(local, key=lambda row: row["saved"])
@@ -251,6 +235,13 @@ def _fig10_claims(table: Table) -> None:
         near(saved["saved"], 0.48, "{:.1%}", "48%"),
         f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
     )
+    title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
+    return table.result(title, panels, notes)
+
+
+def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
+    asked = [node["blocks"] for node in per_node if "blocks" in node]
+    return share(max(asked), blocks) if asked else None
 
 
 def _by_router(rows: Rows, workload: Value) -> str:
@@ -294,7 +285,7 @@ def table2(given: FigureInputs) -> Result:
         ratio = sum(n / max(1, row.input_tokens) for row, n in zip(rows, cached, strict=True)) / count
         lengths = tokens / count, sum(row.output_tokens for row in rows) / count
         ratios = sum(cached) / max(1, tokens), sum(hits) / max(1, blocks), ratio
-        table.add(workload.name, count, *lengths, *ratios, basis=basis(workload))
+        table.add(workload.name, count, *lengths, *ratios, basis=workload.basis)
     notes = [
         "Cached: the longest leading run of blocks that earlier requests had, in a cache that forgets nothing. How the "
         "paper counts its ratio is not stated: here are three ways.",
@@ -307,26 +298,21 @@ def table2(given: FigureInputs) -> Result:
     }
     bars["the paper"] = [PRINTED[each.name]["ratio"] for each in given.workloads]
     panel = Bars("Endless cache", "cached", named, bars, ".1%")
-    _claims(table)
-    return table.result("Mooncake Table 2: cache ratio", [panel], notes)
-
-
-def _claims(table: Table) -> None:
-    """Adds the claims of Table 2 about published traces only: a generated trace has what was put into it."""
-    rows = {str(row["workload"]): row for row in table.rows if row["basis"] == Basis.MEASURED}
+    published = {str(row["workload"]): row for row in table.rows if row["basis"] == Basis.MEASURED}
 
     def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> None:
-        values = {name: row[ours or key] for name, row in rows.items()}
+        values = {name: row[ours or key] for name, row in published.items()}
         table.says(
             said,
             ", ".join(f"{name} {value:{form}}" for name, value in values.items()),
             all(abs(value - PRINTED[name][key]) <= close for name, value in values.items()),
             why,
-            printed=", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in rows),
+            printed=", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in published),
         )
 
     others = "; ".join(
-        f"{name} {row[BY_BLOCKS]:.1%} {BY_BLOCKS}, {row[BY_REQUEST]:.1%} as {BY_REQUEST}" for name, row in rows.items()
+        f"{name} {row[BY_BLOCKS]:.1%} {BY_BLOCKS}, {row[BY_REQUEST]:.1%} as {BY_REQUEST}"
+        for name, row in published.items()
     )
     claim("Num Requests 12031 23608 3993", "requests", ",.0f", 0)
     claim("Avg Input Len 12035 8596 15325", "input", ",.1f", LENGTH_CLOSE, "a trace's mean, of whole prompts")
@@ -339,3 +325,4 @@ def _claims(table: Table) -> None:
         f"{BY_TOKENS}; {others}. Where a request's hits end inside a block of 512, up to 511 tokens are not seen",
         BY_TOKENS,
     )
+    return table.result("Mooncake Table 2: cache ratio", [panel], notes)

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import (
-    bars,
-    basis,
-    close,
-    shown,
-    up_to,
-)
-from pinyon_lab.figures.serving import (
-    MODEL_NOTE,
-    TestbedSystem,
-    arrivals_of,
-    mean_ttft_s,
-    reused,
-    split,
-)
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
+from pinyon_lab.figures.rows import bars, close, up_to
+from pinyon_lab.figures.serving import MODEL_NOTE, TestbedSystem, arrivals_of, mean_ttft_s, reused, split
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
@@ -63,10 +50,28 @@ def fig5(given: FigureInputs) -> Result:
             ttfts = sorted(each.ttft_s for each in outcomes if each.ttft_s >= 0)
             latest = ttfts[9 * len(ttfts) // 10], ttfts[99 * len(ttfts) // 100]
             values = mean_ttft_s(outcomes), *latest, reused(outcomes)
-            table.add(label, times, *values, meant=meant, basis=basis(workload))
+            table.add(label, times, *values, meant=meant, basis=workload.basis)
     by_rate = {times: table.rows.those(rate=times) for times in SCHEDULED_RATES}
     for times, rows in by_rate.items():
-        _fig5_claims(table, rows, times)
+        ttft = rows.by("scheduler", "ttft_s")
+        literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
+        sooner = ttft["the same, fetching only if that is sooner"]
+        aware, blind = (local, literal, sooner), (ttft["random"], ttft["load balancing"])
+        where = f"at {times:g} times the trace's rate"
+        table.says(
+            "the global cache-aware algorithm reduces the average TTFT by an additional 14% compared to the local "
+            "cache-aware algorithm",
+            f"{1 - literal / local:.0%} by Algorithm 1, {1 - sooner / local:.0%} fetching only if that is sooner",
+            close(1 - sooner / local, 0.14) or close(1 - literal / local, 0.14),
+            where,
+            printed="14%",
+        )
+        table.says(
+            "our KVCache-centric scheduling algorithms outperform random and load-balancing scheduling",
+            f"mean TTFT {up_to(aware, '.2f')} s against {up_to(blind, '.2f')} s",
+            max(aware) < min(blind),
+            where,
+        )
     ttft_s = {f"{times:g} times": rows.column("ttft_s") for times, rows in by_rate.items()}
     short = ("random", "load", "local", "Alg. 1", "sooner", "adapted")
     notes = [
@@ -77,28 +82,6 @@ def fig5(given: FigureInputs) -> Result:
     ]
     panel = Bars("Mean TTFT", "seconds", short, ttft_s, ".1f")
     return table.result("Mooncake Fig. 5: schedulers", [panel], notes)
-
-
-def _fig5_claims(table: Table, rows: Rows, times: float) -> None:
-    ttft = rows.by("scheduler", "ttft_s")
-    literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
-    sooner = ttft["the same, fetching only if that is sooner"]
-    aware, blind = (local, literal, sooner), (ttft["random"], ttft["load balancing"])
-    where = f"at {times:g} times the trace's rate"
-    table.says(
-        "the global cache-aware algorithm reduces the average TTFT by an additional 14% compared to the local "
-        "cache-aware algorithm",
-        f"{1 - literal / local:.0%} by Algorithm 1, {1 - sooner / local:.0%} fetching only if that is sooner",
-        close(1 - sooner / local, 0.14) or close(1 - literal / local, 0.14),
-        where,
-        printed="14%",
-    )
-    table.says(
-        "our KVCache-centric scheduling algorithms outperform random and load-balancing scheduling",
-        f"mean TTFT {up_to(aware, '.2f')} s against {up_to(blind, '.2f')} s",
-        max(aware) < min(blind),
-        where,
-    )
 
 
 # -- Fig. 8
@@ -128,20 +111,15 @@ def fig8(given: FigureInputs) -> Result:
             prefill_s = sum(each.prefill_s for each in outcomes) / len(outcomes)
             mooncake_s = mooncake_s or prefill_s
             ratio = prefill_s / mooncake_s
-            table.add(workload.name, system.name, prefill_s, ratio, reused(outcomes), basis=basis(workload))
-    names = {workload.name: shown(workload) for workload in given.workloads}
+            table.add(workload.name, system.name, prefill_s, ratio, reused(outcomes), basis=workload.basis)
     seconds = table.rows.cells("workload", "system", "prefill_s")
-    panel = bars("GPU time of a prompt", "seconds", seconds, ".2f", group=names.__getitem__)
+    panel = bars("GPU time of a prompt", "seconds", seconds, ".2f", group=given.shown)
     notes = [
         "GPU time of a request: the steps with chunks of its prompt, of which prompts of one step have their share by "
         "tokens; what is decoded beside them counts as well. At each trace's own rate.",
         MODEL_NOTE,
     ]
-    _fig8_claims(table, [*names])
-    return table.result("Mooncake Fig. 8: GPU time", [panel], notes)
-
-
-def _fig8_claims(table: Table, names: Sequence[str]) -> None:
+    names = [workload.name for workload in given.workloads]
 
     def compared(said: str, printed: Mapping[str, float], ours: Mapping[str, float], form: str, why: str) -> None:
         table.says(
@@ -189,6 +167,7 @@ def _fig8_claims(table: Table, names: Sequence[str]) -> None:
         prefix["synthetic"] > 0.9 * vllm["synthetic"],
         "a tenth less at most counts as nearly",
     )
+    return table.result("Mooncake Fig. 8: GPU time", [panel], notes)
 
 
 # -- Fig. 11
@@ -242,19 +221,15 @@ def fig11(given: FigureInputs) -> Result:
             counts = [(at, held[ranked[rank - 1][0]]) for at, held in samples]
             curves.append(Course(f"{rank:,}th", counts, dashed=rank > RANKS[1]))
             later = [count for _, count in counts[len(counts) // 2 :]]
-            mean = sum(later) / max(1, len(later))
-            table.add(workload.name, rank, mean, min(later, default=0), max(later, default=0), basis=basis(workload))
-        panels.append(Courses(shown(workload), "time, s", "replicas", curves, form=".1f"))
+            average = sum(later) / max(1, len(later))
+            table.add(workload.name, rank, average, min(later, default=0), max(later, default=0), basis=workload.basis)
+        panels.append(Courses(workload.shown, "time, s", "replicas", curves, form=".1f"))
     notes = [
         f"On how many of the {HALF} prefill instances a key is, every 30 s, by rank of the sum over all samples; "
         "mean, least and most of the second half of the run. Algorithm 1 as it is printed.",
         MODEL_NOTE,
     ]
-    _fig11_claims(table)
-    return table.result("Mooncake Fig. 11: replicas", panels, notes)
 
-
-def _fig11_claims(table: Table) -> None:
     def mean(workload: str, rank: int) -> float:
         found = table.rows.column("mean", workload=workload, rank=rank)
         return found[0] if found else 0.0
@@ -275,3 +250,4 @@ def _fig11_claims(table: Table) -> None:
         synthetic < min(hundredth.values(), default=0.0),
         "instances with the key of rank 100",
     )
+    return table.result("Mooncake Fig. 11: replicas", panels, notes)

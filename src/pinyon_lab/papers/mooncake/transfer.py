@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import basis, counting
+from pinyon_lab.figures.rows import counting
 from pinyon_lab.figures.serving import (
     MODEL_NOTE,
     UTILISATION,
@@ -121,7 +121,7 @@ def fig13(given: FigureInputs) -> Result:
             outcomes = cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals))))
             moves, fetches = cluster.moves, cluster.moves.fetches
             each_s = (seconds / max(1, fetches) for seconds in (moves.fetch_s, moves.fetched_bytes / bytes_s))
-            table.add(gbit, policy, mean_ttft_s(outcomes), *each_s, fetches, reused(outcomes), basis=basis(workload))
+            table.add(gbit, policy, mean_ttft_s(outcomes), *each_s, fetches, reused(outcomes), basis=workload.basis)
     seen = {policy: _seen(table.rows.those(policy=policy)) for policy in FETCHING}
     judged = FETCHING[0]
     own = seen[judged]

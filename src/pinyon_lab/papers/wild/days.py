@@ -12,18 +12,8 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import (
-    Basis,
-    FigureInputs,
-    Result,
-    Row,
-    Rows,
-    Table,
-    Tell,
-    columns,
-    figure,
-)
-from pinyon_lab.figures.rows import bars, basis
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Row, Rows, Table, Tell, columns, figure
+from pinyon_lab.figures.rows import bars
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Course, Courses, Panel
 from pinyon_lab.traces.analysis import TraceColumns, day_fits, read_columns
@@ -136,7 +126,7 @@ def fig29(given: FigureInputs) -> Result:
     for day in range(count):
         given.tell(f"day {day + 1} of {count}: when blocks are used again")
         days.append(_Day(workload, day))
-    rests_on = basis(workload)
+    rests_on = workload.basis
     unlike = [len({block for asked in day.asked for block in asked.blocks}) for day in days[1:]]
     capacity = max(1, round(CAPACITY_SHARE * np.mean(unlike)))
     reuse = _reuse(days)

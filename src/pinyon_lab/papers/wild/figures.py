@@ -19,19 +19,8 @@ from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replay, replayed
-from pinyon_lab.figures.figure import (
-    Basis,
-    Column,
-    Figure,
-    FigureInputs,
-    Result,
-    Rows,
-    Table,
-    Tell,
-    columns,
-    figure,
-)
-from pinyon_lab.figures.rows import basis, claimed, counting, near, share, shown
+from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, Rows, Table, Tell, columns, figure
+from pinyon_lab.figures.rows import claimed, counting, near, share
 from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Panel
@@ -160,7 +149,7 @@ def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
             Course(policy, [(1 + x, y) for x, y in own.points("ratio", policy)], policy == BELADY) for policy in SHORT
         ]
         x_label = "HBM for KV and CPU cache, × HBM for KV"
-        panels.append(Courses(shown(workload), x_label, "blocks that hit", courses))
+        panels.append(Courses(workload.shown, x_label, "blocks that hit", courses))
     notes = [
         f"{model.name}, {model.gpus} × A800-80GB. CPU: its cache, × the HBM for KV; 0 is the GPU alone. The ratios are "
         f"ours. WA-best: points of hit ratio above the best of {', '.join(BASELINES)}, the paper's baselines. own: "
@@ -189,7 +178,7 @@ def _add_rows(table: Table, model: ServingModel, workload: Workload, tell: Tell)
         own, others = hits["workload_aware"], [hits[policy] for policy in BASELINES]
         values = *hits.values(), share(curve.ideal_hits, curve.blocks), own - max(others)
         more = {"over_worst": own - min(others), "capacity_blocks": capacity, "requests": len(requests)}
-        table.add(part.name, ratio, *values, **more, basis=basis(part))
+        table.add(part.name, ratio, *values, **more, basis=part.basis)
     return Rows(table.rows[before:])
 
 
@@ -248,7 +237,7 @@ def qttft(given: FigureInputs) -> Result:
                 baselines = [means[policy] for policy in BASELINES]
                 best, worst, aware = min(baselines), max(baselines), means["workload_aware"]
                 gains = 1 - aware / best, 1 - aware / worst, 1 - means["reuse_hazard"] / best
-                table.add(model.name, part.name, ratio, *means.values(), *gains, basis=basis(part))
+                table.add(model.name, part.name, ratio, *means.values(), *gains, basis=part.basis)
     notes = [
         "Mean seconds from arrival to the first token at one instance that computes one prompt after the other, as "
         "many tokens in a second as it is taken to compute; answers take none of its time. WA is the paper's policy, "
@@ -263,22 +252,19 @@ def qttft(given: FigureInputs) -> Result:
         panels.append(
             Bars(f"{name}, CPU cache 1 × HBM", "mean QTTFT, s", [str(row["model"]) for row in rows], values, ".1f")
         )
-    _claim(table)
-    return table.result("Queued TTFT by eviction policy", panels, notes)
-
-
-def _claim(table: Table) -> None:
     on_a = table.rows.those(workload="qwen-a")
-    best, worst = (on_a.column(key) for key in ("to_best", "to_worst"))
+    to_best, to_worst = (on_a.column(key) for key in ("to_best", "to_worst"))
     low, high = PRINTED
     table.says(
         "WA achieves 28.3–41.9% QT-TFT reduction thanks to the improved KV\\$ cache hit rate",
-        f"{min(best):.1%} to {max(best):.1%} to the best, {min(worst):.1%} to {max(worst):.1%} to the worst baseline",
-        min(worst) >= 0.8 * low and min(best) <= 1.2 * high,
+        f"{min(to_best):.1%} to {max(to_best):.1%} to the best, {min(to_worst):.1%} to {max(to_worst):.1%} to the "
+        "worst baseline",
+        min(to_worst) >= 0.8 * low and min(to_best) <= 1.2 * high,
         "on trace A; the text does not say against which baseline: agrees if the printed range is between the two",
         printed=f"{100 * low:.1f}–{high:.1%}",
         basis=Basis.CONSTRUCTION,
     )
+    return table.result("Queued TTFT by eviction policy", panels, notes)
 
 
 # -- Fig. 28
@@ -340,7 +326,7 @@ def fig28(given: FigureInputs) -> Result:
         gives = plain, None if plain is None else ratio - plain
         values = ratio, ratio - ratios["gdfs"], *gives
         sizes = {"capacity_blocks": capacity, "requests": len(requests)}
-        table.add(LABELS.get(choice, choice), *values, **sizes, workload=part.name, basis=basis(part))
+        table.add(LABELS.get(choice, choice), *values, **sizes, workload=part.name, basis=part.basis)
     notes = [
         f"{MODEL.name}, CPU cache = HBM for KV, trace A. ① fitted distributions, ② the head of a prompt before its "
         "end, ③ life (Table 2). Without ① and ③ only the time since the last use decides.",
@@ -349,7 +335,7 @@ def fig28(given: FigureInputs) -> Result:
         "of the last use; so does workload_aware, as published. Without ②: told from the head on, without places.",
         *TESTBED_NOTES,
     ]
-    title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(part)}"
+    title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {part.shown}"
     add_ablation_claims(table)
     return table.result(title, _panels(table.rows), notes)
 
