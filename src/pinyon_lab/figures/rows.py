@@ -53,13 +53,13 @@ def near(ours: float, printed: float, form: str = "{:.2f}×", text: str = "") ->
     return Compared(form.format(ours), close(ours, printed), text or form.format(printed))
 
 
-def told(found: Mapping[str, float], form: str = ".2f", unit: str = "") -> str:
-    return ", ".join(f"{at}: {format(each, form)}{unit}" for at, each in found.items())
+def told(found: Mapping[str, float], form: str = ".2f") -> str:
+    return ", ".join(f"{at}: {format(each, form)}" for at, each in found.items())
 
 
-def every(found: Mapping[str, float], holds: Callable[[float], bool], form: str = ".2f", unit: str = "") -> Compared:
+def every(found: Mapping[str, float], holds: Callable[[float], bool]) -> Compared:
     """Tells the values by name, and whether all are as the text says."""
-    return Compared(told(found, form, unit), all(map(holds, found.values())))
+    return Compared(told(found), all(map(holds, found.values())))
 
 
 def up_to(values: Sequence[float], form: str) -> str:

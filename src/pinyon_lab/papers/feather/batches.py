@@ -60,15 +60,18 @@ class _Table(Table):
         return self.rows.cells(self.columns[0].key, self.columns[1].key, key)
 
 
+def _own(place: int) -> tuple[str, int]:
+    return f"own {place}", SUFFIX
+
+
+def _some(*parts: tuple[str, int]) -> Parts:
+    return [part for part in parts if part[1]]
+
+
 # -- Experiment 1
 
 SHARES = (0.0, 0.002, 0.1, 0.25, 0.5, 0.75, 0.9, 0.998, 1.0)
 PREFIX = 10_000
-
-
-def _two(share: float) -> list[Parts]:
-    first = round(REQUESTS * share)
-    return [[("A" if place < first else "B", PREFIX), (f"own {place}", SUFFIX)] for place in range(REQUESTS)]
 
 
 @figure("feather-fig3.2", PAPER, "§3.2, Fig. 3.2", "two prefixes in a batch")
@@ -76,7 +79,9 @@ def fig3_2(given: FigureInputs) -> Result:
     table = _Table(given, 1, Column("share", "on prefix A", ".1%"), DECODED, KV, BATCH, basis=Basis.CONSTRUCTION)
     for share in SHARES:
         given.tell(f"{share:.1%} on prefix A")
-        table.ran(one_batch(_two(share), OUTPUT_TOKENS), share)
+        first = round(REQUESTS * share)
+        names = ["A" if place < first else "B" for place in range(REQUESTS)]
+        table.ran(one_batch([[(name, PREFIX), _own(place)] for place, name in enumerate(names)], OUTPUT_TOKENS), share)
     rates, reads = (table.rows.column(key) for key in ("decode_tokens_s", "kv_tokens"))
     same, mixed = (rates[0], rates[-1]), rates[1:-1]
     drop, read = min(same) / rates[1], reads[1] / reads[0]
@@ -110,20 +115,14 @@ FRACTIONS = tuple(tenth / 10 for tenth in range(11))
 HUNDRED, LENGTH = 100, 2_000
 
 
-def _partly(fraction: float) -> list[Parts]:
-    shared = round(LENGTH * fraction)
-    return [
-        [part for part in (("shared", shared), (f"own {place}", LENGTH - shared)) if part[1]]
-        for place in range(HUNDRED)
-    ]
-
-
 @figure("feather-fig3.4", PAPER, "§3.2, Fig. 3.4", "how much of the prompt is shared")
 def fig3_4(given: FigureInputs) -> Result:
     table = _Table(given, 2, Column("fraction", "shared", ".0%"), DECODED, KV, EVICTED)
     for fraction in FRACTIONS:
         given.tell(f"{fraction:.0%} shared")
-        table.ran(one_batch(_partly(fraction), OUTPUT_TOKENS), fraction)
+        shared = round(LENGTH * fraction)
+        prompts = [_some(("shared", shared), (f"own {place}", LENGTH - shared)) for place in range(HUNDRED)]
+        table.ran(one_batch(prompts, OUTPUT_TOKENS), fraction)
     rates, evicted = (table.rows.column(key) for key in ("decode_tokens_s", "evicted"))
     gain = rates[-1] / rates[0] - 1
     steps = [after / before - 1 for before, after in pairwise(rates)]
@@ -157,7 +156,7 @@ GROUPS = (1, 2, 5, 10, 20, 50, 100)
 
 
 def _grouped(count: int, groups: int, prefix: int) -> list[Parts]:
-    return [[(f"prefix {place % groups}", prefix), (f"own {place}", SUFFIX)] for place in range(count)]
+    return [[(f"prefix {place % groups}", prefix), _own(place)] for place in range(count)]
 
 
 @figure("feather-fig3.5", PAPER, "§3.2, Fig. 3.5", "number of prefix groups")
@@ -212,17 +211,14 @@ LENGTHS = (500, 1_000, 2_000)
 LEVELS = (1, 2, 3, 4)
 
 
-def _branched(levels: int, length: int) -> list[Parts]:
-    leaves = 1 << (levels - 1)
-    return [[*tree(place % leaves, levels, 4 * length), (f"own {place}", SUFFIX)] for place in range(REQUESTS)]
-
-
 @figure("feather-fig3.6", PAPER, "§3.2, Fig. 3.6", "trees of one to four levels")
 def fig3_6(given: FigureInputs) -> Result:
     table = _Table(given, 4, Column("length", "L", ",d"), Column("levels", "levels", "d"), DECODED, KV)
     for length, levels in product(LENGTHS, LEVELS):
         given.tell(f"{levels} levels of a prompt of {4 * length}")
-        table.ran(one_batch(_branched(levels, length), OUTPUT_TOKENS), length, levels)
+        leaves = 1 << (levels - 1)
+        prompts = [[*tree(place % leaves, levels, 4 * length), _own(place)] for place in range(REQUESTS)]
+        table.ran(one_batch(prompts, OUTPUT_TOKENS), length, levels)
     rate = table.by_two()
     deeper = {length: [rate[length, levels] for levels in LEVELS[1:]] for length in LENGTHS}
     spread = [max(rates) / min(rates) - 1 for rates in deeper.values()]
@@ -308,21 +304,17 @@ SECONDS = (0.0, 0.5, 0.8, 1.0)
 SUFFIXES = 50
 
 
-def _mixed(first: float, second: float) -> list[Parts]:
-    shared, same = round(PREFIX * first), round(REQUESTS * second)
-    prompts: list[Parts] = []
-    for place in range(REQUESTS):
-        suffix = "A" if place * same // REQUESTS < (place + 1) * same // REQUESTS else f"B{place % SUFFIXES}"
-        prompts.append([part for part in (("shared", shared), (suffix, PREFIX - shared)) if part[1]])
-    return prompts
-
-
 @figure("feather-fig3.9", PAPER, "§3.2, Fig. 3.9", "partly shared prompts")
 def fig3_9(given: FigureInputs) -> Result:
     table = _Table(given, 6, Column("first", "f1", ".0%"), Column("second", "f2", ".0%"), OVERALL, BATCH, EVICTED)
     for first, second in product(FIRSTS, SECONDS):
         given.tell(f"{first:.0%} shared by all, {second:.0%} with suffix A")
-        table.ran(one_batch(_mixed(first, second), OUTPUT_TOKENS), first, second)
+        shared, same = round(PREFIX * first), round(REQUESTS * second)
+        prompts = []
+        for place in range(REQUESTS):
+            suffix = "A" if place * same // REQUESTS < (place + 1) * same // REQUESTS else f"B{place % SUFFIXES}"
+            prompts.append(_some(("shared", shared), (suffix, PREFIX - shared)))
+        table.ran(one_batch(prompts, OUTPUT_TOKENS), first, second)
     rate = table.by_two(OVERALL.key)
     jump = {first: rate[first, 1.0] / rate[first, 0.8] for first in FIRSTS if first < 1}
     flat = [rate[0.8, second] for second in SECONDS if second < 1]
@@ -396,7 +388,7 @@ OUTPUTS = (1, 10, 20, 50, 100)
 @figure("feather-fig3.11", PAPER, "§3.3, Fig. 3.11", "small batches of one prefix")
 def fig3_11(given: FigureInputs) -> Result:
     count = PREFIXES * EACH
-    prompts: list[Parts] = [[(f"prefix {place // EACH}", PREFIX), (f"own {place}", SUFFIX)] for place in range(count)]
+    prompts: list[Parts] = [[(f"prefix {place // EACH}", PREFIX), _own(place)] for place in range(count)]
     table = _Table(given, 8, Column("output_tokens", "decode tokens", "d"), Column("batches", "batches"), OVERALL)
     names = {split: f"{split} x {count // split}" for split in SPLITS}
     for output_tokens, (split, name) in product(OUTPUTS, names.items()):
