@@ -14,9 +14,19 @@ from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
 from pinyon_lab.figures.figure import FigureInputs, Rows, Table
-from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
-from pinyon_lab.papers.wild.figures import BASELINES, LIFE_S, LIVES_S, HeadFirst, add_ablation_claims, add_claims
+from pinyon_lab.papers.wild.figures import (
+    BASELINES,
+    HOUR_S,
+    LIFE_S,
+    LIVES_S,
+    HeadFirst,
+    add_ablation_claims,
+    add_claims,
+    capacity_blocks,
+    computed_per_s,
+    served,
+)
 from pinyon_lab.policies.eviction import Lfu
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS

@@ -12,7 +12,7 @@ from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, Value, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import bars, claimed, close, near, share
 from pinyon_lab.figures.workload import Workload, together
 from pinyon_lab.pictures import Bars, Course, Courses, Mark
@@ -183,7 +183,8 @@ def fig10(given: FigureInputs) -> Result:
             )
             ratio, prefill = share(sum(hits), blocks), share(computed, whole)
             copies = share(seen.get("duplicate_blocks", 0), seen["resident_blocks"])
-            busiest = _busiest(seen["per_node"], blocks)
+            of_nodes = [node["blocks"] for node in seen["per_node"] if "blocks" in node]
+            busiest = share(max(of_nodes), blocks) if of_nodes else None
             table.add(workload.name, label, ratio, None, prefill, None, busiest, copies, basis=workload.basis)
     rows = table.rows
     found = {(row["workload"], row["setup"]): row for row in rows}
@@ -210,13 +211,15 @@ def fig10(given: FigureInputs) -> Result:
     saved = max(local, key=lambda row: row["saved"])
     higher = [row["workload"] for row in local if row["global_to_this"] > 1]
     same = [str(row["workload"]) for row in local if row["workload"] not in higher]
+    held_locally = [row for row in rows.those(workload=most["workload"]) if row["setup"].startswith("local")]
+    by_router = ", ".join(f"{row['global_to_this']:.2f} ({row['setup']})" for row in held_locally)
     table.says(
         "the global cache exhibits a maximum increase of 136% in cache hit rate",
         round(most["global_to_this"], 2),
         close(most["global_to_this"], 2.36) and most["busiest"] < 0.5,
         f"on {most['workload']}, where cache affinity asks one node for {most['busiest']:.0%} of all "
         "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
-        "how the paper's does is not stated here, and all hangs on it: " + _by_router(table.rows, most["workload"]),
+        "how the paper's does is not stated here, and all hangs on it: " + by_router,
         printed=2.36,
         basis=claimed(most),
         section="§5.3.2 (§1: 2.36× higher)",
@@ -237,19 +240,6 @@ def fig10(given: FigureInputs) -> Result:
     )
     title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
     return table.result(title, panels, notes)
-
-
-def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
-    asked = [node["blocks"] for node in per_node if "blocks" in node]
-    return share(max(asked), blocks) if asked else None
-
-
-def _by_router(rows: Rows, workload: Value) -> str:
-    return ", ".join(
-        f"{row['global_to_this']:.2f} ({row['setup']})"
-        for row in rows
-        if row["workload"] == workload and str(row["setup"]).startswith("local")
-    )
 
 
 # -- Table 2
