@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pinyon.core.request import Role
@@ -131,10 +132,6 @@ def load_of(workload: Workload, size: str, requests: int = 0) -> DualMapLoad:
     return DualMapLoad(workload.name, size, workload.block_tokens, tuple(arrivals))
 
 
-def seeds_of(policy: str) -> range:
-    return range(SEEDS if policy.partition(":")[0] in HASHED else 1)
-
-
 def ran(load: DualMapLoad, system: DualMapSystem, rate: float, tell: Tell) -> DualMapResults:
     """Runs a load on a system at ``rate`` requests/s, or returns the cached result of the same run."""
     text = f"{load.workload}, {load.size}, {system.kind}: {system.policy} at {rate:g}/s"
@@ -146,7 +143,11 @@ def ran(load: DualMapLoad, system: DualMapSystem, rate: float, tell: Tell) -> Du
 def _ran(load: DualMapLoad, system: DualMapSystem, rate: float) -> DualMapResults:
     arrivals = at_rate(load.arrivals, rate)
     if system.kind == PREFILL_ONLY:
-        return _prefill_only(load, system, arrivals)
+        choice = PLACEMENT_POLICIES.with_default(system.placement(), "combined", False)
+        tokens = CACHE_TOKENS[load.size]
+        settings = ReferenceSettings(system.instances, tokens, load.block_tokens, SLO_S, seed=system.seed)
+        served = ReferenceModel(settings, choice, "fifo").run(arrivals, lambda done: None)
+        return DualMapResults(_means(report(served, SLO_S, WARM_UP)))
     cluster = cluster_of(load, system)
     samples = _pending(cluster, arrivals)
     outcomes = cluster.run(arrivals)
@@ -184,26 +185,14 @@ def cluster_of(load: DualMapLoad, system: DualMapSystem, **changes: Any) -> SimC
     return SimCluster(replace(settings, **changes), machine, load_profile(machine.engine), policy, system.seed)
 
 
-def _prefill_only(load: DualMapLoad, system: DualMapSystem, arrivals: Sequence[Arrival]) -> DualMapResults:
-    choice = PLACEMENT_POLICIES.with_default(system.placement(), "combined", False)
-    settings = ReferenceSettings(
-        system.instances, CACHE_TOKENS[load.size], load.block_tokens, SLO_S, "lru", system.seed
-    )
-    served = ReferenceModel(settings, choice, "fifo").run(arrivals, lambda done: None)
-    return DualMapResults(_means(report(served, SLO_S, WARM_UP)))
-
-
 def goodput(points: Sequence[tuple[float, float]]) -> float:
     """Returns the rate at which attainment falls below ``SHARE``, between ``points``, ``(rate, attainment)`` in order;
     the last rate if it never does, 0 if the first is below already."""
-    before: tuple[float, float] | None = None
-    for rate, attainment in points:
+    if points[0][1] < SHARE:
+        return 0.0
+    for (low, above), (rate, attainment) in pairwise(points):
         if attainment < SHARE:
-            if before is None:
-                return 0.0
-            (low, above) = before
             return low + (rate - low) * (above - SHARE) / (above - attainment)
-        before = rate, attainment
     return points[-1][0]
 
 
@@ -211,7 +200,8 @@ def all_seeds(
     load: DualMapLoad, kind: str, policy: str, rate: float, tell: Tell, instances: int = INSTANCES
 ) -> list[DualMapResults]:
     """Runs a load once for each seed of the policy."""
-    return [ran(load, DualMapSystem(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
+    seeds = SEEDS if policy.partition(":")[0] in HASHED else 1
+    return [ran(load, DualMapSystem(kind, policy, instances, seed), rate, tell) for seed in range(seeds)]
 
 
 def mean(runs: Sequence[DualMapResults], key: str) -> float:

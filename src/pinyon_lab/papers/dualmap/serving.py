@@ -69,11 +69,6 @@ def _rated(given: FigureInputs, *kinds: str) -> Table:
     return table
 
 
-def _goodputs(rows: Rows, **where: Value) -> dict[str, float]:
-    """Returns the goodput by policy, in requests/s."""
-    return {policy: goodput(rows.those(policy=policy, **where).points("rate", "attainment")) for policy in POLICIES}
-
-
 def _curves(rows: Rows, key: str, here: Mapping[str, Value]) -> list[Course]:
     """Returns a curve for each policy over the rates of a setting."""
     return courses(rows.cells("policy", "rate", key, **here), label, DUALMAP)
@@ -106,7 +101,8 @@ def fig3(given: FigureInputs) -> Result:
     panels = []
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
-        found, where = _goodputs(rows, **here), f"{workload}, {model}, {kind}"
+        where, by_policy = f"{workload}, {model}, {kind}", {each: rows.those(policy=each, **here) for each in POLICIES}
+        found = {policy: goodput(each.points("rate", "attainment")) for policy, each in by_policy.items()}
         said, low, high = GOODPUT[workload]
         name, best = _best(found)
         gain = found[DUALMAP] / best - 1 if best else 0.0

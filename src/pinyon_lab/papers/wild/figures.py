@@ -207,9 +207,24 @@ def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
     )
     panels = []
     for workload in given.workloads:
-        own = _add_rows(table, model, workload, given.tell)
+        given.tell(f"{workload.name}: what one instance of {model.name} serves, LRU at every capacity")
+        part = served(workload, model, random.Random(SEED))
+        requests = part.asked()
+        curve = LruCurve([asked.blocks for asked in requests])
+        for ratio in RATIOS:
+            capacity = max(1, capacity_blocks(model, part.block_tokens, ratio))
+            hits = {"lru": share(curve.hits(capacity), curve.blocks)}
+            for policy in SHORT:
+                if policy != "lru":
+                    heard = counting(given.tell, f"{part.name}, CPU cache {ratio:g} × HBM: {policy}", len(requests))
+                    hits[policy] = share(replay(requests, policy, capacity, heard).hit_blocks, curve.blocks)
+            own, others = hits["workload_aware"], [hits[policy] for policy in BASELINES]
+            values = *hits.values(), share(curve.ideal_hits, curve.blocks), own - max(others)
+            more = {"over_worst": own - min(others), "capacity_blocks": capacity, "requests": len(requests)}
+            table.add(part.name, ratio, *values, **more, basis=part.basis)
+        rows = table.rows.those(workload=part.name)
         courses = [
-            Course(policy, [(1 + x, y) for x, y in own.points("ratio", policy)], policy == BELADY) for policy in SHORT
+            Course(policy, [(1 + x, y) for x, y in rows.points("ratio", policy)], policy == BELADY) for policy in SHORT
         ]
         x_label = "HBM for KV and CPU cache, × HBM for KV"
         panels.append(Courses(workload.shown, x_label, "blocks that hit", courses))
@@ -222,27 +237,6 @@ def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
     title = f"Hit ratio over capacity: {model.name}, {model.gpus} × A800-80GB"
     add_claims(table)
     return table.result(title, panels, notes)
-
-
-def _add_rows(table: Table, model: ServingModel, workload: Workload, tell: Tell) -> Rows:
-    """Adds a workload's rows to the table and returns them."""
-    tell(f"{workload.name}: what one instance of {model.name} serves, LRU at every capacity")
-    part = served(workload, model, random.Random(SEED))
-    requests = part.asked()
-    curve = LruCurve([asked.blocks for asked in requests])
-    before = len(table.rows)
-    for ratio in RATIOS:
-        capacity = max(1, capacity_blocks(model, part.block_tokens, ratio))
-        hits = {"lru": share(curve.hits(capacity), curve.blocks)}
-        for policy in SHORT:
-            if policy != "lru":
-                heard = counting(tell, f"{part.name}, CPU cache {ratio:g} × HBM: {policy}", len(requests))
-                hits[policy] = share(replay(requests, policy, capacity, heard).hit_blocks, curve.blocks)
-        own, others = hits["workload_aware"], [hits[policy] for policy in BASELINES]
-        values = *hits.values(), share(curve.ideal_hits, curve.blocks), own - max(others)
-        more = {"over_worst": own - min(others), "capacity_blocks": capacity, "requests": len(requests)}
-        table.add(part.name, ratio, *values, **more, basis=part.basis)
-    return Rows(table.rows[before:])
 
 
 BY_RATIO = tuple(

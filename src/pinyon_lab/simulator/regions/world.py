@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count, pairwise
 from random import Random
 
@@ -93,7 +94,7 @@ class RegionsWorld:
             clients.start()
         for place, door in enumerate(self.doors.values()):  # which probe at different moments
             delay_s = self.settings.probe_s * (place + 1) / len(self.doors)
-            self.time.after(delay_s, lambda door=door: self._probe(door))  # type: ignore[misc]
+            self.time.after(delay_s, partial(self._probe, door))
         self.time.run(math.inf if drain else until_s)
 
     def watch(self, progress: Callable[[float], None]) -> None:
@@ -171,7 +172,7 @@ class RegionsWorld:
         for hop in reversed(call.hops):
             delay_s += self.network.one_way_s(last, hop.region)
             last = hop.region
-            self.time.after(delay_s, lambda hop=hop: self._freed(hop))  # type: ignore[misc]
+            self.time.after(delay_s, partial(self._freed, hop))
         if self.system.told:
             self._told(call)
         self._later(call, self._way_back_s(call), lambda: self._end(call, "finished"))
