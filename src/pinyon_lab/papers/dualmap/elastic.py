@@ -150,8 +150,6 @@ def _steps(sizes: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float
     return [*points, (end_s, points[-1][1])]
 
 
-# -- Fig. 13
-
 SIZES = (8, 16, 24, 32)
 REQUESTS_EACH = 700
 """The requests per instance: A.4 has 1,000; the generated trace has enough for 700."""
@@ -206,8 +204,6 @@ def fig13(given: FigureInputs) -> Result:
     ]
     return table.result("DualMap Fig. 13: clusters that grow", [panel], notes)
 
-
-# -- A.6
 
 PREFILLS, DECODES = 5, 3
 SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}

@@ -355,8 +355,6 @@ def fig8(given: FigureInputs) -> Result:
     return table.result("DualMap Fig. 8: hot instances", panels, [MODEL_NOTE, SEEDS_NOTE])
 
 
-# -- Fig. 5
-
 ABLATION_RATE = 3.5
 """The rate of conversation on the 14B model, in requests/s; the text names none."""
 

@@ -149,8 +149,6 @@ def fig15(given: FigureInputs) -> Result:
     return table.result("DualMap Fig. 15: choices", [panel], [note])
 
 
-# -- A.4
-
 BLOCK_TOKENS, ENTRY_BYTES, DRAM_BYTES, CLUSTER = 128, 16, 64 << 30, 32
 MODELS = {"Qwen2.5-7B": "910b-qwen2.5-7b", "Qwen2.5-14B": "910b-qwen2.5-14b"}
 
@@ -196,8 +194,6 @@ def a4(given: FigureInputs) -> Result:
     note = "Our block index has an entry of its own kind: what it takes is measured in docs/notebook/placement.md."
     return table.result("DualMap A.4: metadata", [panel], [note])
 
-
-# -- Table 1
 
 PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
 """The mean input and output length in tokens, and the prefix caching ratio."""

@@ -68,8 +68,6 @@ def _some(*parts: tuple[str, int]) -> Parts:
     return [part for part in parts if part[1]]
 
 
-# -- Experiment 1
-
 SHARES = (0.0, 0.002, 0.1, 0.25, 0.5, 0.75, 0.9, 0.998, 1.0)
 PREFIX = 10_000
 
@@ -108,8 +106,6 @@ def fig3_2(given: FigureInputs) -> Result:
     panel = table.by_one("500 requests on two prefixes of 10,000 tokens", "{:g}")
     return table.result("FEATHER Fig. 3.2: two prefixes", [panel], [CHAPTER_3_NOTE])
 
-
-# -- Experiment 2
 
 FRACTIONS = tuple(tenth / 10 for tenth in range(11))
 HUNDRED, LENGTH = 100, 2_000
@@ -204,8 +200,6 @@ def fig3_5(given: FigureInputs) -> Result:
     return table.result("FEATHER Fig. 3.5: groups", panels, [CHAPTER_3_NOTE])
 
 
-# -- Experiment 4
-
 LENGTHS = (500, 1_000, 2_000)
 """Our choice of L: the text has three values and prints none."""
 LEVELS = (1, 2, 3, 4)
@@ -239,8 +233,6 @@ def fig3_6(given: FigureInputs) -> Result:
     panel = bars(title, DECODED.title, rate, ",.0f", group="L = {:,}".format, label=level)
     return table.result("FEATHER Fig. 3.6: trees", [panel], [CHAPTER_3_NOTE])
 
-
-# -- Experiment 5
 
 SMALL_MODEL = "rtx6000ada-qwen-0.5b"
 SMALL_PREFIXES = (100, 500, 1_000, 5_000, 10_000)
@@ -297,8 +289,6 @@ def fig3_8(given: FigureInputs) -> Result:
     return table.result("FEATHER Fig. 3.8: lengths and groups", [panel], [CHAPTER_3_NOTE])
 
 
-# -- Experiment 6
-
 FIRSTS = (0.0, 0.4, 0.8, 0.9, 1.0)
 SECONDS = (0.0, 0.5, 0.8, 1.0)
 SUFFIXES = 50
@@ -343,8 +333,6 @@ def fig3_9(given: FigureInputs) -> Result:
     return table.result("FEATHER Fig. 3.9: partly shared", [panel], [CHAPTER_3_NOTE])
 
 
-# -- Experiment 7
-
 SIZES = (5, 10, 25, 50, 100, 200, 300, 500)
 KINDS = {"5 prefixes": 5, "one prefix": 1}
 SATURATED = 0.9
@@ -377,8 +365,6 @@ def fig3_10(given: FigureInputs) -> Result:
     panel = bars("prefixes of 10,000 tokens", DECODED.title, by_size, ",.0f")
     return table.result("FEATHER Fig. 3.10: batch size", [panel], [CHAPTER_3_NOTE])
 
-
-# -- Experiment 8
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 PREFIXES, EACH = 8, 100

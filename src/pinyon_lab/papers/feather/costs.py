@@ -68,9 +68,6 @@ def waits(policies: Sequence[str], tokens: int, tell: Tell, clock: Clock) -> dic
     return found
 
 
-# -- Fig. 5.9
-
-
 @figure("feather-fig5.9", PAPER, "§5.3.1, Fig. 5.9", "CPU time of policies", measures=True)
 def fig5_9(given: FigureInputs) -> Result:
     table = Table(
@@ -139,8 +136,6 @@ def _told(found: Mapping[str, float], form: str, unit: str) -> str:
     return ", ".join(f"{name} {format(each, form)}{unit}" for name, each in found.items())
 
 
-# -- Table 5.1
-
 TREE = TreeLoad(1_000, 5_000, 64, 50)
 """A fifth of the paper's requests. How much of them is shared is our choice: the text does not print it."""
 NAMES = {"insert": "INSERT", "add": "ADDTOBATCH", "finish": "FINISH", "find": "FINDBEST"}
@@ -208,8 +203,6 @@ def table5_1(given: FigureInputs) -> Result:
     )
     return table.result("FEATHER Table 5.1: tree operations", [panel], [COSTS_NOTE])
 
-
-# -- Fig. 5.11
 
 CHUNKS = (1, 16, 64)
 """The tokens of a chunk. All but 1 are our choice: the text prints no other."""

@@ -99,8 +99,6 @@ def fig5_12(given: FigureInputs) -> Result:
     return table.result("FEATHER Fig. 5.12: convergence", panels, [MODEL_NOTE])
 
 
-# -- Fig. 5.13
-
 PHASES = ((5.0, 200.0), (10.0, 100.0), (20.0, 50.0))
 
 
@@ -128,8 +126,6 @@ def fig5_13(given: FigureInputs) -> Result:
     shown = [each for each in samples if each.time_s <= begin_s]
     return table.result("FEATHER Fig. 5.13: changing rates", _panels({"bandit": shown}), [MODEL_NOTE])
 
-
-# -- Fig. 5.14
 
 ALONE_RATES = (2, 5, 10, 20)
 ALONE_REQUESTS = 400
@@ -166,8 +162,6 @@ def fig5_14(given: FigureInputs) -> Result:
     )
     return table.drawn("FEATHER Fig. 5.14: nothing shared", shown=SERVED[:3])
 
-
-# -- Fig. 5.17
 
 LEARNING_RATES = (1, 3, 5, 7, 10, 15, 20, 100)
 BEYOND = 100

@@ -103,8 +103,6 @@ def apart(load: FeatherLoad) -> float:
     return batches([group], load.output_tokens).tokens_s
 
 
-# -- Fig. 5.1
-
 RATES = (5, 10, 20, 50, 100)
 ALL = (FCFS, "bandit", "q_learning", "heuristic", "dynamic", "sglang_fcfs", "lpm", "dfs_weight")
 SGLANG = ("sglang_fcfs", "lpm", "dfs_weight")
@@ -162,8 +160,6 @@ def fig5_1(given: FigureInputs) -> Result:
     return table.drawn("FEATHER Fig. 5.1: request rate", shown=SERVED[:3])
 
 
-# -- Fig. 5.2
-
 GROUPS = (1, 2, 5, 20, 50, 100)
 
 
@@ -219,8 +215,6 @@ def fig5_2(given: FigureInputs) -> Result:
     return table.drawn("FEATHER Fig. 5.2: prefix groups", shown=SERVED[:2])
 
 
-# -- Fig. 5.3
-
 OUTPUTS = (1, 5, 20, 50, 100, 200)
 
 
@@ -256,8 +250,6 @@ def fig5_3(given: FigureInputs) -> Result:
     return table.drawn("FEATHER Fig. 5.3: decode tokens", shown=SERVED[:2], axis="decode tokens")
 
 
-# -- Fig. 5.4
-
 PREFIXES = (500, 1_000, 2_000, 5_000, 10_000)
 
 
@@ -280,8 +272,6 @@ def fig5_4(given: FigureInputs) -> Result:
     )
     return table.drawn("FEATHER Fig. 5.4: prefix length", shown=SERVED[:1], axis="prefix tokens")
 
-
-# -- Fig. 5.5
 
 LEVELS = (1, 2, 3, 4)
 OWN = (FCFS, "bandit", "q_learning", "heuristic")
@@ -310,8 +300,6 @@ def fig5_5(given: FigureInputs) -> Result:
     )
     return table.drawn("FEATHER Fig. 5.5: tree levels", shown=SERVED[:2])
 
-
-# -- Fig. 5.6
 
 MODELS = {
     "Qwen 0.5B": "rtx6000ada-qwen-0.5b",
@@ -352,8 +340,6 @@ def fig5_6(given: FigureInputs) -> Result:
     )
     return table.drawn("FEATHER Fig. 5.6: models", shown=SERVED[:3])
 
-
-# -- Fig. 5.7
 
 LONG_GROUPS = (1, 2, 5, 20, 100)
 

@@ -98,8 +98,6 @@ def table3_1(given: FigureInputs) -> Result:
     return found.result("FEATHER Table 3.1", [bars], [MODEL_NOTE])
 
 
-# -- Fig. 5.8
-
 A100 = "a100-llama-8b"
 RATES = (5, 20, 100)
 PAT_COST, BOTH = "PAT, 29 % in its batches", "feather and PAT"
@@ -163,8 +161,6 @@ def _of(runs: Runs, policy: str, key: str) -> dict[str, float]:
     return {at: float(getattr(run, key)) for (at, name), run in runs.items() if name == label(policy)}
 
 
-# -- Fig. 5.10
-
 PREFIXES = (1_000, 2_000, 5_000)
 READERS = (FCFS, FEATHER, "lpm", "dfs_weight")
 
@@ -209,8 +205,6 @@ def fig5_10(given: FigureInputs) -> Result:
     )
     return table.drawn("FEATHER Fig. 5.10: memory", NOTES)
 
-
-# -- Fig. 5.15
 
 STALLED_RATES = (5, 100)
 COMPUTING = (FCFS, FEATHER, "sglang_fcfs", "lpm", "dfs_weight")
@@ -260,8 +254,6 @@ def fig5_15(given: FigureInputs) -> Result:
     )
     return table.drawn("FEATHER Fig. 5.15: compute units", NOTES)
 
-
-# -- Fig. 5.16
 
 TREE_PREFIXES = (1_000, 5_000, 10_000)
 TREES = {"chunked hash tree": FEATHER, "radix tree": RADIX}

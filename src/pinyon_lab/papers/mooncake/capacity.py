@@ -190,8 +190,6 @@ fig6 = _figure("mooncake-fig6", "§5.2.2, Fig. 6", "toolagent")
 fig7 = _figure("mooncake-fig7", "§5.2.2, Fig. 7", "synthetic")
 
 
-# -- Fig. 15
-
 RATIO_TTFT_S, RATIO_TBT_S = 10.0, 0.1
 """The thresholds for TTFT and TBT (§5.5)."""
 PREFILLS = (4, 6, 7, 8, 9, 10, 12)

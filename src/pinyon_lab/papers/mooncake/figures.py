@@ -242,8 +242,6 @@ def fig10(given: FigureInputs) -> Result:
     return table.result(title, panels, notes)
 
 
-# -- Table 2
-
 PRINTED: Mapping[str, Mapping[str, float]] = {
     "conversation": {"requests": 12_031, "input": 12_035, "output": 343, "ratio": 0.40},
     "toolagent": {"requests": 23_608, "input": 8_596, "output": 182, "ratio": 0.59},

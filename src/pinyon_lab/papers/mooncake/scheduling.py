@@ -21,8 +21,6 @@ HALF = 8
 LOCAL = {"dram_tokens": NODE_TOKENS}
 """Each instance caches in its own DRAM; other instances fetch from it when the scheduler says so."""
 
-# -- Fig. 5
-
 SCHEDULERS = (
     ("random", "random", "random"),
     ("load balancing", "least_loaded", "load balancing"),
@@ -83,8 +81,6 @@ def fig5(given: FigureInputs) -> Result:
     panel = Bars("Mean TTFT", "seconds", short, ttft_s, ".1f")
     return table.result("Mooncake Fig. 5: schedulers", [panel], notes)
 
-
-# -- Fig. 8
 
 REDUCED = {"conversation": 0.36, "toolagent": 0.53, "synthetic": 0.64}
 """The printed reductions against vLLM (§5.2.3)."""

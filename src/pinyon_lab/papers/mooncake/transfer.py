@@ -65,8 +65,6 @@ def eq2(given: FigureInputs) -> Result:
     return table.result("Mooncake Eq. 2: bandwidth that is worth it", [panel], [note])
 
 
-# -- Fig. 13
-
 GBITS = (24, 48, 72, 100, 150, 200, 300, 400)
 RECOMMENDED_GBIT = 100
 SECONDS_MAX = 2.0

@@ -260,8 +260,6 @@ def fig8(given: FigureInputs) -> Result:
     return found.result("SkyWalker Fig. 8", panels, notes(given.quick, LOAD_NOTE))
 
 
-# -- Fig. 4b
-
 LOAD4B: Final = RegionLoad("wildchat", (("us", 4),), (("us", 50),), 120.0, 720.0)
 """The number of clients per instance is that of Fig. 8."""
 LEAST = 0.05
@@ -312,8 +310,6 @@ def _in_one(name: str, policy: str, pushing: str = "blind") -> RoutingSystem:
     """Returns a system of one region, as in §5.2."""
     return RoutingSystem(name, policy, pushing, forwards=False, told=False)
 
-
-# -- Fig. 9
 
 CLIENTS9 = (30, 75, 90)
 """The numbers of clients: 30 is §5.2's; the others are our choice, where memory gets full."""
@@ -409,8 +405,6 @@ def fig9(given: FigureInputs) -> Result:
     ]
     return shown.result("SkyWalker Fig. 9", panels, notes(given.quick, note))
 
-
-# -- Fig. 10
 
 CLIENTS10: Final = (("us", 120), ("asia", 40), ("eu", 40))
 SIZES = (6, 9, 12, 15)

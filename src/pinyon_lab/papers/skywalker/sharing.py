@@ -19,8 +19,6 @@ from pinyon_lab.simulator.regions.programs import Program, ProgramStep
 from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, RoutingSystem
 from pinyon_lab.simulator.regions.workloads import sources
 
-# -- Fig. 3
-
 PER_INSTANCE: Final = 0.01
 """One instance's share of the largest region's peak: so small that whole instances make no difference."""
 
@@ -203,8 +201,6 @@ def fig5(given: FigureInputs) -> Result:
     )
     return table.result("SkyWalker Fig. 5", [panel], [LENGTHS_NOTE, note])
 
-
-# -- Fig. 6
 
 CH, OPTIMUM, TREE = "ch", "optimum", "skywalker"
 SYSTEMS6: Final = (
