@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 from typing import NamedTuple
 
 from pinyon.eviction.policy import Traits
@@ -78,15 +77,11 @@ class Workload:
 def together(workloads: Sequence[Workload]) -> Workload:
     """Returns all workloads as one, starting together, by time, without shared blocks. Block sizes must be equal."""
     (block_tokens,) = {each.block_tokens for each in workloads}
-    count = len(workloads)
-
-    def apart(number: int, each: Workload) -> Sequence[TraceRow]:
-        start_s = each.rows[0].time_s if each.rows else 0.0
-        return [
-            row._replace(time_s=row.time_s - start_s, blocks=tuple(block * count + number for block in row.blocks))
-            for row in each.rows
-        ]
-
-    rows = sorted(chain(*(apart(*each) for each in enumerate(workloads))), key=lambda row: row.time_s)
+    count, rows = len(workloads), list[TraceRow]()
+    for number, each in enumerate(workloads):
+        for row in each.rows:
+            blocks = tuple(block * count + number for block in row.blocks)
+            rows.append(row._replace(time_s=row.time_s - each.rows[0].time_s, blocks=blocks))
+    rows.sort(key=lambda row: row.time_s)
     name = " + ".join(each.name for each in workloads)
     return Workload(name, rows, block_tokens, any(each.generated for each in workloads))

@@ -10,16 +10,7 @@ from typing import Any
 
 from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, Rows, Table, columns, figure
 from pinyon_lab.figures.rows import close, near, up_to
-from pinyon_lab.figures.serving import (
-    MIXED,
-    MODEL_NOTE,
-    TestbedSystem,
-    arrivals_of,
-    effective,
-    mean_ttft_s,
-    reused,
-    split,
-)
+from pinyon_lab.figures.serving import MIXED, MODEL_NOTE, TestbedSystem, arrivals_of, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
 from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster_settings import StepRule
@@ -65,9 +56,9 @@ def _capacity(given: FigureInputs, name: str) -> Result:
         arrivals = arrivals_of(workload, times)
         for system in (*MOONCAKE, *BASELINES):
             outcomes = system.serve(workload, arrivals, given.tell)
-            shares = (effective(outcomes, TTFT_S, tbt_s) for tbt_s in TBTS_S)
+            shares = (outcomes.effective(TTFT_S, tbt_s) for tbt_s in TBTS_S)
             slow = sum(each.tbt_s > TBTS_S[-1] for each in outcomes) / len(outcomes)
-            both = mean_ttft_s(outcomes), reused(outcomes)
+            both = outcomes.mean_ttft_s(), outcomes.reused()
             table.add(system.name, times, *shares, *both, slow=slow, basis=workload.basis)
     rows = table.rows
     panels = []
@@ -209,7 +200,7 @@ def fig15(given: FigureInputs) -> Result:
         system = _mooncake(prefills)
         outcomes = system.serve(workload, arrivals, given.tell)
         tbts = [each.tbt_s for each in outcomes]
-        values = effective(outcomes, RATIO_TTFT_S, RATIO_TBT_S), mean_ttft_s(outcomes), 1000 * sum(tbts) / len(tbts)
+        values = outcomes.effective(RATIO_TTFT_S, RATIO_TBT_S), outcomes.mean_ttft_s(), 1000 * sum(tbts) / len(tbts)
         table.add(system.name, *values, prefills=prefills, basis=workload.basis)
     rows = table.rows
     best = max(rows, key=lambda row: row["effective"])

@@ -9,7 +9,7 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import bars, close, up_to
-from pinyon_lab.figures.serving import MODEL_NOTE, TestbedSystem, arrivals_of, mean_ttft_s, reused, split
+from pinyon_lab.figures.serving import MODEL_NOTE, TestbedSystem, arrivals_of, split
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
@@ -47,7 +47,7 @@ def fig5(given: FigureInputs) -> Result:
             outcomes = TestbedSystem(label, split(HALF), policy, LOCAL).serve(workload, arrivals, given.tell)
             ttfts = sorted(each.ttft_s for each in outcomes if each.ttft_s >= 0)
             latest = ttfts[9 * len(ttfts) // 10], ttfts[99 * len(ttfts) // 100]
-            values = mean_ttft_s(outcomes), *latest, reused(outcomes)
+            values = outcomes.mean_ttft_s(), *latest, outcomes.reused()
             table.add(label, times, *values, meant=meant, basis=workload.basis)
     by_rate = {times: table.rows.those(rate=times) for times in SCHEDULED_RATES}
     for times, rows in by_rate.items():
@@ -107,7 +107,7 @@ def fig8(given: FigureInputs) -> Result:
             prefill_s = sum(each.prefill_s for each in outcomes) / len(outcomes)
             mooncake_s = mooncake_s or prefill_s
             ratio = prefill_s / mooncake_s
-            table.add(workload.name, system.name, prefill_s, ratio, reused(outcomes), basis=workload.basis)
+            table.add(workload.name, system.name, prefill_s, ratio, outcomes.reused(), basis=workload.basis)
     seconds = table.rows.cells("workload", "system", "prefill_s")
     panel = bars("GPU time of a prompt", "seconds", seconds, ".2f", group=given.shown)
     notes = [

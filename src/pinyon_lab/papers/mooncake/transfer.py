@@ -7,17 +7,7 @@ from collections.abc import Callable
 
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import counting
-from pinyon_lab.figures.serving import (
-    MODEL_NOTE,
-    UTILISATION,
-    TestbedSystem,
-    arrivals_of,
-    mean_ttft_s,
-    node,
-    reused,
-    seldom,
-    split,
-)
+from pinyon_lab.figures.serving import MODEL_NOTE, UTILISATION, Served, TestbedSystem, arrivals_of, node, seldom, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
 from pinyon_lab.pictures import Bars, Course, Courses
 
@@ -78,7 +68,7 @@ def fig13(given: FigureInputs) -> Result:
     none = TestbedSystem("recomputation", split(8), "least_loaded", {"prefix_cache": False}).serve(
         workload, arrivals, given.tell
     )
-    recomputed_s = mean_ttft_s(none)
+    recomputed_s = none.mean_ttft_s()
     table = Table(
         given,
         *columns(gbit=("Gbit/s", "d"), policy="scheduler"),
@@ -92,10 +82,10 @@ def fig13(given: FigureInputs) -> Result:
             bytes_s = gbit * GB / 8
             system = TestbedSystem(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
             cluster = system.cluster(workload.block_tokens)
-            outcomes = cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals))))
+            outcomes = Served(cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals)))))
             moves, fetches = cluster.moves, cluster.moves.fetches
             each_s = (seconds / max(1, fetches) for seconds in (moves.fetch_s, moves.fetched_bytes / bytes_s))
-            table.add(gbit, policy, mean_ttft_s(outcomes), *each_s, fetches, reused(outcomes), basis=workload.basis)
+            table.add(gbit, policy, outcomes.mean_ttft_s(), *each_s, fetches, outcomes.reused(), basis=workload.basis)
     by_policy = {policy: table.rows.those(policy=policy) for policy in FETCHING}
     recommended = [row for row in table.rows if row["gbit"] >= RECOMMENDED_GBIT]
     most_s = {policy: max(row["ttft_s"] for row in recommended if row["policy"] == policy) for policy in FETCHING}
