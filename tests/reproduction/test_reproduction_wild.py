@@ -13,7 +13,7 @@ import pytest
 from pinyon.eviction.lru import Lru
 from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
-from pinyon_lab.figures.figure import FigureInputs, Rows, Table
+from pinyon_lab.figures.figure import FigureInputs, RowList, Table
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
 from pinyon_lab.papers.wild.figures import (
     BASELINES,
@@ -136,7 +136,7 @@ WORST, BEST, FALLS, MORE_ON_A, FALLS_BACK, OPTIMAL = range(6)
 
 def claims_of(add: Callable[[Table], None], rows: list[dict[str, Any]]) -> list[Claim]:
     table = Table(FigureInputs((), lambda _: None, lambda: 0, "§4.3", quick=False))
-    table.rows = Rows(rows)
+    table.rows = RowList(rows)
     add(table)
     return table.claims
 

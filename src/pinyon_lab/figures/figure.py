@@ -19,11 +19,11 @@ Row = Mapping[str, Any]
 """The values of a row by the keys of their columns, and others that are not shown."""
 
 
-class Rows(list[dict[str, Any]]):
+class RowList(list[dict[str, Any]]):
     """The rows of a figure, or some of them; every method looks only at rows that have the values ``where``."""
 
-    def those(self, **where: Value) -> Rows:
-        return Rows(row for row in self if all(row[key] == value for key, value in where.items()))
+    def those(self, **where: Value) -> RowList:
+        return RowList(row for row in self if all(row[key] == value for key, value in where.items()))
 
     def cell(self, key: str, /, **where: Value) -> Any:
         """Returns the value in the only row."""
@@ -109,7 +109,7 @@ class Table:
     def __init__(self, given: FigureInputs, *columns: Column, section: str = "", basis: Basis = Basis.MODELLED) -> None:
         """Starts empty. Claims are of ``section``, by default the figure's, and rest on ``basis`` by default."""
         self.columns = columns
-        self.rows = Rows()
+        self.rows = RowList()
         self.claims: list[Claim] = []
         self._section, self._basis = section or given.section, basis
 
@@ -146,7 +146,7 @@ class Table:
 @dataclass(frozen=True, slots=True)
 class Result:
     columns: Sequence[Column]
-    rows: Rows
+    rows: RowList
     claims: Sequence[Claim]
     notes: Sequence[str]
     picture: Picture

@@ -41,7 +41,7 @@ def split(prefills: int) -> tuple[Role, ...]:
     return (Role.PREFILL,) * prefills + (Role.DECODE,) * (NODES - prefills)
 
 
-class Served(list[RequestOutcome]):
+class Results(list[RequestOutcome]):
     """The outcomes of a run."""
 
     def effective(self, slo_s: float, tbt_slo_s: float) -> float:
@@ -77,10 +77,10 @@ class TestbedSystem:
         )
         return ClusterModel(settings, machine, engine, self.policy)
 
-    def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> Served:
+    def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> Results:
         text = f"{workload.name}: {self.name}"
         tell(text)
-        return Served(self.model(workload.block_tokens).run(arrivals, seldom(counting(tell, text, len(arrivals)))))
+        return Results(self.model(workload.block_tokens).run(arrivals, seldom(counting(tell, text, len(arrivals)))))
 
     def cluster(self, block_tokens: int) -> SimCluster:
         """Returns the cluster itself, for figures that inspect it while it runs."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, Value, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, RowList, Table, Value, columns, figure
 from pinyon_lab.figures.rows import bars, close, courses, near
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
@@ -69,12 +69,12 @@ def _rated(given: FigureInputs, *kinds: str) -> Table:
     return table
 
 
-def _curves(rows: Rows, key: str, here: Mapping[str, Value]) -> list[Course]:
+def _curves(rows: RowList, key: str, here: Mapping[str, Value]) -> list[Course]:
     """Returns a curve for each policy over the rates of a setting."""
     return courses(rows.cells("policy", "rate", key, **here), label, DUALMAP)
 
 
-def _settings_of(rows: Rows) -> list[tuple[str, str, str]]:
+def _settings_of(rows: RowList) -> list[tuple[str, str, str]]:
     return list(dict.fromkeys((row["workload"], row["model"], row["kind"]) for row in rows))
 
 

@@ -10,7 +10,7 @@ from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, RowList, Table, columns, figure
 from pinyon_lab.figures.rows import close, courses
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
@@ -95,7 +95,7 @@ def fig6(given: FigureInputs) -> Result:
     return table.result("DualMap Fig. 6: length of keys", panels, notes)
 
 
-def _share(rows: Rows, workload: str, rule: str, blocks: int) -> float:
+def _share(rows: RowList, workload: str, rule: str, blocks: int) -> float:
     return sum(rows.column("share", workload=workload, rule=rule, blocks=blocks), 0.0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, Rows, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, RowList, Table, columns, figure
 from pinyon_lab.figures.rows import close, near, up_to
 from pinyon_lab.figures.serving import MIXED, MODEL_NOTE, TestbedSystem, arrivals_of, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
@@ -77,22 +77,22 @@ def _capacity(given: FigureInputs, name: str) -> Result:
     return table.result(f"{PAPER}: {workload.shown}", panels, notes)
 
 
-def _best(rows: Rows, tbt_s: float, rate: float) -> Any:
+def _best(rows: RowList, tbt_s: float, rate: float) -> Any:
     """Returns the share of effective requests of the better of Mooncake's two splits."""
     return max(_at(rows, system, tbt_s, rate) for system in MOONCAKE)
 
 
-def _at(rows: Rows, system: TestbedSystem, tbt_s: float, rate: float) -> Any:
+def _at(rows: RowList, system: TestbedSystem, tbt_s: float, rate: float) -> Any:
     return rows.cell(f"at_{tbt_s}", system=system.name, rate=rate)
 
 
-def _load(rows: Rows) -> float:
+def _load(rows: RowList) -> float:
     """Returns the highest of ``RATES`` that Mooncake serves at the middle threshold, or else the lowest."""
     served = [rate for rate in RATES if _best(rows, TBTS_S[1], rate) >= SERVED]
     return max(served, default=RATES[0])
 
 
-def _gain(rows: Rows, baseline: TestbedSystem, tbt_s: float, rate: float) -> float:
+def _gain(rows: RowList, baseline: TestbedSystem, tbt_s: float, rate: float) -> float:
     """Returns how many more effective requests Mooncake has than the baseline, as a share of the baseline's."""
     theirs = _at(rows, baseline, tbt_s, rate)
     return _best(rows, tbt_s, rate) / theirs - 1 if theirs else float("inf")

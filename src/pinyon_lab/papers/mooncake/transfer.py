@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import counting
-from pinyon_lab.figures.serving import MODEL_NOTE, UTILISATION, Served, TestbedSystem, arrivals_of, node, seldom, split
+from pinyon_lab.figures.serving import MODEL_NOTE, UTILISATION, Results, TestbedSystem, arrivals_of, node, seldom, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
 from pinyon_lab.pictures import Bars, Course, Courses
 
@@ -82,7 +82,7 @@ def fig13(given: FigureInputs) -> Result:
             bytes_s = gbit * GB / 8
             system = TestbedSystem(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
             cluster = system.cluster(workload.block_tokens)
-            outcomes = Served(cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals)))))
+            outcomes = Results(cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals)))))
             moves, fetches = cluster.moves, cluster.moves.fetches
             each_s = (seconds / max(1, fetches) for seconds in (moves.fetch_s, moves.fetched_bytes / bytes_s))
             table.add(gbit, policy, outcomes.mean_ttft_s(), *each_s, fetches, outcomes.reused(), basis=workload.basis)

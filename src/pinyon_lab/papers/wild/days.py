@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Row, Rows, Table, Tell, columns, figure
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Row, RowList, Table, Tell, columns, figure
 from pinyon_lab.figures.rows import bars
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Course, Courses, Panel
@@ -153,10 +153,10 @@ def fig29(given: FigureInputs) -> Result:
     return table.result(title, _panels(days, hits), _notes(count, capacity))
 
 
-def _reuse(days: Sequence[_Day]) -> Rows:
+def _reuse(days: Sequence[_Day]) -> RowList:
     """Returns rows of means over the days, or over each day and the one before."""
     rng = np.random.default_rng(SEED)
-    rows = Rows()
+    rows = RowList()
     for hour in SHOWN:
         for category in CATEGORIES:
             samples = [day.samples[hour, category] for day in days]
@@ -191,7 +191,7 @@ def _hits(days: Sequence[_Day], capacity: int, tell: Tell) -> Mapping[tuple[str,
     return found
 
 
-def _claims(table: Table, reuse: Rows, hits: Mapping[tuple[str, int], float]) -> None:
+def _claims(table: Table, reuse: RowList, hits: Mapping[tuple[str, int], float]) -> None:
     nine = {str(row["what"]): row for row in reuse if row["hour"] == SHOWN[0]}
     far = {name: row["distance"] - row["chance"] for name, row in nine.items()}
     mean, chance = (sum(row[key] for row in nine.values()) / len(nine) for key in ("distance", "chance"))

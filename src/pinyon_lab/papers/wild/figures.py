@@ -28,7 +28,7 @@ from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replay, replayed
-from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, Rows, Table, Tell, columns, figure
+from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, RowList, Table, Tell, columns, figure
 from pinyon_lab.figures.rows import claimed, counting, near, share
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Panel
@@ -110,7 +110,7 @@ def add_claims(table: Table) -> None:
     as points. The text leaves it open, so the relative gains stand beside the points.
     """
     a, b = (table.rows.those(workload=name) for name in ("qwen-a", "qwen-b"))
-    a_with_cpu = Rows(row for row in a if row["ratio"])
+    a_with_cpu = RowList(row for row in a if row["ratio"])
     over_best = a_with_cpu.column("over_best")
     on_a, on_b = (100 * mean([row["over_best"] for row in of if row["ratio"]]) for of in (a, b))
     apart = max(abs(row["workload_aware"] - row["lru"]) for row in b)
@@ -155,7 +155,7 @@ def add_claims(table: Table) -> None:
     )
 
 
-def _gain(table: Table, said: str, rows: Rows, which: str, printed: tuple[float, float]) -> None:
+def _gain(table: Table, said: str, rows: RowList, which: str, printed: tuple[float, float]) -> None:
     key = f"over_{which}"
     points = [100 * row[key] for row in rows]
     relative = [100 * share(row[key], row["workload_aware"] - row[key]) for row in rows]
@@ -397,7 +397,7 @@ def fig28(given: FigureInputs) -> Result:
     return table.result(title, _panels(table.rows), notes)
 
 
-def _of(rows: Rows, policy: str) -> dict[str, Any]:
+def _of(rows: RowList, policy: str) -> dict[str, Any]:
     return rows.those(policy=policy)[0]
 
 
@@ -425,9 +425,9 @@ def add_ablation_claims(table: Table) -> None:
     )
 
 
-def _panels(rows: Rows) -> list[Panel]:
+def _panels(rows: RowList) -> list[Panel]:
     labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # without ① and ③ it is lru
-    both = Rows(_of(rows, label) for label in labels)
+    both = RowList(_of(rows, label) for label in labels)
     bars: dict[str, Sequence[float | None]] = {
         "with ②": both.column("hit_ratio"),
         "without ②": both.column("without_offset"),
