@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pinyon.batching import LEVEL_BLOCKS, BatchRequest, StepPlan
 from pinyon.batching.feather_settings import GROUPED
@@ -24,19 +24,27 @@ from pinyon_lab.simulator.cluster_settings import StepRule
 from pinyon_lab.simulator.leap import DecodeSums, Leap
 from pinyon_lab.simulator.world import World
 
-if TYPE_CHECKING:
-    from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
-
 LEAP_S = 1.0
 """The limit of a leap: the engine reports its load at least this often."""
 WAITING_LEAP_S = 0.1
 """The limit of a leap while a request waits for KV memory, as time affects which request gets memory."""
 
 
+class Owner(Protocol):
+    """An owner of engines, which is told of the progress of their members: :class:`AttemptLifecycle`."""
+
+    def started(self, engine: SimEngine, attempt: Attempt) -> None: ...
+    def computing(self, engine: SimEngine, attempt: Attempt, end: int) -> None: ...
+    def computed(self, engine: SimEngine, attempt: Attempt, start: int, end: int) -> None: ...
+    def decoded(self, engine: SimEngine, attempt: Attempt, count: int, seconds: float) -> None: ...
+    def failed(self, engine: SimEngine, attempt: Attempt) -> None: ...
+    def gave_way(self, engine: SimEngine, attempt: Attempt) -> None: ...
+
+
 class SimEngine:
     """An engine instance from one boot until it dies."""
 
-    def __init__(self, world: World, owner: AttemptLifecycle, info: InstanceInfo, config: InstanceConfig) -> None:
+    def __init__(self, world: World, owner: Owner, info: InstanceInfo, config: InstanceConfig) -> None:
         """Starts an instance that has as many machines as pipeline stages; tells ``owner`` of its members' progress."""
         time, fleet, machine, settings = world.time, world.fleet, world.machine, world.settings
         self.name, self.boot = info.instance_id, info.boot_id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
 
 from pinyon.batching.service_order import SERVICE_ORDERS
 from pinyon.core.layout import KvLayout
@@ -12,12 +11,9 @@ from pinyon.placement.fleet import Fleet
 from pinyon.placement.index import BlockIndex
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceInfo
-from pinyon_lab.simulator.engine import SimEngine
+from pinyon_lab.simulator.engine import Owner, SimEngine
 from pinyon_lab.simulator.host_store import HostStore
 from pinyon_lab.simulator.world import World
-
-if TYPE_CHECKING:
-    from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 
 MODEL = "simulated"
 UNLIMITED = 1 << 40
@@ -35,7 +31,7 @@ def endless_fleet(*, together: bool, decode_sharing: bool = True) -> Fleet:
 class Members:
     """The engines by instance id and by boot, and the stores of their hosts."""
 
-    def __init__(self, world: World, owner: AttemptLifecycle) -> None:
+    def __init__(self, world: World, owner: Owner) -> None:
         self.engines: dict[str, SimEngine] = {}
         self.boots: dict[str, SimEngine] = {}
         self.stores: dict[str, HostStore] = {}
