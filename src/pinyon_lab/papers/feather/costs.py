@@ -21,8 +21,7 @@ from pinyon_lab.papers.feather.runs import (
     FCFS,
     MACHINE,
     PAPER,
-    SERVED_NOTE,
-    SERVER_NOTE,
+    WAITING_NOTES,
     FeatherLoad,
     FeatherServer,
     served,
@@ -287,5 +286,5 @@ def fig5_11(given: FigureInputs) -> Result:
         bars("the tree's work for a request", "CPU, µs", cpu, ",.0f", group=tokens_of, label=chunk_of),
         bars("a server with that", "tokens/s", rate, ",.0f", group=tokens_of, label=chunk_of),
     ]
-    notes = [CHUNKS_NOTE, SERVER_NOTE, SERVED_NOTE, COSTS_NOTE]
+    notes = [CHUNKS_NOTE, *WAITING_NOTES, COSTS_NOTE]
     return table.result("FEATHER Fig. 5.11: chunks", panels, notes)

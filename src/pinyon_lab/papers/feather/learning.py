@@ -8,16 +8,7 @@ from collections.abc import Mapping, Sequence
 from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import every, told
 from pinyon_lab.papers.feather.load import FEATHER, SERVED, sweep
-from pinyon_lab.papers.feather.runs import (
-    FCFS,
-    MODEL_NOTE,
-    NEVER,
-    PAPER,
-    FeatherLoad,
-    FeatherServer,
-    LoadSample,
-    served,
-)
+from pinyon_lab.papers.feather.runs import FCFS, NEVER, NOTE, PAPER, FeatherLoad, FeatherServer, LoadSample, served
 from pinyon_lab.pictures import Course, Courses
 
 # -- Fig. 5.12
@@ -96,7 +87,7 @@ def fig5_12(given: FigureInputs) -> Result:
             printed="500",
         )
     panels = _panels({f"{rate:g} requests/s": samples for rate, samples in runs.items()})
-    return table.result("FEATHER Fig. 5.12: convergence", panels, [MODEL_NOTE])
+    return table.result("FEATHER Fig. 5.12: convergence", panels, [NOTE])
 
 
 PHASES = ((5.0, 200.0), (10.0, 100.0), (20.0, 50.0))
@@ -124,7 +115,7 @@ def fig5_13(given: FigureInputs) -> Result:
         "mean of the phase",
     )
     shown = [each for each in samples if each.time_s <= begin_s]
-    return table.result("FEATHER Fig. 5.13: changing rates", _panels({"bandit": shown}), [MODEL_NOTE])
+    return table.result("FEATHER Fig. 5.13: changing rates", _panels({"bandit": shown}), [NOTE])
 
 
 ALONE_RATES = (2, 5, 10, 20)

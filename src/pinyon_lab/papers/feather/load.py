@@ -13,10 +13,9 @@ from pinyon_lab.papers.feather.runs import (
     FCFS,
     MACHINE,
     MAX_BATCH,
-    MODEL_NOTE,
+    NOTES,
     OWN_TOKENS,
     PAPER,
-    SERVED_NOTE,
     FeatherLoad,
     FeatherServed,
     FeatherServer,
@@ -25,7 +24,7 @@ from pinyon_lab.papers.feather.runs import (
     served,
 )
 
-Runs = Mapping[tuple[str, str], FeatherServed]
+Runs = dict[tuple[str, str], FeatherServed]
 """The runs by the value that varies, and by the system's label in tables."""
 
 FEATHER = "bandit"
@@ -38,7 +37,6 @@ SERVED = [
     *columns(Basis.MODELLED, ttft_s=("TTFT P50, s", ".1f"), evicted=("evicted blocks", ",d")),
     *columns(Basis.MODELLED, computed=("prompt tokens computed", ".1%")),
 ]
-NOTES = [MODEL_NOTE, SERVED_NOTE]
 STALLED = [
     *SERVED[:3],
     *columns(Basis.MODELLED, stalled=("waits for the scheduler", ".1%"), reading=("memory is read", ".1%")),

@@ -62,17 +62,20 @@ CHAPTER_3_NOTE = (
     "the whole batch shares counts. What follows from that with other lengths, groups, trees, models and batch "
     "sizes, and what memory does, is what comes out."
 )
-SERVER_NOTE = (
+_SERVER = (
     "Modelled: one instance by the profile named, batches of 500, steps of 32,768 tokens; who is admitted, what a "
     "step decodes, and the cache are the code that serves."
 )
-MODEL_NOTE = f"{SERVER_NOTE} What decisions take on the CPU is left out."
-SERVED_NOTE = (
+NOTE = f"{_SERVER} What decisions take on the CPU is left out."
+_SERVED = (
     "Poisson arrivals (seed 0), 32 tokens of each request's own behind its prefix, so many requests as the table has "
     "in its note; throughput is all output tokens over the time from the first arrival to the last end. TBT is the "
     "mean over requests. The batch is that of a step, as the paper counts it: a round of feather has several. "
     "`passed_over_s` is 3600: the paper's loop has no bound."
 )
+NOTES = [NOTE, _SERVED]
+WAITING_NOTES = [_SERVER, _SERVED]
+"""The notes of a server whose scheduler takes time."""
 
 
 def label(policy: str) -> str:

@@ -12,18 +12,7 @@ from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table
 from pinyon_lab.figures.rows import every, near, told
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, Sweep, numbers, stalled
-from pinyon_lab.papers.feather.runs import (
-    FCFS,
-    MODEL_NOTE,
-    PAPER,
-    SERVED_NOTE,
-    SERVER_NOTE,
-    FeatherLoad,
-    FeatherServed,
-    FeatherServer,
-    label,
-    served,
-)
+from pinyon_lab.papers.feather.runs import FCFS, NOTES, PAPER, WAITING_NOTES, FeatherLoad, FeatherServer, label, served
 from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
@@ -95,7 +84,7 @@ def table3_1(given: FigureInputs) -> Result:
         },
         form=".2f",
     )
-    return found.result("FEATHER Table 3.1", [bars], [MODEL_NOTE])
+    return found.result("FEATHER Table 3.1", [bars], NOTES[:1])
 
 
 A100 = "a100-llama-8b"
@@ -113,7 +102,7 @@ KERNEL_NOTE = (
 
 @figure("feather-fig5.8", PAPER, "§5.2.8, Fig. 5.8", "beside PAT's kernel")
 def fig5_8(given: FigureInputs) -> Result:
-    runs: dict[tuple[str, str], FeatherServed] = {}
+    runs: Runs = {}
     for rate in RATES:
         load, at = FeatherLoad(rate=rate), f"{rate}/s"
         runs[at, "fcfs"] = served(load, FeatherServer(FCFS, A100), given.tell)
@@ -143,8 +132,7 @@ def fig5_8(given: FigureInputs) -> Result:
         sum(abs(each - 1) < 0.1 for each in both.values()) > len(both) / 2,
         "over feather; agrees if within a tenth at most of the rates",
     )
-    notes = [MODEL_NOTE, SERVED_NOTE, KERNEL_NOTE]
-    return table.drawn("FEATHER Fig. 5.8: PAT, A100", notes)
+    return table.drawn("FEATHER Fig. 5.8: PAT, A100", [*NOTES, KERNEL_NOTE])
 
 
 # -- a server that waits for its scheduler
@@ -154,7 +142,7 @@ STALLS_NOTE = (
     "for `lpm` and `dfs_weight` by tokens, with all that wait and before each step, as the paper describes it (the "
     "code that serves puts the line in order only where somebody may enter). Runs are modelled, so all that follows is."
 )
-NOTES = [SERVER_NOTE, SERVED_NOTE, STALLS_NOTE, COSTS_NOTE]
+STALLED_NOTES = [*WAITING_NOTES, STALLS_NOTE, COSTS_NOTE]
 
 
 def _of(runs: Runs, policy: str, key: str) -> dict[str, float]:
@@ -203,7 +191,7 @@ def fig5_10(given: FigureInputs) -> Result:
         all(each < 0.99 for policy in slow for each in normalised[policy].values()),
         "over fcfs; agrees if by 1 %. They are orders of the line only: whoever has memory is decoded",
     )
-    return table.drawn("FEATHER Fig. 5.10: memory", NOTES)
+    return table.drawn("FEATHER Fig. 5.10: memory", STALLED_NOTES)
 
 
 STALLED_RATES = (5, 100)
@@ -252,7 +240,7 @@ def fig5_15(given: FigureInputs) -> Result:
         all(use[each][most] < 0.95 * use[FCFS][most] for each in slow),
         f"at {most}; agrees if by 5 % below fcfs ({use[FCFS][most]:.1%})",
     )
-    return table.drawn("FEATHER Fig. 5.15: compute units", NOTES)
+    return table.drawn("FEATHER Fig. 5.15: compute units", STALLED_NOTES)
 
 
 TREE_PREFIXES = (1_000, 5_000, 10_000)
@@ -261,7 +249,7 @@ TREES = {"chunked hash tree": FEATHER, "radix tree": RADIX}
 
 @figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree", measures=True)
 def fig5_16(given: FigureInputs) -> Result:
-    runs: dict[tuple[str, str], FeatherServed] = {}
+    runs: Runs = {}
     for tokens in TREE_PREFIXES:
         costs: Mapping[str, SchedulingCost] = waits([*TREES.values()], tokens, given.tell, given.clock)
         for name, policy in TREES.items():
@@ -294,4 +282,4 @@ def fig5_16(given: FigureInputs) -> Result:
         all(waited[hashed][each] < waited[radix][each] / 2 for each in at),
         "agrees if less than half of it everywhere",
     )
-    return table.drawn("FEATHER Fig. 5.16: trees", NOTES)
+    return table.drawn("FEATHER Fig. 5.16: trees", STALLED_NOTES)
