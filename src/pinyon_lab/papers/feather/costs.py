@@ -16,16 +16,7 @@ from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, Round
 from pinyon_lab.figures.rows import bars, courses
 from pinyon_lab.figures.tree_costs import ASKED, PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.load import FEATHER
-from pinyon_lab.papers.feather.runs import (
-    BLOCK,
-    FCFS,
-    MACHINE,
-    PAPER,
-    WAITING_NOTES,
-    FeatherLoad,
-    FeatherServer,
-    served,
-)
+from pinyon_lab.papers.feather.runs import BLOCK, FCFS, MACHINE, PAPER, WAIT_NOTES, FeatherLoad, FeatherServer, served
 from pinyon_lab.pictures import Bars, Courses
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
@@ -286,5 +277,5 @@ def fig5_11(given: FigureInputs) -> Result:
         bars("the tree's work for a request", "CPU, µs", cpu, ",.0f", group=tokens_of, label=chunk_of),
         bars("a server with that", "tokens/s", rate, ",.0f", group=tokens_of, label=chunk_of),
     ]
-    notes = [CHUNKS_NOTE, *WAITING_NOTES, COSTS_NOTE]
+    notes = [CHUNKS_NOTE, *WAIT_NOTES, COSTS_NOTE]
     return table.result("FEATHER Fig. 5.11: chunks", panels, notes)

@@ -74,7 +74,7 @@ _SERVED = (
     "`passed_over_s` is 3600: the paper's loop has no bound."
 )
 NOTES = [NOTE, _SERVED]
-WAITING_NOTES = [_SERVER, _SERVED]
+WAIT_NOTES = [_SERVER, _SERVED]
 """The notes of a server whose scheduler takes time."""
 
 

@@ -12,7 +12,7 @@ from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table
 from pinyon_lab.figures.rows import every, near, told
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
 from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, Sweep, numbers, stalled
-from pinyon_lab.papers.feather.runs import FCFS, NOTES, PAPER, WAITING_NOTES, FeatherLoad, FeatherServer, label, served
+from pinyon_lab.papers.feather.runs import FCFS, NOTES, PAPER, WAIT_NOTES, FeatherLoad, FeatherServer, label, served
 from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
@@ -142,7 +142,7 @@ STALLS_NOTE = (
     "for `lpm` and `dfs_weight` by tokens, with all that wait and before each step, as the paper describes it (the "
     "code that serves puts the line in order only where somebody may enter). Runs are modelled, so all that follows is."
 )
-STALLED_NOTES = [*WAITING_NOTES, STALLS_NOTE, COSTS_NOTE]
+STALLED_NOTES = [*WAIT_NOTES, STALLS_NOTE, COSTS_NOTE]
 
 
 def _of(runs: Runs, policy: str, key: str) -> dict[str, float]:
