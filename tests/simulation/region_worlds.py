@@ -277,7 +277,7 @@ class BreakableWorld(RegionsWorld):
             return
         door = min(near, key=lambda each: self.distance(call.region, each))
         self._ways[call.number].front = door.region
-        self._later(call, self.network.one_way_s(call.region, door.region), lambda: door.arrive(call, ""))
+        self._later(call, self.settings.one_way_s(call.region, door.region), lambda: door.arrive(call, ""))
 
     def _forward(self, door: Door, call: ClientCall) -> None:
         if len(call.hops) > 1:
@@ -325,7 +325,7 @@ class BreakableWorld(RegionsWorld):
     def _ask_peer(self, door: Door, other: Door) -> None:
         if not self._lives(door):
             return
-        one_way_s = self.network.one_way_s(door.region, other.region)
+        one_way_s = self.settings.one_way_s(door.region, other.region)
         if not self.reaches(door.region, other.region) or not self._lives(other):
             self.time.after(2 * one_way_s, lambda: door.layers.remote.set_live(other.region, False))
         else:
