@@ -16,7 +16,7 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 LOCAL_S: Final = 0.0005
 """The one-way time inside a region."""
 ROUND_TRIPS_S: Final[Mapping[tuple[str, str], float]] = {("us", "eu"): 0.09, ("us", "asia"): 0.15, ("eu", "asia"): 0.2}
-"""The round-trip times by pair of regions, in any order. Ours: the paper says that they are up to 200 ms (§2.1, §2.3)."""
+"""The round trips by pair of regions, in any order. Ours: the paper says that they take up to 200 ms (§2.1, §2.3)."""
 OTHERS_S: Final = 0.15
 """The round-trip time of regions that are not in the table."""
 
