@@ -148,7 +148,7 @@ def _balance(table: Table, runs: Runs[str]) -> None:
             f"{system.upper()}, conversations: requests at the busiest instance by those at the idlest, each in the "
             f"mean over time, as we read it; {RANGE}. LL has {others['ll']}×, SkyWalker {others['skywalker']}×"
         )
-        table.says(said, f"{up_to(found, '.2f')}×", within(found, low, high), why, printed=f"{low} to {high}×")
+        table.finds(said, ranged(found, low, high), why)
 
 
 def _trees(table: Table, runs: Runs[str]) -> None:

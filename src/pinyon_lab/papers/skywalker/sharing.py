@@ -177,13 +177,11 @@ def fig5(given: FigureInputs) -> Result:
         found = similarities(programs, BLOCK_TOKENS, TEMPLATE_TOKENS, Random(SEED))
         ratio = found.within_user / found.across_users
         table.add(name, *found, ratio, basis=Basis.CONSTRUCTION)
-        table.says(
+        table.finds(
             f"{printed:.2f}× for {name}",
-            f"{ratio:.2f}×",
-            abs(ratio - printed) < printed / 5,
+            near(ratio, printed),
             "within users by across users. Put in: openings that users, regions and everybody have in common. "
             "Agrees within a fifth",
-            printed=f"{printed:.2f}×",
         )
         if workload == "wildchat":
             table.says(
