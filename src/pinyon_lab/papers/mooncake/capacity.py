@@ -24,7 +24,7 @@ RATES = (1.0, 1.5, 2.0)
 """Our choice, in multiples of the trace's rate: "The maximum throughput that remains within the defined SLO thresholds"
 needs a load."""
 SERVED = 0.9
-"""Our choice: Mooncake serves a load if this share of its requests is effective."""
+"""Our choice: Mooncake serves a load if this share of its requests is effective at the middle threshold."""
 
 
 def _mooncake(prefills: int, name: str = "") -> TestbedSystem:
@@ -72,7 +72,8 @@ def _capacity(given: FigureInputs, name: str) -> Result:
         "requests go to the least loaded node. Chunked prefill has steps of 512 tokens, vLLM 0.5.1's default.",
         MODEL_NOTE,
     ]
-    for rate in dict.fromkeys((RATES[0], _load(rows))):
+    served = [rate for rate in RATES if _best(rows, TBTS_S[1], rate) >= SERVED]
+    for rate in dict.fromkeys((RATES[0], max(served, default=RATES[0]))):
         CLAIMS[name](table, rate)
     return table.result(f"{PAPER}: {workload.shown}", panels, notes)
 
@@ -84,12 +85,6 @@ def _best(rows: RowList, tbt_s: float, rate: float) -> Any:
 
 def _at(rows: RowList, system: TestbedSystem, tbt_s: float, rate: float) -> Any:
     return rows.cell(f"at_{tbt_s}", system=system.name, rate=rate)
-
-
-def _load(rows: RowList) -> float:
-    """Returns the highest of ``RATES`` that Mooncake serves at the middle threshold, or else the lowest."""
-    served = [rate for rate in RATES if _best(rows, TBTS_S[1], rate) >= SERVED]
-    return max(served, default=RATES[0])
 
 
 def _gain(rows: RowList, baseline: TestbedSystem, tbt_s: float, rate: float) -> float:
