@@ -202,14 +202,8 @@ class SimCluster:
 
     def _attempt(self, request: SimRequest, number: int, job: int, decision: PlacementDecision) -> None:
         prefill, decode = decision.prefill.info, decision.decode.info
-        self.log(
-            "placed",
-            request.number,
-            prefill.instance_id,
-            decode.instance_id,
-            decision.local_blocks,
-            decision.reused_blocks,
-        )
+        names = prefill.instance_id, decode.instance_id
+        self.log("placed", request.number, *names, decision.local_blocks, decision.reused_blocks)
         tokens = request.tokens + request.generated
         attempt = request.attempt = Attempt(request, number, job, decision, prefill.boot_id, decode.boot_id, tokens)
         if decision.alternate is not None:
