@@ -5,6 +5,7 @@ from __future__ import annotations
 from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.prefill_reference import PrefillReference
+from pinyon_lab.simulator.reference_memory import PooledCache
 from tests.queue_integrity import check_queue
 from tests.worker_integrity import check_admission, check_prompts
 
@@ -53,5 +54,7 @@ def check_reference(reference: PrefillReference) -> None:
     fleet.inflight.check_integrity()
     fleet.index.check_integrity()
     for each in reference._instances:
-        assert fleet.index.blocks_of(each.state) == each.cache.held() <= each.cache.full
+        ssd = each.cache._ssd if isinstance(each.cache, PooledCache) else ()
+        assert fleet.index.blocks_of(each.state) == len(each.cache.cache.resident) + len(ssd)
+        assert len(each.cache.cache.resident) <= each.cache.cache.capacity
         assert each.state.queued_prefill_us == each.state.computing == 0
