@@ -18,6 +18,8 @@ from pinyon.transfer.chains.chain import (
     LATE,
     LOST,
     NO_CONNECTION,
+    NO_ROOM,
+    SHUTDOWN,
     STALLED,
     Chain,
     ChainOutcome,
@@ -31,7 +33,7 @@ from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.path import Path
-from tests.unit.transfer.conftest import GENEROUS_S
+from tests.unit.transfer.conftest import GENEROUS_S, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 DONE = ChainOutcome(TransferStatus.COMPLETED)
@@ -198,17 +200,55 @@ def test_an_endpoint_in_use_at_the_close_is_closed_on_release(transport) -> None
     assert used.closed == [False]
 
 
-# --- more than the limits ---
+# --- all in use ---
 
 
-def test_nobody_waits_and_what_is_too_much_goes_when_it_is_free(transport) -> None:
-    held = [transport.lease(transport.chain(), PATH) for _ in range(LIMITS.max_endpoints + 1)]
-    assert transport.endpoints == LIMITS.max_endpoints + 1
-    assert not any(endpoint.closed for endpoint in held)
+def waits(transport: FakeTransport, chain: Chain) -> tuple[threading.Thread, list[object]]:
+    """Leases an endpoint in a thread, which waits when this returns."""
+    before = transport._waiting
+    thread, leased = in_thread(lambda: transport.lease(chain, PATH))
+    eventually(lambda: transport._waiting > before, "the chain waits")
+    return thread, leased
+
+
+@pytest.mark.parametrize("freed", ["released", "broken"])
+def test_a_chain_waits_for_an_endpoint_or_for_room(transport, freed: str) -> None:
+    held = transport.lease_all()
+    thread, leased = waits(transport, transport.chain())
+    assert transport.run(transport.chain(), OTHER) == DONE, "it holds up no other path"
+    (transport.release if freed == "released" else transport.discard)(held[0])
+    thread.join(GENEROUS_S)
+    assert leased == [held[0] if freed == "released" else transport.made[3]]
+    assert not transport._waiting
+
+
+def test_the_limit_of_all_paths_is_waited_for_too(transport) -> None:
+    held = [transport.lease(transport.chain(), Path("fake", name, "x")) for name in "cde"]
+    thread, leased = waits(transport, transport.chain())
+    transport.release(held[1])
+    thread.join(GENEROUS_S)
+    assert held[1].closed == [False]
+    assert leased == [transport.made[3]]
+    assert transport.endpoints == LIMITS.max_endpoints
+
+
+@pytest.mark.parametrize("end", ["stop", "deadline", "close"])
+def test_who_waits_in_vain_is_told_why(transport, end: str) -> None:
+    held = transport.lease_all()
+    chain = transport.chain(timeout_s=5.0)
+    thread, leased = waits(transport, chain)
+    if end == "stop":
+        chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
+    elif end == "deadline":
+        transport.now += 5.0
+    else:
+        transport.close()
+    thread.join(GENEROUS_S)
+    assert leased[0] is {"stop": GONE, "deadline": NO_ROOM, "close": SHUTDOWN}[end]
+    assert NO_ROOM == LATE, "both are the same to the caller"
     for endpoint in held:
         transport.release(endpoint)
-    assert [endpoint.closed for endpoint in held] == [[], [], [False], [False]]
-    assert [transport.lease(transport.chain(), PATH) for _ in range(2)] == [held[1], held[0]], "the last used is first"
+    assert transport.endpoints == (0 if end == "close" else 2)
 
 
 def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> None:
@@ -431,11 +471,11 @@ def test_a_probe_is_fresh_and_kept_if_there_is_room(transport) -> None:
         assert len(transport.made) == number
         assert transport.endpoints == min(number, 2)
     held = [transport.lease(transport.chain(), PATH) for _ in range(2)]
-    assert transport.probe(REMOTE, PATH, deadline)  # all are in use
-    assert transport.made[-1].closed == []
+    assert transport.probe(REMOTE, PATH, deadline)  # all are in use: it is alive
+    assert transport.made[-1].closed == [False]
+    assert transport.endpoints == 2
     for endpoint in held:
         transport.release(endpoint)
-    assert transport.endpoints == 2
     transport.dial_error = ConnectionRefusedError()
     assert not transport.probe(REMOTE, PATH, deadline)
 

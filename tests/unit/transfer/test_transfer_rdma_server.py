@@ -102,7 +102,7 @@ def test_a_revoked_grant_is_taken_back_from_all_links(monkeypatch: pytest.Monkey
 
     class OneLink(server.LentMemory):
         def __init__(self, name: str) -> None:
-            self._lock, self._lent, self.pd = threading.Lock(), {}, name
+            self._lock, self._lent, self._asked, self.pd = threading.Lock(), {}, set(), name
 
     monkeypatch.setattr(server, "register_memory", lambda pd, region, start, size, access: (Handle(pd), start))
     memory = MemoryTable()

@@ -22,7 +22,7 @@ import pytest
 
 from launch.process import ROOT
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.acceptor import Acceptor, InboundLink
 from pinyon.transfer.links.context import EngineContext
@@ -806,9 +806,9 @@ def test_endpoints_are_capped_probed_forgotten_and_expire(near, local) -> None:
     deadline = time.monotonic() + GENEROUS_S
     parts = [(0, local.region.key, 0, 8)]
     held = [transport.lease(near.chain(READ, local.segment, parts), SHM) for _ in range(2)]
-    assert transport.endpoints == 2
+    assert transport.run(near.chain(READ, local.segment, parts, timeout_s=0.01), SHM) is NO_ROOM
     assert transport.probe(local.segment, SHM, deadline)
-    assert transport.endpoints == 3
+    assert transport.endpoints == 2
     transport.release(held[0])
     transport.forget(local.segment, SHM)
     assert transport.endpoints == 1

@@ -37,6 +37,9 @@ INTERNAL = ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL)
 NO_CONNECTION = ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 STALLED = ChainOutcome(TransferStatus.TIMEOUT, Reason.STALLED)
 LATE = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+NO_ROOM = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
+"""All endpoints were in use until the deadline. Unlike ``LATE``, from which it is told by identity, this says nothing
+about the path."""
 
 
 class Chain:

@@ -5,6 +5,7 @@ Sysfs has no addresses, and in a namespace it may still show the interfaces of a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
@@ -107,9 +108,13 @@ class LinkMonitor:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        here = {name for _, name in socket.if_nameindex()}
-        self._up = {name: True for name in names if name in here}
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM) if self._up else None
+        self._up: dict[str, bool] = {}
+        self._socket: socket.socket | None = None
+        for name in names:
+            with contextlib.suppress(OSError):  # no such interface here, or a sandbox without such sockets
+                socket.if_nametoindex(name)
+                self._socket = self._socket or socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                self._up[name] = True
 
     def changes(self) -> list[tuple[str, bool]]:
         """Returns the interfaces that went down (False) or came up since the last call."""

@@ -27,11 +27,8 @@ _TLS_RECORD = b"\x16\x03"
 REST_S = 4.0
 """Silence after which a link counts as unused, where peers say that they use it (``receive_request``)."""
 _turns = itertools.count(1)
-_ROOM_LOOKS = 25
-_ROOM_LOOK_S = 0.002
-"""Number of looks, and the time between two, for a link that rests, before a new one is told BUSY.
-
-Links poll for a moment after each request."""
+_ROOM_LOOKS_S = (0.002, 0.004, 0.008, 0.016, 0.032)
+"""Times between looks for a link that rests, before a new one is told BUSY: links poll for a moment after a request."""
 _STRANGERS_MIN = 64
 """Links whose handshake is not complete: ``max_inbound`` at a time, but at least so many."""
 
@@ -305,7 +302,7 @@ class Acceptor:
             if replaced is not None and not _end([replaced], self.context.limits.stall_s, self.context.clock):
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
-        for _ in range(_ROOM_LOOKS):
+        for pause_s in _ROOM_LOOKS_S:
             with self._lock:
                 if identity in self._by_identity or inbound not in self._strangers:  # or nobody waits for it any more
                     break
@@ -315,7 +312,7 @@ class Acceptor:
                     inbound.identity = identity
                     self._by_identity[identity] = inbound
                     return handshake.HelloCode.OK
-            if self._closing.wait(_ROOM_LOOK_S):
+            if self._closing.wait(pause_s):
                 break
         return handshake.HelloCode.BUSY
 

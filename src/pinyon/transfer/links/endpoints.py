@@ -1,4 +1,4 @@
-"""The common part of transports whose chains run over endpoints: keep those that are free, replace what broke.
+"""The common part of transports whose chains run over endpoints: keep them, wait for one, replace what broke.
 
 Mooncake §3.2.3, endpoint management: made on demand, pooled, their number bounded, evicted by SIEVE (Zhang et al., NSDI
 '24, Algorithm 1).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +21,7 @@ from pinyon.transfer.chains.chain import (
     LATE,
     LOST,
     NO_CONNECTION,
+    NO_ROOM,
     SHUTDOWN,
     STALLED,
     Chain,
@@ -37,6 +39,8 @@ from pinyon.transfer.types.segment import SegmentDescriptor
 _log = logging.getLogger(__name__)
 _TRIES = 3
 """Endpoints that one run may use up: one that the peer had closed, and more when what it granted has changed."""
+_WAIT_S = 0.25
+"""Time within which a chain that waits for an endpoint notices that it was ended."""
 
 E = TypeVar("E", bound=Endpoint)
 
@@ -64,22 +68,27 @@ def failure_of(error: Exception, endpoint: Endpoint) -> tuple[ChainOutcome, bool
 class Endpoints(ABC, Generic[E]):
     """The ``Transport`` methods of transports with endpoints. All methods are thread-safe.
 
-    A chain takes the endpoint of its path that was used last and is free, or makes one: how many run at a time is the
-    peer's business (``Reach.room``). So the limits are soft: at them free endpoints are closed, and none is waited for.
+    A chain takes the endpoint of its path that was used last and is free, or makes one. At the limits it waits until
+    one is free.
     """
 
-    def __init__(self, context: EngineContext, most_free: int) -> None:
-        """Keeps up to ``most_free`` free endpoints to one peer over one path, and ``limits.max_endpoints`` in all."""
+    def __init__(self, context: EngineContext, most: int) -> None:
+        """Allows ``most`` endpoints to one peer over one path, and ``limits.max_endpoints`` in all."""
         self._context = context
         self._limits = context.limits
         self._meter = context.meter
         self._clock = context.clock
-        self._lock = threading.Lock()
-        self._most_free = most_free
+        self._lock = threading.Condition(threading.Lock())
+        """The lock of what follows; notified where there may be room or a free endpoint for those who wait."""
+        self._waiting = 0
+        """Number of chains that wait."""
+        self._most = most
         self._queue: list[E] = []
         """All endpoints, the oldest first: SIEVE's queue. It is changed with the lock held, as the hand is."""
         self._hand = 0
         """The place in the queue where the next search for an endpoint to evict begins."""
+        self._counts: Counter[EndpointKey] = Counter()
+        """Endpoints per path, with those being made."""
         self._free: dict[EndpointKey, list[Any]] = {}
         """The free endpoints, the one used last at the end; a path has an entry while it has any endpoint.
 
@@ -143,8 +152,44 @@ class Endpoints(ABC, Generic[E]):
 
     def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | ChainOutcome:
         """Returns an endpoint that nobody else uses, a new one if it is to replace another; or why there is none."""
-        endpoint = None if replaces else self.lend((chain.remote.peer, path))
-        return self._make(chain.remote, path, chain.deadline, replaces) if endpoint is None else endpoint
+        key = (chain.remote.peer, path)
+        while True:
+            endpoint = None if replaces else self.lend(key)
+            if endpoint is not None:
+                return endpoint
+            with self._lock:
+                if self._closed:
+                    return SHUTDOWN
+                evicted = self._reserve(key)
+                if evicted is None:
+                    if chain.done or chain.stopped:
+                        return GONE
+                    left_s = chain.deadline - self._clock()
+                    if left_s <= 0:
+                        return NO_ROOM
+                    self._waiting += 1
+                    try:  # looked for again: what is freed now is seen here, or who frees it sees that somebody waits
+                        if not self._free.get(key):
+                            self._lock.wait(min(left_s, _WAIT_S))
+                    finally:
+                        self._waiting -= 1
+                    continue
+            return self._make(chain, path, replaces, evicted)
+
+    def _reserve(self, key: EndpointKey) -> list[E] | None:
+        """Reserves room for one endpoint of this path; returns those that go for it, or None if there is none. Lock
+        held."""
+        evicted = []
+        if self._counts[key] >= self._most:
+            return None
+        if self._counts.total() >= self._limits.max_endpoints:
+            victim = self._victim()
+            if victim is None or not _take(victim):
+                return None
+            self._drop(victim)
+            evicted.append(victim)
+        self._counts[key] += 1
+        return evicted
 
     def lend(self, key: EndpointKey) -> E | None:
         """Returns a ready endpoint, or None; ``release`` or ``discard`` takes it back."""
@@ -160,36 +205,41 @@ class Endpoints(ABC, Generic[E]):
             self._close(endpoint, hard=not endpoint.leaving)
         return None
 
-    def _make(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> E | ChainOutcome:
-        """Makes a new endpoint, in use by the caller; or returns why there is none."""
-        if self._closed:
-            return SHUTDOWN
-        while self.endpoints >= self._limits.max_endpoints and (victim := self._victim()) is not None:
-            self._retire(victim)
+    def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | ChainOutcome:
+        """Makes an endpoint for which room is reserved, in use by the caller; or returns why there is none."""
+        key = (chain.remote.peer, path)
         try:
-            endpoint = self.connect(remote, path, deadline, replaces)
+            for endpoint in evicted:
+                endpoint.close(hard=False)
+            endpoint = self.connect(chain.remote, path, chain.deadline, replaces)
         except BaseException as error:
-            outcome = dial_failure(error, deadline, self._clock())
+            with self._lock:
+                self._uncount(key)
+            outcome = dial_failure(error, chain.deadline, self._clock())
             if outcome is None:
                 raise
             return outcome
-        key = endpoint.key = (remote.peer, path)
+        self._add(key, endpoint)
+        return endpoint
+
+    def _add(self, key: EndpointKey, endpoint: E) -> None:
         with self._lock:
-            endpoint.leaving = self._closed
+            endpoint.key, endpoint.leaving = key, self._closed
             self._queue.append(endpoint)
             endpoint.shelf = self._free.setdefault(key, [])
-        return endpoint
 
     def release(self, endpoint: E) -> None:
         """Takes back an endpoint and keeps it for the next user, unless it was aborted or its path was forgotten."""
-        free = endpoint.shelf
-        if len(free) < self._most_free and not endpoint.leaving and not endpoint.aborted:
-            endpoint.free_since = self._clock()
-            free.append(endpoint)
-            if endpoint.leaving:  # checked again: a thread that forgets the path meanwhile may have looked before
-                self._retire(endpoint)
+        if endpoint.leaving or endpoint.aborted:
+            self._close(endpoint, hard=endpoint.aborted)
             return
-        self._close(endpoint, hard=endpoint.aborted)
+        endpoint.free_since = self._clock()
+        endpoint.shelf.append(endpoint)
+        if endpoint.leaving:  # checked again: a thread that forgets the path meanwhile may have looked before
+            self._retire(endpoint)
+        elif self._waiting:
+            with self._lock:
+                self._lock.notify_all()
 
     def discard(self, endpoint: E) -> None:
         """Closes and strikes off an endpoint that broke in its user's hands."""
@@ -204,32 +254,54 @@ class Endpoints(ABC, Generic[E]):
         self._strike(endpoint)
 
     def _close(self, endpoint: E, *, hard: bool) -> None:
-        self._strike(endpoint)
-        endpoint.close(hard=hard)
+        try:
+            endpoint.close(hard=hard)
+        finally:
+            self._strike(endpoint)
 
     def _strike(self, endpoint: E) -> None:
-        key = endpoint.key
-        assert key is not None
         with self._lock:
-            if endpoint not in self._queue:
-                return
-            place = self._queue.index(endpoint)
-            del self._queue[place]
-            if place < self._hand:
-                self._hand -= 1
-            elif self._hand == len(self._queue):  # what comes next is newer than all that the hand has passed
-                self._hand = 0
-            if not any(each.key == key for each in self._queue):
-                self._free.pop(key, None)
+            if endpoint in self._queue:
+                self._drop(endpoint)
+
+    def _drop(self, endpoint: E) -> None:
+        """Takes the endpoint out of all books. Lock held."""
+        place = self._queue.index(endpoint)
+        del self._queue[place]
+        if place < self._hand:
+            self._hand -= 1
+        elif self._hand == len(self._queue):  # what comes next is newer than all that the hand has passed
+            self._hand = 0
+        if endpoint.key is not None:
+            self._uncount(endpoint.key)
+
+    def _uncount(self, key: EndpointKey) -> None:
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
+            self._free.pop(key, None)
+        self._lock.notify_all()
 
     # --- keeping house ---
 
     def probe(self, remote: SegmentDescriptor, path: Path, deadline: float) -> bool:
         """Probes a path as ``Transport.probe`` says."""
-        made = self._make(remote, path, deadline, 0)
-        if isinstance(made, ChainOutcome):
+        key = (remote.peer, path)
+        try:
+            endpoint = self.connect(remote, path, deadline, 0)
+        except Exception as error:
+            if dial_failure(error, deadline, self._clock()) is None:
+                raise
             return False
-        self.release(made)
+        with self._lock:
+            evicted = self._reserve(key)
+        if evicted is None:
+            endpoint.close(hard=False)
+            return True
+        self._add(key, endpoint)
+        self.release(endpoint)
+        for each in evicted:
+            each.close(hard=False)
         return True
 
     def forget(self, remote: SegmentDescriptor, path: Path) -> None:
@@ -250,24 +322,20 @@ class Endpoints(ABC, Generic[E]):
 
     def _victim(self) -> E | None:
         """Returns the free endpoint to evict by SIEVE, or None if all are in use. The hand goes from older to newer
-        ones, clears the mark of each that was used again, and stops at the first without a mark."""
-        with self._lock:
-            for _ in range(2 * len(self._queue)):
-                endpoint = self._queue[self._hand]
-                if endpoint in endpoint.shelf:
-                    if not endpoint.visited:
-                        return endpoint
-                    endpoint.visited = False
-                self._hand = (self._hand + 1) % len(self._queue)
+        ones, clears the mark of each that was used again, and stops at the first without a mark. Lock held."""
+        for _ in range(2 * len(self._queue)):
+            endpoint = self._queue[self._hand]
+            if endpoint in endpoint.shelf:
+                if not endpoint.visited:
+                    return endpoint
+                endpoint.visited = False
+            self._hand = (self._hand + 1) % len(self._queue)
         return None
 
     def _retire(self, endpoint: E) -> None:
         """Closes an endpoint that nobody uses; does nothing if a thread has taken it meanwhile."""
-        try:
-            endpoint.shelf.remove(endpoint)
-        except ValueError:
-            return
-        self._close(endpoint, hard=False)
+        if _take(endpoint):
+            self._close(endpoint, hard=False)
 
     def maintain(self, now: float) -> None:
         """Maintains as ``Transport.maintain`` says."""
@@ -284,6 +352,15 @@ class Endpoints(ABC, Generic[E]):
         """Closes all endpoints as ``Transport.close`` says."""
         self._closed = True
         self.forget_if(lambda _: True)
+
+
+def _take(endpoint: Endpoint) -> bool:
+    """Takes a free endpoint off its shelf; returns False if a thread has taken it meanwhile."""
+    try:
+        endpoint.shelf.remove(endpoint)
+    except ValueError:
+        return False
+    return True
 
 
 class ShortWay:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from pinyon.transfer.chains.chain import INTERNAL, LATE, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
@@ -297,7 +297,12 @@ class Peer:
 
         Such a path has failed: otherwise a caller with short deadlines would lose requests to a dead path for ever."""
         late = outcome.reason is Reason.DEADLINE or chain.expired
-        return late and elapsed_s > _SILENT_S and chain.nbytes < elapsed_s * self._limits.min_rate_bytes_s
+        return (
+            late
+            and outcome is not NO_ROOM
+            and elapsed_s > _SILENT_S
+            and chain.nbytes < elapsed_s * self._limits.min_rate_bytes_s
+        )
 
     def _reroute(self, chain: Chain, path: Path, refusals: bytes, now: float) -> None:
         """Moves a chain to another transport, as this one cannot reach its memory; what was moved is moved again."""

@@ -80,6 +80,10 @@ class Peers:
             return
         peer.learn(chain.remote)
         path = peer.submit(chain, inline=inline)
+        if self.by_name.get(chain.remote.peer) is not peer:  # it was forgotten just before
+            with self._lock:
+                if not self._closed:
+                    self.by_name.setdefault(chain.remote.peer, peer)
         if path is not None:
             peer.run(chain, path)
 
@@ -161,7 +165,8 @@ class Peers:
             peer.expire(now)
             if peer.unused(now - self._context.limits.idle_s):
                 with self._lock:
-                    self.by_name.pop(name, None)
+                    if self.by_name.get(name) is peer:
+                        del self.by_name[name]
 
     def start_probes(self, now: float) -> None:
         """Starts the probes that are due, as far as there are threads for them."""

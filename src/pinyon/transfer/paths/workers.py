@@ -11,6 +11,8 @@ from typing import Any
 _log = logging.getLogger(__name__)
 _IDLE_S = 5.0
 """Time after which a thread without work ends."""
+_IDLE_MOST = 16
+"""Threads that wait for work; more end at once, as light work would keep all of them from ending by time."""
 
 _Call = tuple[Callable[..., None], tuple[Any, ...]]
 
@@ -50,6 +52,9 @@ class Workers:
             call(*arguments)
             del work, call, arguments  # an idle thread must not keep the last chain's buffers alive
             with self._lock:
+                if self._idle >= _IDLE_MOST:
+                    self._threads.discard(threading.current_thread())
+                    return
                 self._idle += 1
 
     def _next(self) -> _Call | None:

@@ -132,6 +132,11 @@ class _StagedChain(Chain):
     def unclaim(self) -> bool:
         return self._whole.unclaim()
 
+    @property
+    def stopped(self) -> bool:
+        """True once the real chain is stopped or has ended, so that waits on its behalf end too."""
+        return self._whole.stopped or self._whole.done
+
     def copy(self, refusals: bytes | None, *, into: bool) -> bool:
         """Copies slices that are not refused from the device, or ``into`` it; False: stopped. Raises DeviceError."""
         whole = self._whole

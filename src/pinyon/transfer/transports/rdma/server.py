@@ -119,6 +119,8 @@ class LentMemory:
         """Makes the protection domain. Raises :class:`VerbsError` if the HCA has no room."""
         self._lock = threading.Lock()
         self._lent: dict[Grant, tuple[list[Any], RegionGrant]] = {}
+        self._asked: set[Grant] = set()
+        """Grants that are lent, or are about to be."""
         with verb(f"no protection domain on {hca.nic.name}"):
             self.pd = pyverbs().PD(hca.context)
 
@@ -126,12 +128,14 @@ class LentMemory:
         """Registers the grant's ranges at first use; returns what the peer must know, or None if it is being revoked.
 
         The registration ends with the grant or the link. Raises VerbsError if the NIC has no room."""
+        self._asked.add(grant)  # before its life is looked at, as ``lent`` below
         with self._lock:
             known = self._lent.get(grant)
             if known is not None:
                 return known[1]
             grant.lent = True  # before the next look: a thread that revokes sees this, or has shut the grant already
             if not grant.alive:
+                self._asked.discard(grant)
                 return None
             handles: list[Any] = []
             keys: list[tuple[int, int]] = []
@@ -143,6 +147,7 @@ class LentMemory:
             except BaseException:
                 for handle in handles:
                     free(handle)
+                self._asked.discard(grant)
                 raise
             made = RegionGrant(0, grant.rights, grant.spans, tuple(keys))
             self._lent[grant] = handles, made
@@ -150,7 +155,10 @@ class LentMemory:
 
     def take_back(self, grant: Grant) -> None:
         """Takes the grant back: from then on the NIC refuses the keys that were lent for it."""
+        if grant not in self._asked:  # and no wait for a registration under way
+            return
         with self._lock:
+            self._asked.discard(grant)
             handles, _ = self._lent.pop(grant, ((), None))
             for handle in handles:
                 free(handle)
