@@ -30,6 +30,7 @@ from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.settings import LbSettings
 from tests.forks import forked
+from tests.idle import left_in
 from tests.sent_logprobs import logprobs_to_proto
 
 MODEL = "pinyon-tiny"
@@ -462,11 +463,7 @@ class Bench(Front):
         return value
 
     def leftovers(self) -> dict[str, float]:
-        names = (
-            *("queue_requests", "in_flight_requests", "placing_requests", "worker_streams", "counted_placements"),
-            "unfinished_tokens",
-        )
-        return {name: value for name in names if (value := self.gauge(name))}
+        return left_in("lb", self.gauge)
 
     async def idle(self) -> None:
         """Waits until nothing of any request is left."""
