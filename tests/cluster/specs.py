@@ -13,6 +13,12 @@ CHUNKS = {"worker": ("--prefill-chunk-tokens", "96")}
 """Chunks so short that a prompt of a few hundred tokens takes several."""
 
 
+ONE = {"prefill": 0, "decode": 0, "mixed": 1, "stores": 0}
+"""A cluster of one instance, without a store."""
+PACED = {**ONE, "engine": "paced", "engine_profile": "tiny", "pool_blocks": 256}
+"""The same, with an engine that computes nothing."""
+
+
 PATIENT = ("--conductor-timeout-s", "10")
 """A load balancer's patience: on a busy machine the conductor answers later than the default timeout."""
 

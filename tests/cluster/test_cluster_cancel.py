@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 
 import grpc
 import pytest
@@ -14,9 +13,11 @@ from launch.cluster import LocalCluster
 from launch.scrape import Scrape
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from tests.cluster.fault_tools import value
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
+from tests.waiting import eventually
 
 SEED = 77
 
@@ -71,10 +72,11 @@ def ended_by_cancel(cluster: LocalCluster) -> float:
 
 async def accepted(cluster: LocalCluster, count: int) -> None:
     """Waits until the load balancer owns ``count`` requests: a disconnect before that would test nothing."""
-    deadline = time.monotonic() + 60
-    while (await asyncio.to_thread(Scrape, cluster, ("lb-0",))).total("pinyon_lb_in_flight_requests") < count:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)  # gauges have no event to wait for
+
+    async def owned() -> bool:
+        return await value(cluster, "lb-0", "pinyon_lb_in_flight_requests") >= count
+
+    await eventually(owned, f"{count} requests are accepted")
 
 
 @pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])

@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.ports import HeldPorts
 from pinyon.core.address import parse_address
-from tests.cluster.fault_tools import known, restart, until, value
+from tests.cluster.fault_tools import known, reads, restart
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import PATIENT
 from tests.forks import forked
 from tests.integration.lb_harness import Connection, Reply
 from tests.tcp_server import tcp_server
+from tests.waiting import eventually
 
 CLIENTS = 4
 
@@ -112,11 +113,7 @@ async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
                 async def more(count: int) -> list[Reply]:
                     """Returns the replies that arrive from now on to requests sent after this call."""
                     have = len(replies) + CLIENTS
-
-                    async def came() -> bool:
-                        return len(replies) >= have + count
-
-                    await until("clients get answers", came)
+                    await eventually(lambda: len(replies) >= have + count, "clients get answers")
                     return replies[have:]
 
                 await more(8)
@@ -124,19 +121,12 @@ async def test_requests_in_the_window_of_a_conductor_s_restart(tmp_path):
                 await gate.close()
                 await more(8)
                 await restart(cluster, "conductor")
-
-                async def heard() -> bool:
-                    return await value(cluster, "lb-0", "pinyon_lb_unconfirmed_instances") == 2
-
-                await until("the load balancer hears of nobody", heard)
+                unconfirmed = ("lb-0", "pinyon_lb_unconfirmed_instances")
+                await eventually(lambda: reads(cluster, *unconfirmed, 2), "the load balancer hears of nobody")
                 window = await more(20)
                 gate.open()
                 await known(cluster, spec.instances)
-
-                async def confirmed() -> bool:
-                    return await value(cluster, "lb-0", "pinyon_lb_unconfirmed_instances") == 0
-
-                await until("the load balancer hears of all", confirmed)
+                await eventually(lambda: reads(cluster, *unconfirmed, 0), "the load balancer hears of all")
                 after = await more(8)
                 over.set()
             assert {reply.status for reply in replies} == {200}, [

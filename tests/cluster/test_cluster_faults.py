@@ -21,7 +21,6 @@ from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.messages.error import ERROR_METADATA_KEY
 from pinyon.runtime.interceptors import error_from_rpc
 from tests.cluster.fault_tools import (
-    WAIT_S,
     WORKERS,
     Clients,
     again,
@@ -33,10 +32,10 @@ from tests.cluster.fault_tools import (
     known,
     lookup,
     make_asks,
+    reads,
     redis_process,
     restart,
     start_redis,
-    until,
     used,
     value,
     whole,
@@ -45,6 +44,7 @@ from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
+from tests.waiting import WAIT_S, eventually
 
 SEED = 4711
 TRIES = 5
@@ -195,11 +195,7 @@ async def test_the_conductor_is_killed_under_load(fragile, clients, random_):
 
     await restart(fragile, "conductor")
     await known(fragile)
-
-    async def connected() -> bool:
-        return await value(fragile, "lb-0", "pinyon_lb_conductor_connected") == 1
-
-    await until("the load balancer is connected", connected)
+    await eventually(lambda: reads(fragile, "lb-0", "pinyon_lb_conductor_connected", 1), "it is connected")
     fallbacks = await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total")
     # Nothing was computed since the conductor returned, so its knowledge comes from snapshots.
     for ask in asks:
@@ -250,7 +246,7 @@ async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
         await wait_idle(fragile)  # by then the computed blocks have been offered to the store
         return (await asyncio.to_thread(Scrape, fragile, WORKERS)).total("pinyon_worker_stored_blocks_total") > before
 
-    await until("blocks are stored again", stores)
+    await eventually(stores, "blocks are stored again")
     clients.start(again(random_, asks))
     await clients.exact()
     await whole(fragile)
@@ -261,7 +257,7 @@ async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
 
 async def test_the_load_balancer_drains(fragile, clients, random_):
     lb = fragile.services["lb-0"]
-    assert await asyncio.to_thread(http_accepts, fragile, lb)
+    assert await asyncio.to_thread(http_accepts, fragile)
     answers: list[Answer] = []
     while all(len(answer.tokens) == LONG for answer in answers):  # again, if everything has ended before the test looks
         answers = clients.start(make_asks(random_, 3, 120, LONG))
@@ -275,8 +271,8 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
             return error.code() is grpc.StatusCode.UNAVAILABLE
         return False
 
-    await until("new requests are refused", refused)
-    assert not await asyncio.to_thread(http_accepts, fragile, lb)
+    await eventually(refused, "new requests are refused")
+    assert not await asyncio.to_thread(http_accepts, fragile)
     await clients.exact()
     assert await asyncio.to_thread(lb.wait, WAIT_S)
     assert exit_status(lb) == 0
@@ -353,11 +349,7 @@ async def test_a_random_mix_of_faults(fragile, clients, random_, small_reference
         for fault in random_.sample(faults, len(faults)):
             await inject(fragile, random_, fault)
             done = len(ended) + 6
-
-            async def went_on(done: int = done) -> bool:
-                return len(ended) >= done
-
-            await until(f"requests end after {fault}", went_on)
+            await eventually(lambda done=done: len(ended) >= done, f"requests end after {fault}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(8):
@@ -368,11 +360,7 @@ async def test_a_random_mix_of_faults(fragile, clients, random_, small_reference
         ]
         await asyncio.to_thread(small_reference.all_tokens, asks)
         await asyncio.wait(lanes)
-
-        async def enough() -> bool:
-            return len(ended) >= ENDED
-
-        await until("enough requests have ended", enough)
+        await eventually(lambda: len(ended) >= ENDED, "enough requests have ended")
         over.set()
     print(f"{len(ended)} requests, {len(errors)} errors: {sorted(set(errors))}")
     # The tokens received of a failed request must be right.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cluster.asking import openai_client
+
 
 @pytest.fixture
 def client(cluster):
-    import openai  # here, as importing it takes half a second in every worker that collects this file
-
-    http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
-    with openai.OpenAI(
-        base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60, http_client=http
-    ) as client:
+    with openai_client(cluster) as client:
         yield client
 
 

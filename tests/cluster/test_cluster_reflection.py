@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha import reflection_pb2
 
 from pinyon.runtime.identity import LB
+from tests.waiting import wait_until
 
 SERVICE = "pinyon.api.conductor.v1.ConductorService"
 
@@ -119,10 +118,8 @@ def test_schedule(reflector):
     ],
 )
 def test_bad_input_names_the_field(reflector, request_, code, word):
-    deadline = time.monotonic() + 60
-    while reflector.call(SERVICE, "ListInstances", {}).get("incomplete"):  # until then any refusal is UNAVAILABLE
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    # Until then any refusal is UNAVAILABLE.
+    wait_until(lambda: not reflector.call(SERVICE, "ListInstances", {}).get("incomplete"), "all are listed")
     with pytest.raises(grpc.RpcError) as caught:
         reflector.call(SERVICE, "Schedule", request_)
     assert caught.value.code() is code

@@ -11,15 +11,14 @@ import pytest
 
 from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, taken_by, until, value
-from tests.cluster.specs import cluster_spec, start_again
+from tests.cluster.specs import PACED, cluster_spec, start_again
 from tests.forks import forked
 
 
 @pytest.fixture
 def regions(tmp_path: Path) -> Iterator[LocalRegions]:
     spec = cluster_spec(
-        prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256,
-        extra={"worker": ("--max-batch", "4"), "mixed": ("--max-batch", "4"), "lb": ("--pushing", "pending")},
+        **PACED, extra={"worker": ("--max-batch", "4"), "mixed": ("--max-batch", "4"), "lb": ("--pushing", "pending")},
     )  # fmt: skip
     with LocalRegions(RegionsSpec(("us", "eu", "ap"), spec, delay_ms=20.0), tmp_path, forked) as regions:
         yield regions
@@ -83,7 +82,7 @@ def test_an_instance_killed_in_mid_stream(regions: LocalRegions) -> None:
 def test_law_holds_whatever_fails(tmp_path: Path) -> None:
     policy = tmp_path / "geography.json"
     spec = cluster_spec(
-        prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256,
+        **PACED,
         extra={"mixed": ("--max-batch", "4"), "lb": ("--geography-file", str(policy))},
     )  # fmt: skip
     law = {

@@ -10,7 +10,7 @@ import pytest
 
 from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, ask, taken_by, until, value
-from tests.cluster.specs import cluster_spec, start_again
+from tests.cluster.specs import PACED, cluster_spec, start_again
 from tests.forks import forked
 from tests.long import usually
 
@@ -29,7 +29,7 @@ def connected(regions: LocalRegions) -> set[str]:
 @pytest.mark.parametrize("tls", [True, False][: usually(1, long=2)])
 def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool) -> None:
     spec = cluster_spec(
-        prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256, tls=tls,
+        **PACED, tls=tls,
         extra={"mixed": ("--max-batch", "4")},
     )  # fmt: skip
     delays = {"us:eu": 30.0, "ap:eu": 90.0, "us:ap": 60.0}
