@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
-import pytest
+import grpc
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from launch.redis_server import RedisServer
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
@@ -29,10 +31,10 @@ from services.kvstore.app import serving
 from services.kvstore.node import StoreNode
 from services.kvstore.settings import KvStoreSettings
 from tests.store_integrity import check_table
+from tests.waiting import WAIT_S, eventually
 
-WAIT_S = 60.0
-"""Seconds far above what anything takes, far below a hang."""
 OBJECT = 64 * 1024
+STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
 
 
 def key(number: int) -> bytes:
@@ -44,17 +46,13 @@ def content(number: int, size: int = OBJECT) -> bytes:
     return hashlib.shake_128(number.to_bytes(8, "big")).digest(64) * (size // 64)
 
 
-async def eventually(condition: Callable[[], object], what: str) -> None:
-    """Waits for a state that another task or process brings about; the condition may be a coroutine function."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                value = condition()
-                if await value if inspect.isawaitable(value) else value:
-                    return
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        pytest.fail(f"never: {what}")
+async def call(address: str, stub: Any, method: str, request: Any) -> Any:
+    """Makes a raw call, as a foreign client would."""
+    async with open_channel(address) as channel:
+        try:
+            return await getattr(stub(channel), method)(request, timeout=WAIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
 
 
 @dataclass

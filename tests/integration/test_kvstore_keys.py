@@ -10,45 +10,39 @@ from typing import Any
 
 import pytest
 
-from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.messages.segment import segment_from_proto
-from pinyon.runtime.channel import open_channel
 from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Opcode, Reason, TransferRequest, TransferResult
 from pinyon.transfer.links import handshake
 from pinyon.transfer.transports.tcp import wire
 from tests.integration.kvstore_parts import (
     OBJECT,
-    WAIT_S,
+    READ,
+    STORE,
     Client,
     Node,
+    call,
     client_of,
     content,
-    eventually,
     key,
     running_node,
 )
-
-STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
-
-
-async def call(node: Node, stub: Any, method: str, request: Any) -> Any:
-    async with open_channel(node.address) as channel:
-        return await getattr(stub(channel), method)(request, timeout=WAIT_S)
+from tests.waiting import WAIT_S, eventually
 
 
 async def start(node: Node, *numbers: int) -> Any:
     keys = b"".join(map(key, numbers))
-    return await call(node, STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT))
+    return await call(node.address, STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT))
 
 
 async def acquire(node: Node, *numbers: int, lease_ms: int = 60_000) -> Any:
     request = kvstore_pb2.AcquireRequest(keys=b"".join(map(key, numbers)), lease_ms=lease_ms, allow_gaps=True)
-    return await call(node, READ, "Acquire", request)
+    return await call(node.address, READ, "Acquire", request)
 
 
 async def release(node: Node, lease: Any) -> bool:
-    reply = await call(node, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
+    reply = await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
     return bool(reply.released)
 
 
@@ -79,10 +73,10 @@ async def test_a_put_reaches_its_own_range_only_and_not_what_lay_there(redis_url
         assert (await move(client, Opcode.READ, mine, at)).reason is Reason.ACCESS_DENIED
         assert (await move(client, Opcode.WRITE, mine, at)).ok
         end = kvstore_pb2.PutEndRequest(put_id=mine.put_id, commit=True)
-        assert (await call(node, STORE, "PutEnd", end)).committed == 1
+        assert (await call(node.address, STORE, "PutEnd", end)).committed == 1
         client.memory[:] = b"\xcc" * len(client.memory)
         assert (await move(client, Opcode.WRITE, mine, at)).reason is Reason.UNKNOWN_REGION, "it can be read now"
-        await call(node, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
+        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
         assert (await move(client, Opcode.WRITE, other, beside)).reason is Reason.UNKNOWN_REGION, "given up"
         assert await release(node, lease)
         await client.until_listed([0, 1])
@@ -144,36 +138,35 @@ async def test_a_nodes_own_segment_opens_nothing(redis_url: str) -> None:
         assert not (await acquire(node, 1)).HasField("segment")
 
 
-async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.stored([0, 1])
+async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(node: Node, client: Client) -> None:
+    await client.stored([0, 1])
 
-        class TooLate:
-            """A transfer engine that moves bytes when the lease is over already."""
+    class TooLate:
+        """A transfer engine that moves bytes when the lease is over already."""
 
-            results: Sequence[TransferResult] = ()
+        results: Sequence[TransferResult] = ()
 
-            async def transfer_async(
-                self, requests: Sequence[TransferRequest], timeout_s: float | None = None
-            ) -> list[TransferResult]:
-                assert node.node.release(lease_id)
-                self.results = await client.engine.transfer_async(requests, timeout_s)
-                return list(self.results)
+        async def transfer_async(
+            self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+        ) -> list[TransferResult]:
+            assert node.node.release(lease_id)
+            self.results = await client.engine.transfer_async(requests, timeout_s)
+            return list(self.results)
 
-        probe = await acquire(node, 0)
-        lease_id = probe.lease_id + 1
-        assert await release(node, probe)
-        offsets, mover = [0, OBJECT], TooLate()
-        result = await client.reader.read(
-            node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=mover
-        )
-        assert mover.results
-        assert all(each.reason.is_stale for each in mover.results)
-        assert result.arrived == [False, False]
-        assert result.worked is None
-        result.raise_for_failure()  # a miss is no failure
-        await client.until_listed([0, 1])
-        assert await client.get([0, 1]) == [True, True]
+    probe = await acquire(node, 0)
+    lease_id = probe.lease_id + 1
+    assert await release(node, probe)
+    offsets, mover = [0, OBJECT], TooLate()
+    result = await client.reader.read(
+        node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=mover
+    )
+    assert mover.results
+    assert all(each.reason.is_stale for each in mover.results)
+    assert result.arrived == [False, False]
+    assert result.worked is None
+    result.raise_for_failure()  # a miss is no failure
+    await client.until_listed([0, 1])
+    assert await client.get([0, 1]) == [True, True]
 
 
 def slow_reader(lease: Any) -> socket.socket:
@@ -207,7 +200,10 @@ async def test_memory_being_sent_is_not_reused_when_its_lease_ends(redis_url: st
             assert node.figure("leases") == 1, "its room is not free yet"
             assert node.figure("reader_keys") == 0
             refused = await call(
-                node, STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=size, timeout_ms=1000)
+                node.address,
+                STORE,
+                "PutStart",
+                kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=size, timeout_ms=1000),
             )
             assert refused.put_id == 0
             await eventually(node.nothing_is_left, "a reader that takes nothing is cut off")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
-import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
-from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.eviction import Traits
 from pinyon.messages.segment import segment_from_proto
-from pinyon.runtime.channel import open_channel
-from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import Life, NodeRecord
@@ -29,39 +25,29 @@ from services.conductor.app import build
 from services.conductor.settings import ConductorSettings
 from tests.integration.kvstore_parts import (
     OBJECT,
-    WAIT_S,
+    READ,
+    STORE,
     Client,
+    Node,
+    call,
     client_of,
     content,
-    eventually,
     key,
     running_node,
     settled,
 )
+from tests.waiting import WAIT_S, eventually
 
 CAPACITY = (1 << 20) // OBJECT  # objects in a node of 1 MiB
 
 
-async def test_the_class_of_a_put_stays_with_its_objects(redis_url: str) -> None:
+async def test_the_class_of_a_put_stays_with_its_objects(node: Node, client: Client) -> None:
     request = RequestClass("file", 3, "s", "u", -1, 1.5, "anna", ("eu-west",))
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        result = await client.store.put(client.fill([1, 2]), OBJECT, WAIT_S, request_class=request)
-        assert result.count(PutOutcome.STORED) == 2
-        lease, *_ = node.node.acquire([key(1), key(2)], 1.0, allow_gaps=False)
-        assert [held.traits for _, held in lease.blocks] == [Traits("file/3", "anna")] * 2
-        node.node.release(lease.lease_id)
-
-
-async def call(address: str, stub: Any, method: str, request: Any) -> Any:
-    """Makes a raw call, as a foreign client would."""
-    async with open_channel(address) as channel:
-        try:
-            return await getattr(stub(channel), method)(request, timeout=WAIT_S)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
-
-
-STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
+    result = await client.store.put(client.fill([1, 2]), OBJECT, WAIT_S, request_class=request)
+    assert result.count(PutOutcome.STORED) == 2
+    lease, *_ = node.node.acquire([key(1), key(2)], 1.0, allow_gaps=False)
+    assert [held.traits for _, held in lease.blocks] == [Traits("file/3", "anna")] * 2
+    node.node.release(lease.lease_id)
 
 
 async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
@@ -88,31 +74,29 @@ async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
         await eventually(lambda: first.figure("listed_blocks") + second.figure("listed_blocks") == 22, "they know it")
 
 
-async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.stored([1, 2])
-        await client.until_listed([1, 2])
-        result = await client.put([1, 2, 3, 3])
-        expected = [PutOutcome.EXISTS, PutOutcome.EXISTS, PutOutcome.STORED, PutOutcome.EXISTS]
-        assert list(result) == expected
-        assert node.figure("put_objects_total") == 3
-        assert node.figure("put_bytes_total") == 3 * OBJECT
-        # Until the metadata has the object, the node itself says that it exists.
-        life = Life("kv-0", node.node.boot_id)
-        await client.store.metadata._redis.hdel(f"pinyon:v1:block:{key(1).hex()}", str(life))
-        assert await client.put([1]) == (PutOutcome.EXISTS,)
-        assert node.figure("put_objects_total") == 3
+async def test_what_the_store_has_is_not_sent_again(node: Node, client: Client) -> None:
+    await client.stored([1, 2])
+    await client.until_listed([1, 2])
+    result = await client.put([1, 2, 3, 3])
+    expected = [PutOutcome.EXISTS, PutOutcome.EXISTS, PutOutcome.STORED, PutOutcome.EXISTS]
+    assert list(result) == expected
+    assert node.figure("put_objects_total") == 3
+    assert node.figure("put_bytes_total") == 3 * OBJECT
+    # Until the metadata has the object, the node itself says that it exists.
+    life = Life("kv-0", node.node.boot_id)
+    await client.store.metadata._redis.hdel(f"pinyon:v1:block:{key(1).hex()}", str(life))
+    assert await client.put([1]) == (PutOutcome.EXISTS,)
+    assert node.figure("put_objects_total") == 3
 
 
-async def test_another_put_that_is_not_over_does_not_count_as_stored(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        start = kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=OBJECT, timeout_ms=60_000)
-        other = await call(node.address, STORE, "PutStart", start)
-        result = await client.put([1, 2])
-        assert result == (PutOutcome.BEING_PUT, PutOutcome.STORED)
-        # The other put gives up.
-        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
-        await client.stored([1])
+async def test_another_put_that_is_not_over_does_not_count_as_stored(node: Node, client: Client) -> None:
+    start = kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=OBJECT, timeout_ms=60_000)
+    other = await call(node.address, STORE, "PutStart", start)
+    result = await client.put([1, 2])
+    assert result == (PutOutcome.BEING_PUT, PutOutcome.STORED)
+    # The other put gives up.
+    await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
+    await client.stored([1])
 
 
 async def test_puts_of_dead_clients_end_and_make_place_for_others(redis_url: str) -> None:
@@ -192,33 +176,32 @@ async def test_nobody_reads_wrong_bytes_while_everything_is_evicted(redis_url: s
         await eventually(node.nothing_is_left, "leases and puts are over")
 
 
-async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.stored([0, 1])
-        acquire = kvstore_pb2.AcquireRequest(keys=key(0) + key(1) + key(77), lease_ms=60_000)
-        lease = await call(node.address, READ, "Acquire", acquire)
-        assert [block.index for block in lease.blocks] == [0, 1]
-        for start in range(2, 2 + 2 * CAPACITY, 8):
-            await client.stored(range(start, start + 8))
-        result = await client.put(range(200, 200 + CAPACITY))
-        assert result.count(PutOutcome.NO_SPACE) == 2
-        await client.remove([1])
-        # The lease still reads what it was granted, even after a removal.
-        segment = segment_from_proto(lease.segment)
-        results = await client.engine.transfer_async(
-            [
-                TransferRequest(
-                    Opcode.READ, client.region.key, block.index * OBJECT, segment, segment.regions[0].key,
-                    block.offset_bytes, OBJECT,
-                )
-                for block in lease.blocks
-            ]
-        )  # fmt: skip
-        assert all(each.ok for each in results)
-        assert [client.slot(slot) for slot in range(2)] == [content(0), content(1)]
-        assert (await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
-        assert node.nothing_is_left()
-        await client.stored(range(300, 300 + CAPACITY))
+async def test_what_is_leased_is_neither_evicted_nor_overwritten(node: Node, client: Client) -> None:
+    await client.stored([0, 1])
+    acquire = kvstore_pb2.AcquireRequest(keys=key(0) + key(1) + key(77), lease_ms=60_000)
+    lease = await call(node.address, READ, "Acquire", acquire)
+    assert [block.index for block in lease.blocks] == [0, 1]
+    for start in range(2, 2 + 2 * CAPACITY, 8):
+        await client.stored(range(start, start + 8))
+    result = await client.put(range(200, 200 + CAPACITY))
+    assert result.count(PutOutcome.NO_SPACE) == 2
+    await client.remove([1])
+    # The lease still reads what it was granted, even after a removal.
+    segment = segment_from_proto(lease.segment)
+    results = await client.engine.transfer_async(
+        [
+            TransferRequest(
+                Opcode.READ, client.region.key, block.index * OBJECT, segment, segment.regions[0].key,
+                block.offset_bytes, OBJECT,
+            )
+            for block in lease.blocks
+        ]
+    )  # fmt: skip
+    assert all(each.ok for each in results)
+    assert [client.slot(slot) for slot in range(2)] == [content(0), content(1)]
+    assert (await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
+    assert node.nothing_is_left()
+    await client.stored(range(300, 300 + CAPACITY))
 
 
 async def test_a_lease_ends_by_its_time(redis_url: str) -> None:
@@ -232,79 +215,75 @@ async def test_a_lease_ends_by_its_time(redis_url: str) -> None:
         assert node.figure("expired_leases_total") == 1
 
 
-async def test_readers_cannot_write(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.stored([0])
-        lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0)))
-        segment = segment_from_proto(lease.segment)
-        request = TransferRequest(Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, 0, OBJECT)
-        (result,) = await client.engine.transfer_async([request])
-        assert result.reason is Reason.ACCESS_DENIED
+async def test_readers_cannot_write(node: Node, client: Client) -> None:
+    await client.stored([0])
+    lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0)))
+    segment = segment_from_proto(lease.segment)
+    request = TransferRequest(Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, 0, OBJECT)
+    (result,) = await client.engine.transfer_async([request])
+    assert result.reason is Reason.ACCESS_DENIED
 
 
-async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        keys = b"".join(key(number) for number in range(CAPACITY))
-        start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=60_000)
-        put = await call(node.address, STORE, "PutStart", start)
-        assert node.figure("reserved_objects") == CAPACITY
-        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id))
-        start.timeout_ms = 50
-        put = await call(node.address, STORE, "PutStart", start)
-        assert {slot.state for slot in put.slots} == {kvstore_pb2.PUT_SLOT_STATE_RESERVED}
-        # The writer is silent until its put times out.
-        await eventually(lambda: node.figure("open_puts") == 0, "the put timed out")
-        assert node.figure("expired_puts_total") == 1
-        assert node.figure("used_bytes") == 0
-        # Others get the room …
-        await client.stored(range(50, 50 + CAPACITY))
-        # … and the late writer can neither write to it nor end its put.
-        segment = segment_from_proto(put.segment)
-        late = TransferRequest(
-            Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, put.slots[0].offset_bytes, OBJECT
-        )
-        (result,) = await client.engine.transfer_async([late])
-        assert result.reason is Reason.UNKNOWN_REGION
-        with pytest.raises(PinyonError) as caught:
-            await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id, commit=True))
-        assert caught.value.grpc_code == "NOT_FOUND"
-        await client.until_listed(range(50, 50 + CAPACITY))
-        assert await client.get(range(50, 50 + CAPACITY)) == [True] * CAPACITY
-        assert await client.get([0]) == [False]
-        await eventually(node.nothing_is_left, "leases and puts are over")
+async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(node: Node, client: Client) -> None:
+    keys = b"".join(key(number) for number in range(CAPACITY))
+    start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=60_000)
+    put = await call(node.address, STORE, "PutStart", start)
+    assert node.figure("reserved_objects") == CAPACITY
+    await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id))
+    start.timeout_ms = 50
+    put = await call(node.address, STORE, "PutStart", start)
+    assert {slot.state for slot in put.slots} == {kvstore_pb2.PUT_SLOT_STATE_RESERVED}
+    # The writer is silent until its put times out.
+    await eventually(lambda: node.figure("open_puts") == 0, "the put timed out")
+    assert node.figure("expired_puts_total") == 1
+    assert node.figure("used_bytes") == 0
+    # Others get the room …
+    await client.stored(range(50, 50 + CAPACITY))
+    # … and the late writer can neither write to it nor end its put.
+    segment = segment_from_proto(put.segment)
+    late = TransferRequest(
+        Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, put.slots[0].offset_bytes, OBJECT
+    )
+    (result,) = await client.engine.transfer_async([late])
+    assert result.reason is Reason.UNKNOWN_REGION
+    with pytest.raises(PinyonError) as caught:
+        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id, commit=True))
+    assert caught.value.grpc_code == "NOT_FOUND"
+    await client.until_listed(range(50, 50 + CAPACITY))
+    assert await client.get(range(50, 50 + CAPACITY)) == [True] * CAPACITY
+    assert await client.get([0]) == [False]
+    await eventually(node.nothing_is_left, "leases and puts are over")
 
 
-async def test_a_cancelled_put_gives_its_room_back(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        objects = client.fill(range(8))
-        cancelled = 0
-        for turns in range(60):  # cancelled at many different points
-            put = asyncio.create_task(client.store.put(objects, OBJECT, WAIT_S))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            put.cancel()
-            await asyncio.wait({put})
-            cancelled += put.cancelled()
-            await eventually(node.nothing_is_left, "nothing is reserved")
-            await client.remove(range(8))
-        assert cancelled > 10
+async def test_a_cancelled_put_gives_its_room_back(node: Node, client: Client) -> None:
+    objects = client.fill(range(8))
+    cancelled = 0
+    for turns in range(60):  # cancelled at many different points
+        put = asyncio.create_task(client.store.put(objects, OBJECT, WAIT_S))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        put.cancel()
+        await asyncio.wait({put})
+        cancelled += put.cancelled()
+        await eventually(node.nothing_is_left, "nothing is reserved")
+        await client.remove(range(8))
+    assert cancelled > 10
 
 
-async def test_a_cancelled_get_gives_its_leases_back(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.stored(range(8))
-        keys, offsets = [key(number) for number in range(8)], [slot * OBJECT for slot in range(8)]
-        cancelled = 0
-        for turns in range(60):
-            fetch = asyncio.create_task(client.reader.read(node.address, keys, client.region, offsets, OBJECT, WAIT_S))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            fetch.cancel()
-            await asyncio.wait({fetch})
-            cancelled += fetch.cancelled()
-            await settled(client.reader)
-            await eventually(node.nothing_is_left, "nothing is leased")
-        assert cancelled > 10
+async def test_a_cancelled_get_gives_its_leases_back(node: Node, client: Client) -> None:
+    await client.stored(range(8))
+    keys, offsets = [key(number) for number in range(8)], [slot * OBJECT for slot in range(8)]
+    cancelled = 0
+    for turns in range(60):
+        fetch = asyncio.create_task(client.reader.read(node.address, keys, client.region, offsets, OBJECT, WAIT_S))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        fetch.cancel()
+        await asyncio.wait({fetch})
+        cancelled += fetch.cancelled()
+        await settled(client.reader)
+        await eventually(node.nothing_is_left, "nothing is leased")
+    assert cancelled > 10
 
 
 async def test_a_stopped_node_is_not_found_and_leaves_no_redis_keys(redis_url: str) -> None:

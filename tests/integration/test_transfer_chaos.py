@@ -37,9 +37,10 @@ from pinyon.transfer import (
     TransferResult,
     TransferStatus,
 )
-from tests.integration.transfer_hosts import WAIT_S, HostProcess, SharedBuffer, eventually
+from tests.integration.transfer_hosts import HostProcess, SharedBuffer
 from tests.long import usually
 from tests.segments import segment_of, text_of
+from tests.waiting import WAIT_S, wait_until
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -67,7 +68,7 @@ def anonymous_kib() -> int:
 
 
 def watch(condition: Callable[[], bool], what: str) -> None:
-    """Waits without pauses, unlike ``eventually``: a transfer by shared memory takes only a few milliseconds."""
+    """Waits without pauses, unlike ``wait_until``: a transfer by shared memory takes only a few milliseconds."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
@@ -271,7 +272,7 @@ class Chaos:
         assert stats.requests_now == 0
         assert sum(stats.requests.values()) == self.submitted, "not one final status per request"
         most = PEERS * self.engine.limits.connections_per_peer
-        eventually(lambda: self.engine.stats().outbound_connections_now <= most, "endpoints are bounded")
+        wait_until(lambda: self.engine.stats().outbound_connections_now <= most, "endpoints are bounded")
 
     def _submit(
         self, requests: list[TransferRequest], synchronous: bool
@@ -385,9 +386,9 @@ def test_targets_killed_and_frozen(transport: str) -> None:
         chaos._last = None
         for target in chaos.targets:
             chaos._probe(target)
-        eventually(lambda: transfer_threads() <= threads, "threads are back to what they were")
-        eventually(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
-        eventually(lambda: not any(ref() is not None for ref in chaos.buffers), "buffers are let go")
+        wait_until(lambda: transfer_threads() <= threads, "threads are back to what they were")
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
+        wait_until(lambda: not any(ref() is not None for ref in chaos.buffers), "buffers are let go")
         assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
     finally:
         chaos.close()
@@ -425,7 +426,7 @@ class Siege:
             self._round(number, rng, initiator)
         finally:
             initiator.close()
-        eventually(lambda: self.engine.stats().inbound_connections_now == 0, "a dead initiator's links end")
+        wait_until(lambda: self.engine.stats().inbound_connections_now == 0, "a dead initiator's links end")
 
     def _round(self, number: int, rng: random.Random, initiator: HostProcess) -> None:
         layout = Layout.draw(rng)
@@ -462,7 +463,7 @@ class Siege:
         print(f"{landed} of {layout.moved} bytes", flush=True)
 
         if fault in ("kill", "freeze, wait"):
-            eventually(lambda: self.engine.stats().inbound_connections_now == 0, "its links end by themselves")
+            wait_until(lambda: self.engine.stats().inbound_connections_now == 0, "its links end by themselves")
         elif fault == "freeze, drop":
             self._drop(boot_id)
         self._check(layout, opcode, source, odd, sink, even)
@@ -519,9 +520,9 @@ def test_initiators_killed_and_frozen(transport: str) -> None:
         files, threads, memory = len(os.listdir("/proc/self/fd")), transfer_threads(), anonymous_kib()
         rounds = until_hit(siege, rounds, rounds // 4 + 1)
         print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {siege.hits} of {rounds + 1} in mid-transfer")
-        eventually(lambda: transfer_threads() <= threads, "threads are back to what they were")
-        eventually(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
-        eventually(lambda: not any(ref() is not None for ref in siege.buffers), "buffers are let go")
+        wait_until(lambda: transfer_threads() <= threads, "threads are back to what they were")
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
+        wait_until(lambda: not any(ref() is not None for ref in siege.buffers), "buffers are let go")
         assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
     finally:
         siege.close()

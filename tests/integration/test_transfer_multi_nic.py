@@ -19,16 +19,15 @@ import numpy as np
 import pytest
 
 from tests.integration.transfer_hosts import (
-    WAIT_S,
     Fault,
     HostProcess,
     Rails,
     SharedBuffer,
     carried,
-    eventually,
     why_no_rails,
     why_no_shaping,
 )
+from tests.waiting import WAIT_S, wait_until
 
 NO_RAILS = why_no_rails()
 NO_SHAPING = NO_RAILS or why_no_shaping()
@@ -103,7 +102,7 @@ class Hosts:
             return all(now[nic] - begun[nic] >= least for nic in nics)
 
         # Pauses have grown with the time that a NIC was down.
-        eventually(moved, f"all of {nics} carry bytes again", 3 * WAIT_S)
+        wait_until(moved, f"all of {nics} carry bytes again", 3 * WAIT_S)
 
 
 class Transfer:
@@ -139,7 +138,7 @@ class Transfer:
     def reach(self, share: float) -> None:
         """Waits until that share of the bytes has crossed the wire."""
         try:
-            eventually(lambda: sum(self.shares().values()) >= share * self.nbytes, f"{share:.0%} moved")
+            wait_until(lambda: sum(self.shares().values()) >= share * self.nbytes, f"{share:.0%} moved")
         except AssertionError as error:
             raise AssertionError(self._hosts.near.ask("progress", handle=self.handle)) from error
 
@@ -325,7 +324,7 @@ def test_secondary_nics_carry_only_while_preferred_ones_are_down(make_hosts) -> 
             assert failed or found == set(expected)
             return found == set(expected)
 
-        eventually(exactly, f"{' and '.join(expected)} carry")
+        wait_until(exactly, f"{' and '.join(expected)} carry")
 
     carry("eth0", "eth1")
     hosts.rails.breaks([0], "near")

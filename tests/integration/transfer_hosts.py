@@ -15,33 +15,22 @@ import select
 import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from tests.forks import forked, until_stopped
+from tests.waiting import WAIT_S, wait_until
 
-WAIT_S = 60.0
-"""The longest wait: far above what anything takes, far below a hang."""
 _PREFIX = "pinyon-rails"
 _numbers = itertools.count()
 
 Side = Literal["near", "far"]
 Fault = Literal["near", "far", "unplugged"]
 """The break of a rail: near NIC down, far NIC down, or the cable pulled out of the bridge, which no NIC sees."""
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Waits for a state that another thread, process or the kernel brings about without an event."""
-    deadline = time.monotonic() + timeout_s
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        tick.wait(0.002)
 
 
 class SharedBuffer:
@@ -264,7 +253,7 @@ class Rails:
         else:
             self._batch(fault, [f"link set eth{rail} up" for rail in rails])
         # The kernel notices a carrier with a delay; until then it drops packets.
-        eventually(lambda: all(self._link_is_up(rail) for rail in rails), "the links are up")
+        wait_until(lambda: all(self._link_is_up(rail) for rail in rails), "the links are up")
 
     def _link_is_up(self, rail: int) -> bool:
         return all(

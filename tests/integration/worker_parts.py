@@ -40,7 +40,7 @@ from services.worker.engines.protocol import StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
 from tests.idle import left_in
-from tests.integration.kvstore_parts import eventually
+from tests.waiting import eventually
 
 BLOCK_TOKENS = 8
 WAIT_S = 60.0
