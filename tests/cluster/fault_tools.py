@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
 
 from launch.cluster import LocalCluster
 from launch.process import Child, ServiceProcess
@@ -68,6 +71,14 @@ class Clients:
             task.cancel()
         await asyncio.gather(*(task for _, _, task in self._running), return_exceptions=True)
         self._running.clear()
+
+
+@contextlib.asynccontextmanager
+async def clients_of(cluster: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
+    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
+        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
+        yield clients
+        await clients.end()
 
 
 def make_asks(random_: random.Random, count: int, prompt_tokens: int, max_tokens: int) -> list[Ask]:
@@ -145,18 +156,24 @@ async def whole(cluster: LocalCluster) -> None:
         assert sum(parts) == scrape.total("pinyon_worker_total_blocks", name), f"{name}: used, cached, free are {parts}"
 
 
-def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
-    """Returns the prompt's leading blocks by holder, according to the conductor's index."""
+def instances_of(cluster: LocalCluster) -> list[conductor_pb2.Instance]:
+    """Returns the instances that the conductor knows."""
     with cluster.access.channel(cluster.services["conductor"]) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-        instances = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances
-        info = next((each.info for each in instances if each.info.model), None)
-        if info is None:
-            return {}
-        shape = info.layout
-        layout = KvLayout(shape.layers, shape.kv_heads, shape.head_dim, shape.block_tokens, shape.dtype)
-        start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant, cluster.access.secret)
-        keys = chain_block_keys(start, tokens_to_bytes(prompt), BLOCK_TOKENS)
+        return list(stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances)
+
+
+def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
+    """Returns the prompt's leading blocks by holder, according to the conductor's index."""
+    info = next((each.info for each in instances_of(cluster) if each.info.model), None)
+    if info is None:
+        return {}
+    shape = info.layout
+    layout = KvLayout(shape.layers, shape.kv_heads, shape.head_dim, shape.block_tokens, shape.dtype)
+    start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant, cluster.access.secret)
+    keys = chain_block_keys(start, tokens_to_bytes(prompt), BLOCK_TOKENS)
+    with cluster.access.channel(cluster.services["conductor"]) as channel:
+        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.LookupBlocks(conductor_pb2.LookupBlocksRequest(block_keys=pack_keys(keys)), timeout=WAIT_S)
     return {holder.instance_id: holder.prefix_blocks for holder in reply.holders}
 

@@ -16,7 +16,7 @@ CHUNKS = {"worker": ("--prefill-chunk-tokens", "96")}
 ONE = {"prefill": 0, "decode": 0, "mixed": 1, "stores": 0}
 """A cluster of one instance, without a store."""
 PACED = {**ONE, "engine": "paced", "engine_profile": "tiny", "pool_blocks": 256}
-"""The same, with an engine that computes nothing."""
+"""A cluster of one instance whose engine computes nothing."""
 
 
 PATIENT = ("--conductor-timeout-s", "10")

@@ -17,14 +17,16 @@ import pytest
 
 from launch.cluster import LocalCluster
 from launch.scrape import Scrape
-from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.messages.error import ERROR_METADATA_KEY
 from pinyon.runtime.interceptors import error_from_rpc
+from tests.chaos.balancer import Balancer
+from tests.chaos.victims import Pace, strike
 from tests.cluster.fault_tools import (
     WORKERS,
     Clients,
     again,
     busiest,
+    clients_of,
     exit_status,
     generating,
     http_accepts,
@@ -33,7 +35,6 @@ from tests.cluster.fault_tools import (
     lookup,
     make_asks,
     reads,
-    redis_process,
     restart,
     start_redis,
     used,
@@ -48,10 +49,14 @@ from tests.waiting import WAIT_S, eventually
 
 SEED = 4711
 TRIES = 5
-MANY = 16
-"""Prompts of 1,000 tokens, whose prefill lasts while the test finds the busiest instance."""
 LONG = 480
 """Tokens of an answer, whose decoding lasts while the test finds the busiest instance."""
+WORK = {
+    "prefill": ("pinyon_worker_running_prefills", (16, 1000, 4)),
+    "decode": ("pinyon_worker_running_requests", (3, 120, LONG)),
+}
+"""The gauge of each kind's work, and requests that keep it busy: their number, prompt tokens and answer tokens."""
+KINDS = pytest.mark.parametrize("kind", WORK)
 ENDED = 150
 """The least number of requests in the mix of faults."""
 THINK_S = 0.2
@@ -78,10 +83,8 @@ def random_(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture
 async def clients(fragile: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
-    async with fragile.access.channel(fragile.services["lb-0"], kind=grpc.aio) as channel:
-        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
+    async with clients_of(fragile, small_reference) as clients:
         yield clients
-        await clients.end()
     # These repair the cluster for the next test if this one failed.
     for name, service in fragile.services.items():
         service.signal(signal.SIGCONT)
@@ -93,8 +96,17 @@ async def clients(fragile: LocalCluster, small_reference: Reference) -> AsyncIte
 # -- one fault at a time
 
 
-async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tuple[str, list[Ask]]:
-    """Kills the busiest instance of this kind; what ``begin`` began must stay exact. Returns its name and the requests.
+async def begun(clients: Clients, random_: random.Random, kind: str) -> list[Ask]:
+    """Starts requests that keep instances of this kind busy; answers under way have their first tokens then."""
+    asks = make_asks(random_, *WORK[kind][1])
+    answers = clients.start(asks)
+    if kind == "decode":
+        await generating(answers)
+    return asks
+
+
+async def killed_at_work(fragile, clients, random_, kind, counter) -> tuple[str, list[Ask]]:
+    """Kills the busiest instance of this kind; its requests must stay exact. Returns its name and the requests.
 
     It repeats until ``counter`` of the load balancer shows that a request ran there. On a busy machine all requests may
     end between the look and the signal.
@@ -104,9 +116,9 @@ async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tupl
         asks: list[Ask] = []
 
         async def more(asks: list[Ask] = asks) -> None:
-            asks += await begin()
+            asks += await begun(clients, random_, kind)
 
-        victim = await busiest(fragile, kind, metric, clients, more)
+        victim = await busiest(fragile, kind, WORK[kind][0], clients, more)
         victim.kill()
         await clients.exact()
         if await value(fragile, "lb-0", counter) > before:
@@ -116,60 +128,37 @@ async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tupl
     raise AssertionError(f"{TRIES} times, nothing ran where it was killed")
 
 
-async def test_a_decode_instance_is_killed_while_it_streams(fragile, clients, random_):
-    async def begin() -> list[Ask]:
-        asks = make_asks(random_, 3, 120, LONG)
-        await generating(clients.start(asks))
-        return asks
-
-    metric, counter = "pinyon_worker_running_requests", "pinyon_lb_resumes_total"
-    victim, asks = await killed_at_work(fragile, clients, "decode", metric, counter, begin)
-    clients.start(again(random_, asks))
-    await clients.exact()
-    await restart(fragile, victim)
-    await known(fragile)
-    await used(fragile, clients, random_, victim, "pinyon_worker_generated_tokens_total")
-    await whole(fragile)
-
-
-async def test_a_prefill_instance_is_killed_while_it_computes(fragile, clients, random_):
-    async def begin() -> list[Ask]:
-        asks = make_asks(random_, MANY, 1000, 4)
-        clients.start(asks)
-        return asks
-
-    metric, counter = "pinyon_worker_running_prefills", "pinyon_lb_retries_total"
-    victim, asks = await killed_at_work(fragile, clients, "prefill", metric, counter, begin)
-    clients.start(again(random_, asks))
-    await clients.exact()
-    await restart(fragile, victim)
-    await known(fragile)
-    await used(fragile, clients, random_, victim, "pinyon_worker_prefill_tokens_total")
-    await whole(fragile)
-
-
 @pytest.mark.parametrize(
-    ("kind", "metric", "prompt_tokens", "max_tokens"),
+    ("kind", "counter", "work"),
     [
-        ("prefill", "pinyon_worker_running_prefills", 1000, 4),
-        ("decode", "pinyon_worker_running_requests", 120, LONG),
+        ("decode", "pinyon_lb_resumes_total", "pinyon_worker_generated_tokens_total"),
+        ("prefill", "pinyon_lb_retries_total", "pinyon_worker_prefill_tokens_total"),
     ],
+    ids=["decode", "prefill"],
 )
-async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kind, metric, prompt_tokens, max_tokens):
+async def test_an_instance_is_killed_while_it_works(fragile, clients, random_, kind, counter, work):
+    victim, asks = await killed_at_work(fragile, clients, random_, kind, counter)
+    clients.start(again(random_, asks))
+    await clients.exact()
+    await restart(fragile, victim)
+    await known(fragile)
+    await used(fragile, clients, random_, victim, work)
+    await whole(fragile)
+
+
+@KINDS
+async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kind):
     retries = await value(fragile, "lb-0", "pinyon_lb_retries_total")
     asks: list[Ask] = []
 
     async def begin() -> None:
-        asks[:] = make_asks(random_, 3 if kind == "decode" else MANY, prompt_tokens, max_tokens)
-        answers = clients.start(asks)
-        if kind == "decode":
-            await generating(answers)
+        asks[:] = await begun(clients, random_, kind)
 
-    victim = await busiest(fragile, kind, metric, clients, begin)
+    victim = await busiest(fragile, kind, WORK[kind][0], clients, begin)
     victim.signal(signal.SIGSTOP)
     try:
         # Its requests may have ended before the signal. Nobody knows of its end yet, so it gets more.
-        clients.start(make_asks(random_, 5, 300, max_tokens if kind == "prefill" else 40))
+        clients.start(make_asks(random_, 5, 300, 4 if kind == "prefill" else 40))
         await clients.exact()
         assert await value(fragile, "lb-0", "pinyon_lb_retries_total") > retries, "nothing ran where it was frozen"
         # The memory that it was writing to belongs to other requests when it wakes up and continues.
@@ -281,22 +270,10 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
     await whole(fragile)
 
 
-@pytest.mark.parametrize(
-    ("kind", "metric", "prompt_tokens", "max_tokens"),
-    [
-        ("prefill", "pinyon_worker_running_prefills", 1000, 4),
-        ("decode", "pinyon_worker_running_requests", 120, LONG),
-    ],
-)
-async def test_a_worker_drains(fragile, clients, random_, kind, metric, prompt_tokens, max_tokens):
+@KINDS
+async def test_a_worker_drains(fragile, clients, random_, kind):
     resumes = await value(fragile, "lb-0", "pinyon_lb_resumes_total")
-
-    async def begin() -> None:
-        answers = clients.start(make_asks(random_, 3 if kind == "decode" else MANY, prompt_tokens, max_tokens))
-        if kind == "decode":
-            await generating(answers)
-
-    victim = await busiest(fragile, kind, metric, clients, begin)
+    victim = await busiest(fragile, kind, WORK[kind][0], clients, lambda: begun(clients, random_, kind))
     victim.signal(signal.SIGTERM)
     clients.start(make_asks(random_, 4, 100, 10))
     await clients.exact()
@@ -388,19 +365,5 @@ async def inject(cluster: LocalCluster, random_: random.Random, fault: str) -> N
     # Only the long freeze lasts until others notice, which takes 1.5 s.
     pause_s = 4.0 if what == "long freeze" else random_.uniform(0.1, 1.0)
     print(f"{fault} {pause_s:.2f} s")
-    process = redis_process(cluster) if name == "redis" else cluster.services[name].process
-    assert process is not None
-    if what == "kill":
-        process.kill()
-        process.wait(timeout=WAIT_S)
-        await asyncio.sleep(pause_s)
-        if name == "redis":
-            start_redis(cluster)
-        else:
-            await restart(cluster, name)
-        return
-    process.send_signal(signal.SIGSTOP)
-    try:
-        await asyncio.sleep(pause_s)
-    finally:
-        process.send_signal(signal.SIGCONT)
+    pace = Pace(dead_s=pause_s, frozen_s=pause_s)
+    await strike(cluster, Balancer([]), name, what.removeprefix("long "), pace, lambda event: None)

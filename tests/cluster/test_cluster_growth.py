@@ -6,13 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 
-import grpc
 import pytest
 
 from launch.cluster import LocalCluster
-from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.core.request import SamplingParams
-from tests.cluster.fault_tools import Clients, make_asks, value
+from tests.cluster.fault_tools import Clients, clients_of, make_asks, value
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, text_tokens
 from tests.cluster.specs import cluster_spec
@@ -34,10 +32,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 async def clients(small: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
-    async with small.access.channel(small.services["lb-0"], kind=grpc.aio) as channel:
-        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
+    async with clients_of(small, small_reference) as clients:
         yield clients
-        await clients.end()
 
 
 async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients, small_reference: Reference) -> None:

@@ -34,6 +34,7 @@ from pinyon.runtime.identity import peer_name
 from pinyon.runtime.process import child_environment
 from pinyon.runtime.tls import client_credentials
 from tests.cluster.asking import openai_client
+from tests.cluster.fault_tools import instances_of
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
@@ -221,13 +222,13 @@ def test_nobody_registers_as_another(who: str, instance_id: str, role: int, secu
     info = conductor_pb2.InstanceInfo(
         instance_id=instance_id, boot_id="00" * 16, role=role, address="127.0.0.1:1", model="pinyon-tiny"
     )
-    before = {each.info.instance_id: each.info.boot_id for each in listed(secured)}
+    before = {each.info.instance_id: each.info.boot_id for each in instances_of(secured)}
     with channel_as(certs / who, secured.services["conductor"]) as channel:
         report = conductor_pb2_grpc.ConductorServiceStub(channel).ReportSession
         with pytest.raises(grpc.RpcError, match="the certificate is that of") as caught:
             list(report(iter([conductor_pb2.ReportSessionRequest(registration=info)]), timeout=WAIT_S))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert {each.info.instance_id: each.info.boot_id for each in listed(secured)} == before
+    assert {each.info.instance_id: each.info.boot_id for each in instances_of(secured)} == before
 
 
 def test_nobody_asks_for_prefills_as_another(secured: LocalCluster, certs: Path) -> None:
@@ -238,12 +239,6 @@ def test_nobody_asks_for_prefills_as_another(secured: LocalCluster, certs: Path)
     ):
         list(worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession(iter([hello]), timeout=WAIT_S))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-def listed(cluster: LocalCluster) -> list[conductor_pb2.Instance]:
-    with cluster.access.channel(cluster.services["conductor"]) as channel:
-        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-        return list(stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances)
 
 
 def shown(service: ServiceProcess, endpoint: str, folder: Path) -> int:
@@ -322,7 +317,7 @@ def test_an_admin_changes_what_runs_and_nobody_else(
     worker, conductor, lb, store = (secured.services[name] for name in ("prefill-0", "conductor", "lb-0", "kvstore-0"))
 
     def schedulable(name: str) -> bool:
-        return any(each.schedulable for each in listed(secured) if each.info.instance_id == name)
+        return any(each.schedulable for each in instances_of(secured) if each.info.instance_id == name)
 
     def admin(role: str, address: str, *changes: str) -> int:
         return main(["admin", role, address, *changes, "--timeout-s", str(WAIT_S)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -366,12 +367,13 @@ class Reply:
 class Connection:
     """An HTTP/1.1 client that sends exactly what the test says."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
+        self.tls = tls
 
     async def __aenter__(self) -> Connection:
-        self.reader, self.writer = await asyncio.open_connection(self.host, self.port, limit=1 << 24)
+        self.reader, self.writer = await asyncio.open_connection(self.host, self.port, limit=1 << 24, ssl=self.tls)
         return self
 
     async def __aexit__(self, *_) -> None:
