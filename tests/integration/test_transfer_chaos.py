@@ -12,6 +12,7 @@ Every decision comes from one seed, which is printed. Settings by environment:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -87,6 +88,21 @@ def until_hit(faults: Chaos | Siege, rounds: int, hits: int) -> int:
 
 def transfer_threads() -> int:
     return sum(thread.name.startswith("pinyon-transfer") for thread in threading.enumerate())
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def nothing_is_left(buffers: list[weakref.ref[Bytes]]) -> Iterator[None]:
+    """Checks that threads, files and memory are back to what they were, and that ``buffers`` have been let go."""
+    files, threads, memory = open_files(), transfer_threads(), anonymous_kib()
+    yield
+    wait_until(lambda: transfer_threads() <= threads, "threads are back to what they were")
+    wait_until(lambda: open_files() <= files, "files are back to what they were")
+    wait_until(lambda: not any(ref() is not None for ref in buffers), "buffers are let go")
+    assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
 
 
 class Call(threading.Thread):
@@ -375,21 +391,15 @@ def test_targets_killed_and_frozen(transport: str) -> None:
     try:
         for target in chaos.targets:
             chaos._probe(target)
-        files, threads, memory = len(os.listdir("/proc/self/fd")), transfer_threads(), anonymous_kib()
-        rounds = until_hit(chaos, rounds, rounds // 4)
-        print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {chaos.hits} of them in mid-transfer")
-        print(f"{sum(target.starts for target in chaos.targets)} targets, outcomes {dict(chaos.outcomes)}")
-        # Half of the hits are kills.
-        assert chaos.unclear <= max(1, chaos.hits // 3), "kills and pauses end transfers by stalls"
-
-        # Nothing is left but the memory of one transfer per target.
-        chaos._last = None
-        for target in chaos.targets:
-            chaos._probe(target)
-        wait_until(lambda: transfer_threads() <= threads, "threads are back to what they were")
-        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
-        wait_until(lambda: not any(ref() is not None for ref in chaos.buffers), "buffers are let go")
-        assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
+        with nothing_is_left(chaos.buffers):  # but the memory of one transfer per target
+            rounds = until_hit(chaos, rounds, rounds // 4)
+            print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {chaos.hits} of them in mid-transfer")
+            print(f"{sum(target.starts for target in chaos.targets)} targets, outcomes {dict(chaos.outcomes)}")
+            # Half of the hits are kills.
+            assert chaos.unclear <= max(1, chaos.hits // 3), "kills and pauses end transfers by stalls"
+            chaos._last = None
+            for target in chaos.targets:
+                chaos._probe(target)
     finally:
         chaos.close()
 
@@ -517,12 +527,8 @@ def test_initiators_killed_and_frozen(transport: str) -> None:
     siege = Siege(transport, random.Random(f"{SEED} initiators {transport}"))
     try:
         siege.round(-1)
-        files, threads, memory = len(os.listdir("/proc/self/fd")), transfer_threads(), anonymous_kib()
-        rounds = until_hit(siege, rounds, rounds // 4 + 1)
-        print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {siege.hits} of {rounds + 1} in mid-transfer")
-        wait_until(lambda: transfer_threads() <= threads, "threads are back to what they were")
-        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
-        wait_until(lambda: not any(ref() is not None for ref in siege.buffers), "buffers are let go")
-        assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
+        with nothing_is_left(siege.buffers):
+            rounds = until_hit(siege, rounds, rounds // 4 + 1)
+            print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {siege.hits} of {rounds + 1} in mid-transfer")
     finally:
         siege.close()
