@@ -22,7 +22,7 @@ from tests.chaos.clusters import HERE
 from tests.chaos.contention import Contention
 from tests.chaos.jobs import ID_BYTES, PacedJobs
 from tests.cluster.observe import wait_idle
-from tests.integration.lb_harness import Connection
+from tests.http_client import Connection
 
 LEFT_S = 1.0
 """Time in which every hop must notice."""

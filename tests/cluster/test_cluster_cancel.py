@@ -14,12 +14,11 @@ from launch.scrape import Scrape
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from tests.cluster.asking import completion
-from tests.cluster.fault_tools import value
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
-from tests.integration.lb_harness import Connection
-from tests.waiting import WAIT_S, eventually
+from tests.http_client import Connection
+from tests.waiting import WAIT_S
 
 SEED = 77
 
@@ -48,63 +47,6 @@ class Stream(Connection):
 
 
 LONG = "A prompt that takes a while to compute, because it is long. " * 40
-SHORT = LONG[:600]
-"""A prompt for tests of the phases after prefill."""
-
-
-def ended_by_cancel(cluster: LocalCluster) -> float:
-    return Scrape(cluster, ("lb-0",)).labelled("pinyon_lb_requests_total", "cancelled")
-
-
-async def accepted(cluster: LocalCluster, count: int) -> None:
-    """Waits until the load balancer owns ``count`` requests: a disconnect before that would test nothing."""
-
-    async def owned() -> bool:
-        return await value(cluster, "lb-0", "pinyon_lb_in_flight_requests") >= count
-
-    await eventually(owned, f"{count} requests are accepted")
-
-
-@pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
-async def test_http_clients_that_hang_up(cluster, events):
-    before = ended_by_cancel(cluster)
-    prompt = SHORT if events else LONG
-    streams = [Stream(cluster, f"{events}-{number} {prompt}", 2000) for number in range(4)]
-    for stream in streams:
-        await stream.begin()
-    if not events:
-        await accepted(cluster, 4)
-    seen = await asyncio.gather(*(stream.events(events) for stream in streams))
-    assert seen == [events] * 4
-    for stream in streams:
-        stream.drop()
-    await wait_idle(cluster)
-    assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
-
-
-@pytest.mark.parametrize("replies", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
-async def test_grpc_clients_that_cancel(cluster, replies):
-    before = ended_by_cancel(cluster)
-    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
-        stub = lb_pb2_grpc.LbServiceStub(channel)
-        calls = [
-            stub.Generate(
-                lb_pb2.GenerateRequest(
-                    prompt=f"g{replies}-{number} {SHORT if replies else LONG}",
-                    sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True),
-                ),
-                timeout=60,
-            )
-            for number in range(4)
-        ]
-        if not replies:
-            await accepted(cluster, 4)
-        for _ in range(replies):
-            await asyncio.gather(*(call.read() for call in calls))
-        for call in calls:
-            call.cancel()
-    await wait_idle(cluster)
-    assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
 
 
 async def test_deadlines_release_everything(cluster):

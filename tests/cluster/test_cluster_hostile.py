@@ -23,7 +23,7 @@ from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Reference
 from tests.forks import forked
 from tests.hostile_http import NEVER_ENDING, STATUSES, flood, fuzzed, send_fuzzed
-from tests.integration.lb_harness import Connection, Reply
+from tests.http_client import Connection, Reply
 from tests.long import usually
 
 MODEL = "pinyon-tiny"

@@ -140,6 +140,11 @@ async def test_the_newest_boot_has_the_name():
             assert new.session.connected
 
 
+async def _read_all(call) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 def _registration(lb_id: str, boot: str) -> controller_pb2.SessionRequest:
     info = controller_pb2.LoadBalancerInfo(lb_id=lb_id, boot_id=boot, region="a", grpc_address="127.0.0.1:1")
     return controller_pb2.SessionRequest(registration=info)
@@ -163,8 +168,7 @@ async def test_sessions_that_say_nonsense_end_with_the_reason():
         assert (await call.read()).federation.load_balancers[0].info.lb_id == "x"
         await call.write(controller_pb2.SessionRequest(latencies_ms={"y": -1.0}))
         with pytest.raises(grpc.aio.AioRpcError, match="latencies_ms"):
-            while await call.read() is not grpc.aio.EOF:
-                pass
+            await _read_all(call)
         assert controller.registry.federation.members[0].info.lb_id == "x"
 
 

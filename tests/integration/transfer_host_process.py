@@ -74,10 +74,6 @@ class TransferHost:
         self._regions.append(self._engine.register_local_memory(memory, location))
         return {"region": len(self._regions) - 1, "key": self._regions[-1].key.hex()}
 
-    def do_unregister(self, region: int) -> dict[str, Any]:
-        self._engine.unregister(self._regions[region])
-        return {}
-
     def do_descriptor(self) -> dict[str, Any]:
         return {"segment": text_of(self._engine.descriptor())}
 
@@ -99,10 +95,6 @@ class TransferHost:
         results = waited.wait()
         return summary(results) | {"elapsed_s": time.monotonic() - since}
 
-    def do_cancel(self, handle: int) -> dict[str, Any]:
-        self._handles[handle][0].cancel()
-        return {}
-
     def do_drop_peer(self, boot_id: str) -> dict[str, Any]:
         return {"dropped": self._engine.drop_peer(bytes.fromhex(boot_id))}
 
@@ -122,8 +114,6 @@ class TransferHost:
         ]
         return {
             "requests_now": stats.requests_now,
-            "outbound_now": stats.outbound_connections_now,
-            "inbound_now": stats.inbound_connections_now,
             "retries": stats.retries,
             "paths": paths,
         }
