@@ -1,14 +1,15 @@
-"""A Redis for the tests of a file; workers, store nodes and a conductor for a test."""
+"""A Redis for the tests of a file; workers, store nodes and a conductor and API keys for a test."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from launch.process import START_S, Interpreter, ServiceProcess
+from launch.process import START_S, ServiceProcess, start_module
 from launch.redis_server import RedisServer, find_redis
 from tests.forks import forked
 from tests.integration.conductor_parts import World
@@ -68,7 +69,7 @@ def start_node(tmp_path: Path, redis_server: RedisServer) -> Iterator[Callable[.
     def start(*arguments: str, node_id: str = "kv-0", redis_url: str = "", netns: str = "") -> ServiceProcess:
         given = ["--instance-id", node_id, "--redis-url", redis_url or redis_server.url]
         given += ["--pool-mib", "64", "--node-lease-s", "60", *arguments]
-        launch = Interpreter(("ip", "netns", "exec", netns)) if netns else forked
+        launch = partial(start_module, inside=("ip", "netns", "exec", netns)) if netns else forked
         process = ServiceProcess(node_id, "services.kvstore", given, tmp_path / node_id, launch)
         processes.append(process)
         process.spawn()
@@ -78,3 +79,11 @@ def start_node(tmp_path: Path, redis_server: RedisServer) -> Iterator[Callable[.
     yield start
     for process in processes:
         process.kill()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    """The name of a file with one key, ``sk-a`` of the tenant anna."""
+    path = tmp_path / "keys"
+    path.write_text("sk-a anna\n")
+    return str(path)

@@ -138,8 +138,16 @@ def two_hosts(
         redis_process = redis_inside(far, tmp_path / "redis.sock")
         url = "redis://10.77.0.2:6379/0"
         nics = ",".join(NICS)
-        listen = ("--listen", "10.77.0.2:0", "--transfer-listen", "10.77.0.2:0", "--metrics-listen", "")
-        node = start_node(*listen, "--allow-insecure", "--transfer-nics", nics, redis_url=url, netns=far)
+        listen = (
+            "--listen",
+            "10.77.0.2:0",
+            "--transfer-listen",
+            "10.77.0.2:0",
+            "--metrics-listen",
+            "",
+            "--allow-insecure",
+        )
+        node = start_node(*listen, "--transfer-nics", nics, redis_url=url, netns=far)
         config = {
             "redis_url": url,
             "slots": MANY,

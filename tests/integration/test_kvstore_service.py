@@ -14,13 +14,12 @@ from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.eviction import Traits
-from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from pinyon.store.runs import Run
 from pinyon.store.writer import PutOutcome
-from pinyon.transfer import Opcode, Reason, TransferRequest
+from pinyon.transfer import Opcode, Reason
 from services.conductor.app import build
 from services.conductor.settings import ConductorSettings
 from tests.integration.kvstore_parts import (
@@ -29,12 +28,16 @@ from tests.integration.kvstore_parts import (
     STORE,
     Client,
     Node,
+    acquire,
     call,
     client_of,
     content,
+    end,
     key,
+    release,
     running_node,
     settled,
+    start,
 )
 from tests.waiting import WAIT_S, eventually
 
@@ -57,8 +60,8 @@ async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
         client_of(redis_url) as client,
     ):
         assert [node.node_id for node in await client.store.nodes()] == ["kv-0", "kv-1"]
-        for start in range(0, 24, 4):
-            await client.stored(range(start, start + 4))
+        for begin in range(0, 24, 4):
+            await client.stored(range(begin, begin + 4))
         await client.until_listed(range(24))
         assert len(first.node.table) % 4 == len(second.node.table) % 4 == 0, "one put goes to one node"
         assert len(first.node.table)
@@ -90,12 +93,11 @@ async def test_what_the_store_has_is_not_sent_again(node: Node, client: Client) 
 
 
 async def test_another_put_that_is_not_over_does_not_count_as_stored(node: Node, client: Client) -> None:
-    start = kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=OBJECT, timeout_ms=60_000)
-    other = await call(node.address, STORE, "PutStart", start)
+    other = await start(node, 1, timeout_ms=60_000)
     result = await client.put([1, 2])
     assert result == (PutOutcome.BEING_PUT, PutOutcome.STORED)
     # The other put gives up.
-    await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
+    await end(node, other)
     await client.stored([1])
 
 
@@ -103,8 +105,7 @@ async def test_puts_of_dead_clients_end_and_make_place_for_others(redis_url: str
     dead = 64
     async with running_node(redis_url, open_puts_max=dead) as node, client_of(redis_url) as client:
         for number in range(dead):
-            start = kvstore_pb2.PutStartRequest(keys=key(100 + number), object_bytes=64, timeout_ms=2_000)
-            await call(node.address, STORE, "PutStart", start)
+            await start(node, 100 + number, object_bytes=64, timeout_ms=2_000)
         (outcome,) = await client.put([1])
         assert outcome is PutOutcome.FAILED or node.figure("expired_puts_total"), "there was a place"
 
@@ -178,28 +179,18 @@ async def test_nobody_reads_wrong_bytes_while_everything_is_evicted(redis_url: s
 
 async def test_what_is_leased_is_neither_evicted_nor_overwritten(node: Node, client: Client) -> None:
     await client.stored([0, 1])
-    acquire = kvstore_pb2.AcquireRequest(keys=key(0) + key(1) + key(77), lease_ms=60_000)
-    lease = await call(node.address, READ, "Acquire", acquire)
+    lease = await acquire(node, 0, 1, 77)
     assert [block.index for block in lease.blocks] == [0, 1]
-    for start in range(2, 2 + 2 * CAPACITY, 8):
-        await client.stored(range(start, start + 8))
+    for first in range(2, 2 + 2 * CAPACITY, 8):
+        await client.stored(range(first, first + 8))
     result = await client.put(range(200, 200 + CAPACITY))
     assert result.count(PutOutcome.NO_SPACE) == 2
     await client.remove([1])
     # The lease still reads what it was granted, even after a removal.
-    segment = segment_from_proto(lease.segment)
-    results = await client.engine.transfer_async(
-        [
-            TransferRequest(
-                Opcode.READ, client.region.key, block.index * OBJECT, segment, segment.regions[0].key,
-                block.offset_bytes, OBJECT,
-            )
-            for block in lease.blocks
-        ]
-    )  # fmt: skip
-    assert all(each.ok for each in results)
+    for block in lease.blocks:
+        assert (await client.move(Opcode.READ, lease, block.offset_bytes, slot=block.index)).ok
     assert [client.slot(slot) for slot in range(2)] == [content(0), content(1)]
-    assert (await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
+    assert await release(node, lease)
     assert node.nothing_is_left()
     await client.stored(range(300, 300 + CAPACITY))
 
@@ -207,31 +198,18 @@ async def test_what_is_leased_is_neither_evicted_nor_overwritten(node: Node, cli
 async def test_a_lease_ends_by_its_time(redis_url: str) -> None:
     async with running_node(redis_url, lease_max_s=0.05) as node, client_of(redis_url) as client:
         await client.stored([0])
-        lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0), lease_ms=60_000))
+        lease = await acquire(node, 0)
         assert lease.lease_ms == 50
         await eventually(node.nothing_is_left, "the lease is over")
-        released = await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
-        assert not released.released
+        assert not await release(node, lease)
         assert node.figure("expired_leases_total") == 1
 
 
-async def test_readers_cannot_write(node: Node, client: Client) -> None:
-    await client.stored([0])
-    lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0)))
-    segment = segment_from_proto(lease.segment)
-    request = TransferRequest(Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, 0, OBJECT)
-    (result,) = await client.engine.transfer_async([request])
-    assert result.reason is Reason.ACCESS_DENIED
-
-
 async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(node: Node, client: Client) -> None:
-    keys = b"".join(key(number) for number in range(CAPACITY))
-    start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=60_000)
-    put = await call(node.address, STORE, "PutStart", start)
+    put = await start(node, *range(CAPACITY), timeout_ms=60_000)
     assert node.figure("reserved_objects") == CAPACITY
-    await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id))
-    start.timeout_ms = 50
-    put = await call(node.address, STORE, "PutStart", start)
+    await end(node, put)
+    put = await start(node, *range(CAPACITY), timeout_ms=50)
     assert {slot.state for slot in put.slots} == {kvstore_pb2.PUT_SLOT_STATE_RESERVED}
     # The writer is silent until its put times out.
     await eventually(lambda: node.figure("open_puts") == 0, "the put timed out")
@@ -240,14 +218,10 @@ async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(node: Nod
     # Others get the room …
     await client.stored(range(50, 50 + CAPACITY))
     # … and the late writer can neither write to it nor end its put.
-    segment = segment_from_proto(put.segment)
-    late = TransferRequest(
-        Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, put.slots[0].offset_bytes, OBJECT
-    )
-    (result,) = await client.engine.transfer_async([late])
-    assert result.reason is Reason.UNKNOWN_REGION
+    late = await client.move(Opcode.WRITE, put, put.slots[0].offset_bytes)
+    assert late.reason is Reason.UNKNOWN_REGION
     with pytest.raises(PinyonError) as caught:
-        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id, commit=True))
+        await end(node, put, commit=True)
     assert caught.value.grpc_code == "NOT_FOUND"
     await client.until_listed(range(50, 50 + CAPACITY))
     assert await client.get(range(50, 50 + CAPACITY)) == [True] * CAPACITY
@@ -343,7 +317,7 @@ async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
         for number in range(12):
             await client.stored([number])
         assert len(node.node.table) == 12
-        assert len(client.store._avoidance) == 1
+        assert len(client.store._avoidance._until) == 1
         await client.until_listed([3])
         assert await client.get([500, 3]) == [False, True]
 

@@ -12,7 +12,6 @@ import mmap
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from typing import Any
@@ -74,6 +73,10 @@ class TransferHost:
         self._regions.append(self._engine.register_local_memory(memory, location))
         return {"region": len(self._regions) - 1, "key": self._regions[-1].key.hex()}
 
+    def do_unregister(self, region: int) -> dict[str, Any]:
+        self._engine.unregister(self._regions[region])
+        return {}
+
     def do_descriptor(self) -> dict[str, Any]:
         return {"segment": text_of(self._engine.descriptor())}
 
@@ -95,9 +98,6 @@ class TransferHost:
         results = waited.wait()
         return summary(results) | {"elapsed_s": time.monotonic() - since}
 
-    def do_drop_peer(self, boot_id: str) -> dict[str, Any]:
-        return {"dropped": self._engine.drop_peer(bytes.fromhex(boot_id))}
-
     def do_stats(self) -> dict[str, Any]:
         stats = self._engine.stats()
         usable = {state.path: state.usable for _, state in self._engine.paths()}
@@ -117,11 +117,6 @@ class TransferHost:
             "retries": stats.retries,
             "paths": paths,
         }
-
-    def do_health(self) -> dict[str, Any]:
-        """Returns the names of threads and the number of open files, neither of which may grow."""
-        threads = [one.name for one in threading.enumerate() if one.name.startswith("pinyon-transfer")]
-        return {"threads": sorted(threads), "files": len(os.listdir("/proc/self/fd"))}
 
 
 def die_with_parent() -> None:

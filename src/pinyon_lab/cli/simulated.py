@@ -279,14 +279,9 @@ def _reference(
     if instances is None or arguments.cache_tokens is None:
         raise InvalidArgument(_missing(arguments, instances), field="instances")
     cache_tokens = _cache_tokens(arguments, block_tokens, arguments.cache_tokens)
+    pool = _pool_rules(arguments, block_tokens, cache_tokens)
     settings = ReferenceSettings(
-        instances,
-        cache_tokens,
-        block_tokens,
-        arguments.slo,
-        eviction,
-        arguments.seed,
-        pool=_pool_rules(arguments, block_tokens, cache_tokens),
+        instances, cache_tokens, block_tokens, arguments.slo, eviction, arguments.seed, pool=pool
     )
     return ReferenceModel(settings, policy, order)
 

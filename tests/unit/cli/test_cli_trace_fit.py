@@ -76,11 +76,7 @@ def write_fits(folder: Path, fits: dict[str, Fit]) -> Path:
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.jsonl", chats(0.0))

@@ -109,11 +109,7 @@ def test_profiles_are_listed_with_what_can_be_varied(capsys: pytest.CaptureFixtu
     ],
 )
 def test_nonsense_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 1
