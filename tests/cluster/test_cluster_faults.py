@@ -43,7 +43,7 @@ from tests.cluster.fault_tools import (
 )
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import cluster_spec, frozen
 from tests.forks import forked
 from tests.waiting import WAIT_S, eventually
 
@@ -155,8 +155,7 @@ async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kin
         asks[:] = await begun(clients, random_, kind)
 
     victim = await busiest(fragile, kind, WORK[kind][0], clients, begin)
-    victim.signal(signal.SIGSTOP)
-    try:
+    with frozen(victim):
         # Its requests may have ended before the signal. Nobody knows of its end yet, so it gets more.
         clients.start(make_asks(random_, 5, 300, 4 if kind == "prefill" else 40))
         await clients.exact()
@@ -164,8 +163,6 @@ async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kin
         # The memory that it was writing to belongs to other requests when it wakes up and continues.
         others = again(random_, asks, 40) + make_asks(random_, 2, 900, 40)
         await generating(clients.start(others), 5)
-    finally:
-        victim.signal(signal.SIGCONT)
     await clients.exact()
     clients.start(again(random_, others))
     await clients.exact()

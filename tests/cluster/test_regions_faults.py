@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, taken_by, until, value
-from tests.cluster.specs import PACED, cluster_spec, start_again
+from tests.cluster.specs import PACED, cluster_spec, frozen, start_again
 from tests.forks import forked
 
 
@@ -27,9 +26,7 @@ def regions(tmp_path: Path) -> Iterator[LocalRegions]:
 def test_overflow_goes_elsewhere_and_a_killed_lb_loses_nothing(regions: LocalRegions) -> None:
     with Load(regions) as load:
         taken_by(regions, "eu")
-        victim = regions.clusters["eu"].services["lb-0"]
-        victim.signal(signal.SIGKILL)
-        victim.wait(10)
+        regions.clusters["eu"].services["lb-0"].kill()
         assert load.more()["eu"] == 0
         taken_by(regions, "us")
         taken_by(regions, "ap")
@@ -44,12 +41,9 @@ def test_a_frozen_load_balancer_is_left_behind(regions: LocalRegions) -> None:
     with Load(regions) as load:
         taken_by(regions, "eu")
         victim = regions.clusters["eu"].services["lb-0"]
-        victim.signal(signal.SIGSTOP)
-        try:
+        with frozen(victim):
             load.more()
             load.check()
-        finally:
-            victim.signal(signal.SIGCONT)
     until(lambda: value(regions, "eu", "pinyon_lb_in_flight_requests") == 0, "requests are left in eu")
 
 
@@ -57,22 +51,15 @@ def test_a_region_that_is_cut_off(regions: LocalRegions) -> None:
     """The region's processes are stopped: it gives no answer and closes no connection."""
     with Load(regions) as load:
         taken_by(regions, "ap")
-        for service in regions.clusters["ap"].services.values():
-            service.signal(signal.SIGSTOP)
-        try:
+        with frozen(*regions.clusters["ap"].services.values()):
             load.more()
             load.check()
-        finally:
-            for service in regions.clusters["ap"].services.values():
-                service.signal(signal.SIGCONT)
 
 
 def test_an_instance_killed_in_mid_stream(regions: LocalRegions) -> None:
     with Load(regions) as load:
         taken_by(regions, "us")
-        victim = regions.clusters["us"].services["mixed-0"]
-        victim.signal(signal.SIGKILL)
-        victim.wait(10)
+        regions.clusters["us"].services["mixed-0"].kill()
         assert load.more()["us"] == 0
         start_again(regions.clusters["us"], "mixed-0")
         taken_by(regions, "us")
@@ -94,10 +81,8 @@ def test_law_holds_whatever_fails(tmp_path: Path) -> None:
     with LocalRegions(several, tmp_path, forked) as regions:
         with Load(regions, "eu", may_fail=True) as load:
             taken_by(regions, "uk")
-            regions.clusters["uk"].services["lb-0"].signal(signal.SIGKILL)
-            victim = regions.clusters["eu"].services["mixed-0"]
-            victim.signal(signal.SIGKILL)
-            victim.wait(10)
+            regions.clusters["uk"].services["lb-0"].kill()
+            regions.clusters["eu"].services["mixed-0"].kill()
             regions.clusters["eu"].services["mixed-0"].start_again()
             load.more()
             assert load.check()["us"] == 0

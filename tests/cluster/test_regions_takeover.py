@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -45,17 +44,14 @@ def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool)
             "the round trips are not measured",
         )
         expected = ask(regions, "eu", 0)[0]
-        victim = eu.services["lb-0"]
-        victim.signal(signal.SIGKILL)
-        victim.wait(10)
+        eu.services["lb-0"].kill()
         until(lambda: adopters(regions).get("eu"), "nobody serves the instances of eu")
         assert adopters(regions) == {"ap": "", "us": "", "eu": "us-lb-0"}
         with Load(regions) as load:
             taken_by(regions, "eu")
             assert regions.controller is not None
             controller = regions.controller
-            controller.signal(signal.SIGKILL)  # what the controller said last stays in force
-            controller.wait(10)
+            controller.kill()  # what the controller said last stays in force
             load.more()
             taken_by(regions, "eu")
             assert load.check()["eu"] == 0, "there is no load balancer of eu"
