@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.cli import main
 from tests.cluster import asking
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +68,3 @@ def test_every_choice_is_told(cluster, capsys):
 def test_what_nobody_knows(cluster, capsys):
     assert main(["explain", "never-seen", "--conductor", cluster.conductor]) == 1
     assert "pinyon: no request 'never-seen' among the last " in capsys.readouterr().err
-
-
-def test_over_grpc(cluster):
-    answer = complete(cluster, "As a program would ask")
-    with cluster.access.channel(cluster.services["conductor"]) as channel:
-        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-        reply = stub.Explain(conductor_pb2.ExplainRequest(request_id=answer["id"]), timeout=WAIT_S)
-    (decision,) = reply.decisions
-    assert decision.placement.prefill_instance_id == answer["pinyon"]["prefill_instance"]

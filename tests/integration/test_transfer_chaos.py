@@ -37,13 +37,12 @@ from pinyon.transfer import (
     TransferResult,
     TransferStatus,
 )
-from tests.integration.transfer_hosts import HostProcess, SharedBuffer
+from tests.integration.transfer_hosts import SEED, Bytes, HostProcess, SharedBuffer, pattern
 from tests.long import usually
 from tests.segments import segment_of, text_of
 from tests.waiting import WAIT_S, wait_until
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
-SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 ROUNDS = int(os.environ.get("PINYON_CHAOS_ROUNDS") or usually(15, long=40))
 STALL_S = 1.0
 BOUNDS = {"stall_s": STALL_S, "connect_s": STALL_S, "base_deadline_s": 6.0, "idle_s": 2.0}
@@ -51,15 +50,6 @@ BOUNDS = {"stall_s": STALL_S, "connect_s": STALL_S, "base_deadline_s": 6.0, "idl
 SIZE = 32 << 20
 PROBE = 4096
 PEERS = 3
-PERIOD = 1048573
-"""Bytes after which a pattern repeats: a prime, so that no slice, frame or stripe has the same bytes as another."""
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def pattern(seed: int, nbytes: int) -> Bytes:
-    """Returns odd bytes. The memory they overwrite is even, so every byte shows where it came from."""
-    return np.resize(np.random.default_rng(seed).integers(0, 256, PERIOD, np.uint8) | 1, nbytes)
 
 
 def anonymous_kib() -> int:

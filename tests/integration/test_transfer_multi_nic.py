@@ -19,11 +19,14 @@ import numpy as np
 import pytest
 
 from tests.integration.transfer_hosts import (
+    PERIOD,
+    SEED,
     Fault,
     HostProcess,
     Rails,
     SharedBuffer,
     carried,
+    pattern,
     why_no_rails,
     why_no_shaping,
 )
@@ -34,12 +37,9 @@ NO_SHAPING = NO_RAILS or why_no_shaping()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_RAILS), reason=NO_RAILS)]
 shaped = pytest.mark.skipif(bool(NO_SHAPING), reason=NO_SHAPING)
 
-SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 LONG = bool(os.environ.get("PINYON_CHAOS_ROUNDS"))
 MIB = 1 << 20
 SIZE = 128 * MIB
-PERIOD = 1048573
-"""Bytes after which the data repeats: a prime, so that no slice or stripe has the same bytes as another."""
 MBIT = 240
 """The rate of a slow rail in each direction, at which a transfer lasts long enough for a fault to fall into it."""
 LIMITS = {"stall_s": 1.0, "connect_s": 1.0, "base_deadline_s": 60.0}
@@ -113,7 +113,7 @@ class Transfer:
         self._length = length
         self.nbytes = parts * length
         self._even = rng.randrange(128) * 2
-        data = np.random.default_rng(rng.randrange(1 << 32)).integers(0, 256, PERIOD, np.uint8) | 1
+        data = pattern(rng.randrange(1 << 32), PERIOD)
         order = rng.sample(range(parts), parts)
         cell = length + GAP
         assert parts * cell + GAP <= SIZE

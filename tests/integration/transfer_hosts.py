@@ -11,6 +11,7 @@ import itertools
 import json
 import mmap
 import os
+import random
 import select
 import shutil
 import signal
@@ -25,12 +26,22 @@ import numpy as np
 from tests.forks import forked, until_stopped
 from tests.waiting import WAIT_S, wait_until
 
+SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
+"""The seed of every random decision; the variable repeats those of an earlier run."""
+PERIOD = 1048573
+"""Bytes after which a pattern repeats: a prime, so that no slice, frame or stripe has the same bytes as another."""
 _PREFIX = "pinyon-rails"
 _numbers = itertools.count()
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Side = Literal["near", "far"]
 Fault = Literal["near", "far", "unplugged"]
 """The break of a rail: near NIC down, far NIC down, or the cable pulled out of the bridge, which no NIC sees."""
+
+
+def pattern(seed: int, nbytes: int) -> Bytes:
+    """Returns odd bytes. The memory they overwrite is even, so every byte shows where it came from."""
+    return np.resize(np.random.default_rng(seed).integers(0, 256, PERIOD, np.uint8) | 1, nbytes)
 
 
 class SharedBuffer:
