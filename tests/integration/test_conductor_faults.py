@@ -6,7 +6,6 @@ import pytest
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
-from pinyon.placement.pinyon import Pinyon
 from services.conductor import servicer, sessions
 from tests.integration.conductor_parts import (
     PREFILL,
@@ -17,24 +16,6 @@ from tests.integration.conductor_parts import (
     ask,
     failure,
 )
-
-
-async def test_a_defect_in_one_placement_does_not_end_its_session(world, monkeypatch):
-    placed = Pinyon.place
-
-    def place(self, request, *rest):
-        if request.request_id.startswith("bad"):
-            raise KeyError("a defect")
-        return placed(self, request, *rest)
-
-    monkeypatch.setattr(Pinyon, "place", place)
-    await world.cluster()
-    lb = await world.balancer()
-    answers = await lb.place(ask("a"), ask("bad-1"), ask("b"))
-    assert {name: answer.error.code for name, answer in answers.items()} == {"a": "", "bad-1": "INTERNAL", "b": ""}
-    assert (await lb.place(ask("c")))["c"].HasField("placement"), "the session goes on"
-    assert world.metric("lb_sessions") == 1
-    assert world.metric("inflight_placements") == 3
 
 
 async def test_a_restarted_conductor_says_that_its_list_is_incomplete():

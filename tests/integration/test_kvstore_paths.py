@@ -5,18 +5,17 @@ The nodes are processes, and the two hosts network namespaces with four NICs eac
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from launch.ports import HeldPorts
 from launch.process import ServiceProcess
-from launch.redis_server import embedded_redis_executable
+from launch.redis_server import RedisServer, embedded_redis_executable
 from pinyon.core.request import SamplingParams
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
@@ -128,72 +127,30 @@ def two_hosts(
     start_node: Callable[..., ServiceProcess], tmp_path: Path
 ) -> Iterator[tuple[ServiceProcess, HostProcess]]:
     """A store node (and Redis) on the far host, a store client on the near one, both with four NICs."""
-    hosts = Rails()
-    processes: list[HostProcess] = []
-    redis_process: subprocess.Popen[bytes] | None = None
-    try:
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(contextlib.closing(Rails()))
         for rail in range(hosts.count):
             hosts.shape(rail, 60)  # so slow that each NIC has connected, and is needed
         near, far = hosts.names["near"], hosts.names["far"]
-        redis_process = redis_inside(far, tmp_path / "redis.sock")
-        url = "redis://10.77.0.2:6379/0"
-        nics = ",".join(NICS)
-        listen = (
-            "--listen",
-            "10.77.0.2:0",
-            "--transfer-listen",
-            "10.77.0.2:0",
-            "--metrics-listen",
-            "",
-            "--allow-insecure",
-        )
-        node = start_node(*listen, "--transfer-nics", nics, redis_url=url, netns=far)
-        config = {
-            "redis_url": url,
-            "slots": MANY,
-            "transfer_listen": "10.77.0.1:0",
-            "transfer_nics": nics,
-            "allow_insecure": "true",
-        }
-        processes.append(HostProcess(config, near, "tests.integration.store_client_process"))
-        yield node, processes[0]
-    finally:
-        for process in processes:
-            process.close()
-        if redis_process is not None:
-            redis_process.kill()
-            redis_process.wait(START_S)
-        hosts.close()
+        url, nics = "redis://10.77.0.2:6379/0", ",".join(NICS)
+        stack.callback(redis_inside(far, tmp_path / "redis.sock").kill)
+        listen = ("--listen", "10.77.0.2:0", "--transfer-listen", "10.77.0.2:0", "--metrics-listen", "")
+        node = start_node(*listen, "--allow-insecure", "--transfer-nics", nics, redis_url=url, netns=far)
+        config = {"redis_url": url, "slots": MANY, "transfer_nics": nics}
+        config |= {"transfer_listen": "10.77.0.1:0", "allow_insecure": "true"}
+        client = HostProcess(config, near, "tests.integration.store_client_process")
+        yield node, stack.enter_context(contextlib.closing(client))
 
 
-def redis_inside(netns: str, door: Path) -> subprocess.Popen[bytes]:
+def redis_inside(netns: str, door: Path) -> RedisServer:
     """Starts a Redis at 10.77.0.2:6379 of the namespace and waits for it. ``door`` is its Unix socket for the test."""
-    wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "KILL"]
     executable = shutil.which("redis-server") or embedded_redis_executable()
     assert executable, "no redis-server"
     bind = ("--bind", "10.77.0.2", "--port", "6379", "--unixsocket", str(door), "--protected-mode", "no")
-    process = subprocess.Popen(
-        [*(wrapper if wrapper[0] else ()), *("ip", "netns", "exec", netns), executable, *bind, "--save", ""],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=door.parent,
-    )
-
-    def answers() -> bool:
-        assert process.poll() is None, "Redis has ended"
-        try:
-            with redis.Redis(unix_socket_path=str(door)) as connection:
-                return bool(connection.ping())
-        except redis.RedisError:
-            return False
-
-    try:
-        wait_until(answers, "Redis answers")
-    except BaseException:
-        process.kill()
-        process.wait(START_S)
-        raise
-    return process
+    command = ("ip", "netns", "exec", netns, executable, *bind, "--save", "", "--dir", str(door.parent))
+    server = RedisServer(f"unix://{door}", "path", command)
+    server.start()
+    return server
 
 
 @rails
