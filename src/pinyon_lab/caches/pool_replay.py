@@ -330,6 +330,14 @@ def _local(router: Callable[[], Router]) -> Kind:
     return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, router(), last_copies))
 
 
+def _by_affinity(router: CacheAffinityRouter) -> Kind:
+    return _local(lambda: router.route)
+
+
+def _global(_: NoSettings) -> Kind:
+    return Kind(False, lambda make, size, last_copies: GlobalPool(make, size))
+
+
 def _coldest(drawn: Drawn) -> Kind:
     return Kind(False, lambda make, size, last_copies: Coldest(make, size, drawn))
 
@@ -337,9 +345,9 @@ def _coldest(drawn: Drawn) -> Kind:
 POOLS: Registry[Kind] = Registry(
     "router",
     {
-        "cache_affinity": (CacheAffinityRouter, lambda router: _local(lambda: router.route)),
+        "cache_affinity": (CacheAffinityRouter, _by_affinity),
         "round_robin": (NoSettings, lambda _: _local(in_turn)),
-        "global": (NoSettings, lambda _: Kind(False, lambda make, size, last_copies: GlobalPool(make, size))),
+        "global": (NoSettings, _global),
         "coldest": (Drawn, _coldest),
     },
 )
