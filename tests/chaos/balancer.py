@@ -13,14 +13,14 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from tests.chaos.http_exchange import Cut, Exchange, HttpConnection, Reply, completion
+from tests.chaos.http_exchange import Cut, Exchange, HttpConnection
+from tests.http_client import Reply
 
 LATE_S = 1.5
 """Connecting takes no time here, so by then this process had no time, and the peer may have given up waiting."""
 LOOK_EVERY_S = 0.25
 LOOK_S = 1.0
 """A load balancer that is silent for this long is not well."""
-READY = b"GET /health/ready HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n"
 
 
 class NotServed(Exception):
@@ -57,7 +57,7 @@ class _Door:
         try:
             async with asyncio.timeout(LOOK_S):
                 connection = await HttpConnection.open(self.address)
-                reply = await connection.exchange(READY % self.address.encode(), Exchange())
+                reply = await connection.exchange(Exchange(), "/health/ready")
         except TimeoutError:
             self.well = False
             self.silent.set()
@@ -68,14 +68,14 @@ class _Door:
             self.silent.clear()
         finally:
             if connection is not None:
-                connection.abort()
+                connection.drop()
 
     async def connection(self) -> HttpConnection:
         while self.kept:
             connection = self.kept.pop()
             if not connection.closed:
                 return connection
-            connection.abort()
+            connection.drop()
         return await HttpConnection.open(self.address)
 
 
@@ -97,7 +97,7 @@ class Balancer:
         await asyncio.gather(*self._lookers, return_exceptions=True)
         for door in self._doors:
             for connection in door.kept:
-                connection.abort()
+                connection.drop()
             door.kept.clear()
 
     async def _look_after(self, door: _Door) -> None:
@@ -135,7 +135,7 @@ class Balancer:
             fresh = not connection.used and not late
             seen = Exchange()
             try:
-                reply = await self._exchange(door, connection, completion(door.address, body), seen)
+                reply = await self._exchange(door, connection, body, seen)
             except Cut as error:
                 trace.began_s = seen.began_s
                 if door.killed:
@@ -152,9 +152,9 @@ class Balancer:
         doors = [door for door in left if door.well] or left
         return doors[next(self._turn) % len(doors)]
 
-    async def _exchange(self, door: _Door, connection: HttpConnection, request: bytes, seen: Exchange) -> Reply | None:
+    async def _exchange(self, door: _Door, connection: HttpConnection, body: bytes, seen: Exchange) -> Reply | None:
         """Returns the reply, or None if the load balancer fell silent before it answered."""
-        exchange = asyncio.ensure_future(connection.exchange(request, seen))
+        exchange = asyncio.ensure_future(connection.exchange(seen, "/v1/completions", body))
         silence = asyncio.ensure_future(door.silent.wait())
         keep = False
         try:
@@ -162,7 +162,7 @@ class Balancer:
             if not exchange.done() and seen.began_s is None:
                 return None
             reply = await exchange
-            keep = reply.keep
+            keep = reply.headers.get("connection") != "close"
             return reply
         finally:
             silence.cancel()
@@ -172,4 +172,4 @@ class Balancer:
             if keep and not connection.closed:
                 door.kept.append(connection)
             else:
-                connection.abort()
+                connection.drop()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import resource
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+import psutil
 
 LOOK_S = 3.0
 
@@ -27,19 +28,11 @@ class Contention:
 
     def _now(self) -> tuple[float, float, float]:
         """Returns seconds of wall time, of all processors' busy time, and of our own processor time."""
-        tick = os.sysconf("SC_CLK_TCK")
-        user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-        own_s = 0.0
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-            usage = resource.getrusage(who)
-            own_s += usage.ru_utime + usage.ru_stime
+        busy, own_s = psutil.cpu_times(), sum(os.times()[:4])
         for pid in self._pids():
-            try:
-                times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it ended, so RUSAGE_CHILDREN includes it from now on
-                continue
-            own_s += (int(times[11]) + int(times[12])) / tick
-        return time.monotonic(), sum(map(int, (user, nice, system, irq, softirq))) / tick, own_s
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended, so our children's time has its own from now on
+                own_s += sum(psutil.Process(pid).cpu_times()[:2])
+        return time.monotonic(), busy.user + busy.nice + busy.system + busy.irq + busy.softirq, own_s
 
 
 async def quiet(share: float, pids: Callable[[], Sequence[int]], timeout_s: float) -> bool:

@@ -113,15 +113,11 @@ class ExactJobs:
         return Job(body_of(ask.prompt, fields, pad_to=SIZES[size]), self._texts[number])
 
 
+SAMPLED = (
+    *("max_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+
+
 def _fields(sampling: SamplingParams) -> dict[str, object]:
-    return {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        "ignore_eos": sampling.ignore_eos,
-        "repetition_penalty": sampling.repetition_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-    }
+    return {name: getattr(sampling, name) for name in SAMPLED}

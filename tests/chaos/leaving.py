@@ -20,9 +20,9 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from tests.chaos.clusters import HERE
 from tests.chaos.contention import Contention
-from tests.chaos.http_exchange import completion
 from tests.chaos.jobs import ID_BYTES, PacedJobs
 from tests.cluster.observe import wait_idle
+from tests.http_client import Connection
 
 LEFT_S = 1.0
 """Time in which every hop must notice."""
@@ -104,7 +104,7 @@ async def leave_once(
             clients = [_Http(cluster, body) for body in bodies]
         for client in clients:
             stack.push_async_callback(client.close)
-            await client.send()
+            await client.begin()
         if moment in ("stream", "grpc"):
             await asyncio.gather(*(client.pieces(3) for client in clients))
         elif moment == "whole":
@@ -138,29 +138,28 @@ async def _idle(cluster: LocalCluster, hop: str, since_s: float) -> float | None
         await asyncio.sleep(POLL_S)
 
 
-class _Http:
+class _Http(Connection):
     """A client on a socket of its own."""
 
     def __init__(self, cluster: LocalCluster, body: bytes) -> None:
-        self._address = cluster.services["lb-0"].endpoints["http"]
-        self._request = completion(self._address, body)
+        super().__init__(cluster.services["lb-0"].endpoints["http"])
+        self._body = body
 
-    async def send(self) -> None:
-        host, _, port = self._address.rpartition(":")
-        self._reader, self._writer = await asyncio.open_connection(host, int(port))
-        self._writer.write(self._request)
-        await self._writer.drain()
+    async def begin(self) -> None:
+        await self.__aenter__()
+        self.send("POST", "/v1/completions", self._body, {"content-type": "application/json"})
+        await self.writer.drain()
 
     async def pieces(self, count: int) -> None:
         async with asyncio.timeout(REQUEST_S):
             for _ in range(count):
-                await self._reader.readuntil(b"data: ")
+                await self.reader.readuntil(b"data: ")
 
     def leave(self) -> None:
-        self._writer.close()  # as when a program ends: the kernel tells the peer
+        self.writer.close()  # as when a program ends: the kernel tells the peer
 
     async def close(self) -> None:
-        self._writer.transport.abort()
+        self.drop()
 
 
 class _Grpc:
@@ -173,7 +172,7 @@ class _Grpc:
             prompt_tokens_le32=tokens.tobytes(), sampling=common_pb2.SamplingParams(max_tokens=ANSWER_TOKENS)
         )
 
-    async def send(self) -> None:
+    async def begin(self) -> None:
         self._call = lb_pb2_grpc.LbServiceStub(self._channel).Generate(self._message, timeout=110)
 
     async def pieces(self, count: int) -> None:

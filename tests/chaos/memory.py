@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, linear_regression
+
+import psutil
 
 PER_REQUESTS = 10_000
 GROWTH_MAX = 0.01
@@ -38,10 +41,6 @@ def resident_bytes(pid: int) -> int:
     return held["Rss"] - held["asked_huge"]
 
 
-def open_files(pid: int) -> int:
-    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-
-
 @dataclass(frozen=True)
 class Growth:
     """The growth of one process. ``per_10k`` is a share of its resident set after the warm-up."""
@@ -68,16 +67,9 @@ def growth(name: str, requests: Sequence[int], resident: Sequence[int], files: S
     xs, ys = requests[warm:], resident[warm:]
     if len(xs) < 3:
         raise ValueError(f"{len(xs)} samples after the warm-up are no line")
-    slope = _slope(xs, ys)
-    mean = sum(ys) / len(ys)
+    slope = linear_regression(xs, ys).slope
     counts = (files[warm], files[-1]) if files else (0, 0)
-    return Growth(name, ys[0], ys[-1], slope, slope * PER_REQUESTS / mean, counts)
-
-
-def _slope(xs: Sequence[int], ys: Sequence[int]) -> float:
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    over = sum((x - x_mean) ** 2 for x in xs)
-    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / over
+    return Growth(name, ys[0], ys[-1], slope, slope * PER_REQUESTS / fmean(ys), counts)
 
 
 class Samples:
@@ -94,7 +86,7 @@ class Samples:
         self.requests.append(requests)
         for name, pid in self._pids.items():
             self.resident[name].append(resident_bytes(pid))
-            self.files[name].append(open_files(pid))
+            self.files[name].append(psutil.Process(pid).num_fds())
 
     def growths(self) -> list[Growth]:
         return [growth(name, self.requests, self.resident[name], self.files[name]) for name in self._pids]

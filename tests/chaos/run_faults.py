@@ -19,12 +19,10 @@ from tests.chaos.jobs import Jobs
 from tests.chaos.rows import Row, rows_of
 from tests.chaos.traffic import Traffic
 from tests.chaos.victims import Pace, mend, strike
-from tests.cluster.observe import leftovers
+from tests.cluster.observe import until_idle
 
 MEND_S = 60.0
-IDLE_S = 90.0
 QUIET_S = 60.0
-POLL_S = 0.25
 
 Say = Callable[[str], None]
 
@@ -153,14 +151,14 @@ async def _one(
         raise RuntimeError(f"{victim} could not be struck: {problems}")
     struck_s, back_s, others = events[0], events[-1], contention.share()
     problems += await _whole(cluster)
-    idle_s, left = await _idle(cluster)
+    idle_s, left = await until_idle(cluster)
     result = FaultResult(
         victim,
         fault,
         # After the fault and after the return each client sends at once: from there its gap is measured.
         rows_of((configuration.name, victim, fault), traffic.records, struck_s, (struck_s, back_s)),
         away_s=back_s - struck_s,
-        idle_s=idle_s,
+        idle_s=None if left else idle_s,
         left=left,
         lag_s=traffic.lag_s,
         load=round(os.getloadavg()[0], 1),
@@ -179,16 +177,3 @@ async def _whole(cluster: LocalCluster) -> list[str]:
     except Exception as error:
         return [f"not whole within {MEND_S:g} s: {type(error).__name__}: {error}"]
     return []
-
-
-async def _idle(cluster: LocalCluster) -> tuple[float | None, dict[str, float]]:
-    """Waits until nothing is left; returns how long that took, or None and what is left."""
-    started_s = time.monotonic()
-    while True:
-        left = await asyncio.to_thread(leftovers, cluster)
-        waited_s = time.monotonic() - started_s
-        if not left:
-            return waited_s, {}
-        if waited_s > IDLE_S:
-            return None, left
-        await asyncio.sleep(POLL_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 from launch.cluster import ClusterSpec, LocalCluster
 from tests.chaos.balancer import Balancer, NotServed, Trace
 from tests.chaos.clusters import HERE
-from tests.chaos.http_exchange import Exchange, HttpConnection, completion
+from tests.chaos.http_exchange import Exchange, HttpConnection, text_of
 from tests.chaos.jobs import PacedJobs
 from tests.chaos.memory import Samples
 from tests.cluster.fault_tools import redis_process
@@ -89,7 +89,7 @@ async def run_soak(
             else:
                 try:
                     async with asyncio.timeout(ANSWER_S):
-                        text = (await balancer.send(job.body, Trace())).text()
+                        text = text_of(await balancer.send(job.body, Trace()))
                     if text != job.text:
                         result.failed.append(f"another text: {text!r} instead of {job.text!r}")
                     else:
@@ -110,11 +110,11 @@ async def _leave(address: str, body: bytes, after_s: float) -> None:
     connection = await HttpConnection.open(address)
     try:
         async with asyncio.timeout(after_s):  # an arbitrary moment during the answer
-            await connection.exchange(completion(address, body), Exchange())
+            await connection.exchange(Exchange(), "/v1/completions", body)
     except TimeoutError:
         pass
     finally:
-        connection.abort()
+        connection.drop()
 
 
 def start_soak(log_dir: Path, say: Callable[[str], None]) -> LocalCluster:

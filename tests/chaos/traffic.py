@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.chaos.balancer import Balancer, NotServed, Trace, WithIt
+from tests.chaos.http_exchange import text_of
 from tests.chaos.jobs import Jobs
 
 ENDED_S = 60.0
@@ -126,7 +127,7 @@ class Traffic:
         try:
             async with asyncio.timeout(ENDED_S):
                 reply = await self._balancer.send(job.body, trace)
-            text = reply.text()
+            text = text_of(reply)
             record.outcome = "ok" if text == job.text else "wrong"
             if text != job.text:
                 record.detail = f"got {text[:80]!r} ({len(text)}), expected {job.text[:80]!r} ({len(job.text)})"

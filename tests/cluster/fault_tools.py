@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
 
 from launch.cluster import LocalCluster
 from launch.process import Child, ServiceProcess
@@ -16,11 +18,11 @@ from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.core.block_keys import chain_block_keys, namespace, pack_keys, tokens_to_bytes
 from pinyon.core.layout import KvLayout
 from pinyon.frontdoor.auth import PUBLIC
+from tests.cluster.asking import complete
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
+from tests.waiting import WAIT_S, eventually
 
-WAIT_S = 90.0
-"""The longest wait, far above what is needed and far below a request's own two minutes."""
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 INSTANCES = len(WORKERS) + 1
 
@@ -71,6 +73,14 @@ class Clients:
         self._running.clear()
 
 
+@contextlib.asynccontextmanager
+async def clients_of(cluster: LocalCluster, reference: Reference) -> AsyncIterator[Clients]:
+    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
+        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), reference)
+        yield clients
+        await clients.end()
+
+
 def make_asks(random_: random.Random, count: int, prompt_tokens: int, max_tokens: int) -> list[Ask]:
     return [
         Ask(tuple(text_tokens(random_, prompt_tokens + number)), random_sampling(random_, max_tokens))
@@ -83,16 +93,12 @@ def again(random_: random.Random, asks: list[Ask], max_tokens: int = 8) -> list[
     return [Ask(ask.prompt, random_sampling(random_, max_tokens)) for ask in asks]
 
 
-async def until(what: str, true: Callable[[], Awaitable[bool]]) -> None:
-    """Polls until the condition is true; processes and their metrics have no event for outsiders."""
-    deadline = time.monotonic() + WAIT_S
-    while not await true():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        await asyncio.sleep(0.005)
-
-
 async def value(cluster: LocalCluster, service: str, metric: str) -> float:
     return (await asyncio.to_thread(Scrape, cluster, (service,), (metric,))).total(metric, service)
+
+
+async def reads(cluster: LocalCluster, service: str, metric: str, expected: float) -> bool:
+    return await value(cluster, service, metric) == expected
 
 
 async def busiest(
@@ -110,17 +116,13 @@ async def busiest(
         found[:] = [best]
         return scrape.total(metric, best.name) > 0
 
-    await until(f"{kind} with {metric}", some)
+    await eventually(some, f"{kind} with {metric}")
     return found[0]
 
 
 async def generating(answers: list[Answer], tokens: int = 3) -> None:
     """Waits until each answer has this many tokens. Callers ask for many more, so that no answer ends meanwhile."""
-
-    async def far() -> bool:
-        return all(len(answer.tokens) >= tokens for answer in answers)
-
-    await until("tokens of all streams", far)
+    await eventually(lambda: all(len(answer.tokens) >= tokens for answer in answers), "tokens of all streams")
 
 
 async def restart(cluster: LocalCluster, name: str) -> None:
@@ -142,7 +144,7 @@ async def used(cluster: LocalCluster, clients: Clients, random_: random.Random, 
         await clients.exact()
         return await value(cluster, name, metric) > 0
 
-    await until(f"{name} is used again", gets_work)
+    await eventually(gets_work, f"{name} is used again")
 
 
 async def whole(cluster: LocalCluster) -> None:
@@ -154,18 +156,24 @@ async def whole(cluster: LocalCluster) -> None:
         assert sum(parts) == scrape.total("pinyon_worker_total_blocks", name), f"{name}: used, cached, free are {parts}"
 
 
-def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
-    """Returns the prompt's leading blocks by holder, according to the conductor's index."""
+def instances_of(cluster: LocalCluster) -> list[conductor_pb2.Instance]:
+    """Returns the instances that the conductor knows."""
     with cluster.access.channel(cluster.services["conductor"]) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-        instances = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances
-        info = next((each.info for each in instances if each.info.model), None)
-        if info is None:
-            return {}
-        shape = info.layout
-        layout = KvLayout(shape.layers, shape.kv_heads, shape.head_dim, shape.block_tokens, shape.dtype)
-        start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant, cluster.access.secret)
-        keys = chain_block_keys(start, tokens_to_bytes(prompt), BLOCK_TOKENS)
+        return list(stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances)
+
+
+def lookup(cluster: LocalCluster, prompt: tuple[int, ...]) -> dict[str, int]:
+    """Returns the prompt's leading blocks by holder, according to the conductor's index."""
+    info = next((each.info for each in instances_of(cluster) if each.info.model), None)
+    if info is None:
+        return {}
+    shape = info.layout
+    layout = KvLayout(shape.layers, shape.kv_heads, shape.head_dim, shape.block_tokens, shape.dtype)
+    start = namespace(info.model_fingerprint, layout.layout_id, PUBLIC.tenant, cluster.access.secret)
+    keys = chain_block_keys(start, tokens_to_bytes(prompt), BLOCK_TOKENS)
+    with cluster.access.channel(cluster.services["conductor"]) as channel:
+        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.LookupBlocks(conductor_pb2.LookupBlocksRequest(block_keys=pack_keys(keys)), timeout=WAIT_S)
     return {holder.instance_id: holder.prefix_blocks for holder in reply.holders}
 
@@ -192,16 +200,11 @@ def exit_status(service: ServiceProcess) -> int | None:
     return None if service.process is None else service.process.poll()
 
 
-def http_accepts(cluster: LocalCluster, lb: ServiceProcess) -> bool:
+def http_accepts(cluster: LocalCluster) -> bool:
     """Returns whether the HTTP side takes a new completion; an answer other than yes, a 503 or a refusal fails."""
-    connection = cluster.access.http(lb, WAIT_S)
-    body = json.dumps({"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1})
     try:
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        status = connection.getresponse().status
+        status = complete(cluster, max_tokens=1).status
     except OSError:
         return False
-    finally:
-        connection.close()
     assert status in (200, 503), f"HTTP {status}"
     return status == 200

@@ -105,30 +105,28 @@ class Kept:
     def valid(self, request: type[Message]) -> Message:
         make: dict[Any, Callable[[], Message]] = {
             conductor_pb2.ScheduleRequest: self.schedule,
-            conductor_pb2.ScheduleSessionRequest: lambda: conductor_pb2.ScheduleSessionRequest(
+            conductor_pb2.ScheduleSessionRequest: lambda: request(
                 lb_id="hostile", requests=[self.schedule() for _ in range(3)], released_request_ids=["r1", "r2"]
             ),
             conductor_pb2.ReportSessionRequest: self.report,
-            conductor_pb2.LookupBlocksRequest: lambda: conductor_pb2.LookupBlocksRequest(block_keys=self.keys(4)),
-            conductor_pb2.ReleaseRequest: lambda: conductor_pb2.ReleaseRequest(request_id="r1"),
-            conductor_pb2.ListInstancesRequest: lambda: conductor_pb2.ListInstancesRequest(role=1),
-            conductor_pb2.ExplainRequest: lambda: conductor_pb2.ExplainRequest(request_id="r1"),
-            kvstore_pb2.PutStartRequest: lambda: kvstore_pb2.PutStartRequest(
+            conductor_pb2.LookupBlocksRequest: lambda: request(block_keys=self.keys(4)),
+            conductor_pb2.ReleaseRequest: lambda: request(request_id="r1"),
+            conductor_pb2.ListInstancesRequest: lambda: request(role=1),
+            conductor_pb2.ExplainRequest: lambda: request(request_id="r1"),
+            kvstore_pb2.PutStartRequest: lambda: request(
                 keys=self.keys(3), object_bytes=4096, timeout_ms=500, request_class=self.request_class()
             ),
-            kvstore_pb2.PutEndRequest: lambda: kvstore_pb2.PutEndRequest(put_id=self.random.randrange(50), commit=True),
-            kvstore_pb2.ExistsRequest: lambda: kvstore_pb2.ExistsRequest(keys=self.keys(3)),
-            kvstore_pb2.RemoveRequest: lambda: kvstore_pb2.RemoveRequest(keys=self.keys(3)),
-            kvstore_pb2.AcquireRequest: lambda: kvstore_pb2.AcquireRequest(
+            kvstore_pb2.PutEndRequest: lambda: request(put_id=self.random.randrange(50), commit=True),
+            kvstore_pb2.ExistsRequest: lambda: request(keys=self.keys(3)),
+            kvstore_pb2.RemoveRequest: lambda: request(keys=self.keys(3)),
+            kvstore_pb2.AcquireRequest: lambda: request(
                 keys=self.keys(3), lease_ms=100, request_id="r", request_class=self.request_class()
             ),
-            kvstore_pb2.ReleaseRequest: lambda: kvstore_pb2.ReleaseRequest(lease_id=self.random.randrange(50)),
-            worker_pb2.GenerateRequest: lambda: worker_pb2.GenerateRequest(submission=self.submission()),
-            worker_pb2.SessionRequest: lambda: worker_pb2.SessionRequest(
-                submissions=[self.submission()], cancel_stream_ids=[1, 2]
-            ),
+            kvstore_pb2.ReleaseRequest: lambda: request(lease_id=self.random.randrange(50)),
+            worker_pb2.GenerateRequest: lambda: request(submission=self.submission()),
+            worker_pb2.SessionRequest: lambda: request(submissions=[self.submission()], cancel_stream_ids=[1, 2]),
             worker_pb2.PrefillSessionRequest: self.prefills,
-            lb_pb2.GenerateRequest: lambda: lb_pb2.GenerateRequest(
+            lb_pb2.GenerateRequest: lambda: request(
                 prompt="The jay", sampling=self.sampling(), labels=lb_pb2.RequestLabels(kind="chat", turn=1, user="u")
             ),
         }

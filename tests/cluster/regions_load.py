@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import threading
-import time
-import urllib.request
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from launch.regions import LocalRegions
 from launch.scrape import Scrape
+from tests.cluster.asking import REPORT, complete
+from tests.waiting import WAIT_S, wait_until
 
 PROMPTS = 6
 TOKENS = 96
 CLIENTS = 30
-WAIT_S = 90.0
-"""A limit that only ends what hangs."""
 REFUSED = "refused"
 
 
-def ask(regions: LocalRegions, region: str, number: int, timeout_s: float = WAIT_S) -> tuple[str, str]:
+def ask(regions: LocalRegions, region: str, number: int) -> tuple[str, str]:
     """Returns the text and the region that served it last."""
     prompt = f"In region after region, question {number % PROMPTS} is asked."
-    fields = {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": TOKENS, "seed": 7, "temperature": 0.8}
-    headers = {"content-type": "application/json", "x-pinyon-report": "1"}
-    cluster = regions.clusters[region]
-    request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
-    with urllib.request.urlopen(request, timeout=timeout_s, context=cluster.access.ssl_context()) as reply:
-        answer = json.loads(reply.read())
+    cluster, sampling = regions.clusters[region], {"max_tokens": TOKENS, "seed": 7, "temperature": 0.8}
+    reply = complete(cluster, REPORT, prompt=prompt, **sampling)
+    if reply.status != 200:
+        raise OSError(f"HTTP {reply.status}")
+    answer = reply.json
     return answer["choices"][0]["text"], answer["pinyon"].get("region", region)
 
 
@@ -103,15 +100,13 @@ def value(regions: LocalRegions, region: str, name: str) -> float:
 
 def until(condition, what: str) -> None:
     """Waits for a condition; a process that starts or ends may refuse to answer meanwhile."""
-    deadline, away = time.monotonic() + WAIT_S, ""
-    while True:
-        try:
-            if condition():
-                return
-        except (OSError, LookupError) as error:
-            away = f": {error}"
-        assert time.monotonic() < deadline, what + away
-        time.sleep(0.05)  # polls until the deadline: processes have no event for us
+
+    def holds() -> bool:
+        with contextlib.suppress(OSError, LookupError):
+            return bool(condition())
+        return False
+
+    wait_until(holds, what, poll_s=0.05)
 
 
 def taken_by(regions: LocalRegions, region: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ import pytest
 
 from launch.cluster import LocalCluster
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from tests.cluster.specs import cluster_spec
+from tests.cluster import asking
+from tests.cluster.specs import ONE, cluster_spec
 from tests.forks import forked
+from tests.waiting import WAIT_S, wait_until
 
 KEY = "sk-not-for-logs-1234"
 PROMPT = "A jay that nobody may read of in a log"
-WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +33,9 @@ def running(tmp_path_factory) -> Iterator[LocalCluster]:
         yield running
 
 
-def ask(cluster: LocalCluster, method: str, path: str, body: dict | None = None, **headers: str) -> int:
-    connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
-    try:
-        fields = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-        fields |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, None if body is None else json.dumps(body), fields)
-        response = connection.getresponse()
-        response.read()
-        return response.status
-    finally:
-        connection.close()
+def ask(cluster: LocalCluster, path: str, body: dict | None = None, **headers: str) -> int:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return asking.ask(cluster, path, body, {"authorization": f"Bearer {KEY}", **given}).status
 
 
 def lines(cluster: LocalCluster, service: str) -> list[dict[str, Any]]:
@@ -53,28 +45,23 @@ def lines(cluster: LocalCluster, service: str) -> list[dict[str, Any]]:
 
 def accessed(cluster: LocalCluster, **wanted: Any) -> dict[str, Any]:
     """Waits for the one access line with these facts; it is written just after the answer."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        found = [
-            each
-            for each in lines(cluster, "lb-0")
-            if each["logger"] == "pinyon.lb.access" and wanted.items() <= each.items()
-        ]
-        if found:
-            assert len(found) == 1
-            return found[0]
-        assert time.monotonic() < deadline, wanted
-        time.sleep(0.02)
+
+    def found() -> list[dict[str, Any]]:
+        access = [each for each in lines(cluster, "lb-0") if each["logger"] == "pinyon.lb.access"]
+        return [each for each in access if wanted.items() <= each.items()]
+
+    (line,) = wait_until(found, f"a line with {wanted}")
+    return line
 
 
 def completion(**changes: Any) -> dict[str, Any]:
-    return {"model": "pinyon-tiny", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, **changes}
+    return asking.completion(prompt=PROMPT, max_tokens=6, temperature=0, **changes)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_completion_can_be_followed_through_all_logs(running, stream):
     own = f"order-66:{stream}"
-    assert ask(running, "POST", "/v1/completions", completion(stream=stream), x_request_id=own) == 200
+    assert ask(running, "/v1/completions", completion(stream=stream), x_request_id=own) == 200
     line = accessed(running, route="/v1/completions", prefill="prefill-0", **running_id(running, own))
     assert line["request_id"].startswith(f"{own}.")
     assert line["ms"] > 0
@@ -84,36 +71,33 @@ def test_a_completion_can_be_followed_through_all_logs(running, stream):
     }  # fmt: skip
     assert 1 <= line["completion_tokens"] <= 6
     for service in ("conductor", "prefill-0", "decode-0"):
-        deadline = time.monotonic() + WAIT_S
-        while not any(each.get("request_id", "") == line["request_id"] for each in lines(running, service)):
-            assert time.monotonic() < deadline, service
-            time.sleep(0.02)
+        wait_until(
+            lambda service=service: line["request_id"] in {each.get("request_id") for each in lines(running, service)},
+            f"{service} has logged it",
+        )
 
 
 def running_id(cluster: LocalCluster, own: str) -> dict[str, str]:
     """Returns the log's id of the request that its client gave this id."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        for each in lines(cluster, "lb-0"):
-            if each.get("request_id", "").startswith(f"{own}."):
-                return {"request_id": each["request_id"]}
-        time.sleep(0.02)
-    raise AssertionError(own)
+
+    def found() -> str | None:
+        ids = (each.get("request_id", "") for each in lines(cluster, "lb-0"))
+        return next((each for each in ids if each.startswith(f"{own}.")), None)
+
+    return {"request_id": wait_until(found, f"a line of {own}")}
 
 
 def test_what_is_refused_has_a_line_too(running):
-    assert ask(running, "POST", "/v1/completions", {"model": "nobody", "prompt": "a"}, x_request_id="r404") == 404
+    assert ask(running, "/v1/completions", {"model": "nobody", "prompt": "a"}, x_request_id="r404") == 404
     line = accessed(running, status=404, **running_id(running, "r404"))
     assert "prompt_tokens" not in line
-    assert (
-        ask(running, "POST", "/v1/completions", completion(), authorization="Bearer wrong", x_request_id="r401") == 401
-    )
+    assert ask(running, "/v1/completions", completion(), authorization="Bearer wrong", x_request_id="r401") == 401
     assert "tenant" not in accessed(running, status=401, **running_id(running, "r401"))
-    assert ask(running, "GET", "/secret?of=mine", x_request_id="r-nowhere") == 404
+    assert ask(running, "/secret?of=mine", x_request_id="r-nowhere") == 404
     assert accessed(running, route="other", **running_id(running, "r-nowhere"))["status"] == 404
-    assert ask(running, "GET", "/v1/models/who", x_request_id="r-model") == 404
+    assert ask(running, "/v1/models/who", x_request_id="r-model") == 404
     assert accessed(running, route="/v1/models/*")["method"] == "GET"
-    assert ask(running, "GET", "/health/ready") == 200
+    assert ask(running, "/health/ready") == 200
     ready = [each for each in lines(running, "lb-0") if each.get("route") == "/health/ready"]
     assert {each["level"] for each in ready} == {"debug"}
 
@@ -122,11 +106,10 @@ def test_what_is_refused_has_a_line_too(running):
 def test_an_id_that_could_harm_a_log_is_not_taken(running, bad):
     """Line ends are not among these ids: a header's value cannot contain one."""
     seen = len(lines(running, "lb-0"))
-    assert ask(running, "GET", "/v1/models", x_request_id=bad) == 200
-    deadline = time.monotonic() + WAIT_S
-    while not (new := [each for each in lines(running, "lb-0")[seen:] if each.get("route") == "/v1/models"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert ask(running, "/v1/models", x_request_id=bad) == 200
+    new = wait_until(
+        lambda: [each for each in lines(running, "lb-0")[seen:] if each.get("route") == "/v1/models"], "it is logged"
+    )
     assert all(re.fullmatch(r"[0-9a-f]{20,}", each["request_id"]) for each in new)
 
 
@@ -157,7 +140,7 @@ def test_grpc_calls_have_lines(running):
 
 
 def test_no_log_has_keys_or_prompts(running):
-    assert ask(running, "POST", "/v1/completions", completion()) == 200
+    assert ask(running, "/v1/completions", completion()) == 200
     for path in Path(running.log_dir).iterdir():
         text = path.read_text()
         assert KEY not in text
@@ -166,9 +149,9 @@ def test_no_log_has_keys_or_prompts(running):
 
 
 def test_it_can_be_switched_off(tmp_path):
-    spec = cluster_spec(prefill=0, decode=0, mixed=1, stores=0, extra={"lb": ("--no-access-log",)})
+    spec = cluster_spec(**ONE, extra={"lb": ("--no-access-log",)})
     with LocalCluster(spec, tmp_path, forked) as running:
-        assert ask(running, "POST", "/v1/completions", completion()) == 200
+        assert ask(running, "/v1/completions", completion()) == 200
         with running.access.channel(running.services["lb-0"]) as channel:
             lb_pb2_grpc.LbServiceStub(channel).ListModels(lb_pb2.ListModelsRequest(), timeout=WAIT_S)
     assert " access " not in (tmp_path / "lb-0.log").read_text()

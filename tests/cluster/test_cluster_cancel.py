@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 
 import grpc
 import pytest
@@ -14,109 +13,40 @@ from launch.cluster import LocalCluster
 from launch.scrape import Scrape
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from tests.cluster.asking import completion
 from tests.cluster.observe import wait_idle
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
+from tests.http_client import Connection
+from tests.waiting import WAIT_S
 
 SEED = 77
 
 
-class Stream:
-    """A streaming completion on its own socket, read event by event and dropped at will."""
+class Stream(Connection):
+    """A streaming completion on its own connection, read event by event and dropped at will."""
 
     def __init__(self, cluster: LocalCluster, prompt: str, max_tokens: int) -> None:
-        self._address = cluster.services["lb-0"].endpoints["http"]
-        self._ssl = cluster.access.ssl_context()
-        self._body = json.dumps(
-            {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
-        ).encode()
-        self._writer: asyncio.StreamWriter | None = None
-        self._reader: asyncio.StreamReader | None = None
+        super().__init__(cluster.services["lb-0"].endpoints["http"], cluster.access.ssl_context())
+        self._body = json.dumps(completion(prompt=prompt, max_tokens=max_tokens, stream=True, ignore_eos=True))
 
-    async def send(self) -> None:
-        host, _, port = self._address.rpartition(":")
-        self._reader, self._writer = await asyncio.open_connection(host, int(port), ssl=self._ssl)
-        self._writer.write(
-            f"POST /v1/completions HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(self._body)}\r\n\r\n".encode()
-            + self._body
-        )
-        await self._writer.drain()
+    async def begin(self) -> None:
+        await self.__aenter__()
+        self.send("POST", "/v1/completions", self._body.encode(), {"content-type": "application/json"})
+        await self.writer.drain()
 
     async def events(self, count: int) -> int:
         """Waits for up to ``count`` events; returns how many arrived before the end."""
-        assert self._reader is not None
         seen = 0
         while seen < count:
-            line = await asyncio.wait_for(self._reader.readline(), 60)
+            line = await asyncio.wait_for(self.reader.readline(), WAIT_S)
             if not line or line.startswith(b"data: [DONE]"):
                 break
             seen += line.startswith(b"data: ")
         return seen
 
-    def drop(self) -> None:
-        """Closes the connection without a shutdown handshake: the peer sees a reset."""
-        assert self._writer is not None
-        self._writer.transport.abort()
-
 
 LONG = "A prompt that takes a while to compute, because it is long. " * 40
-SHORT = LONG[:600]
-"""A prompt for tests of the phases after prefill."""
-
-
-def ended_by_cancel(cluster: LocalCluster) -> float:
-    return Scrape(cluster, ("lb-0",)).labelled("pinyon_lb_requests_total", "cancelled")
-
-
-async def accepted(cluster: LocalCluster, count: int) -> None:
-    """Waits until the load balancer owns ``count`` requests: a disconnect before that would test nothing."""
-    deadline = time.monotonic() + 60
-    while (await asyncio.to_thread(Scrape, cluster, ("lb-0",))).total("pinyon_lb_in_flight_requests") < count:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)  # gauges have no event to wait for
-
-
-@pytest.mark.parametrize("events", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
-async def test_http_clients_that_hang_up(cluster, events):
-    before = ended_by_cancel(cluster)
-    prompt = SHORT if events else LONG
-    streams = [Stream(cluster, f"{events}-{number} {prompt}", 2000) for number in range(4)]
-    for stream in streams:
-        await stream.send()
-    if not events:
-        await accepted(cluster, 4)
-    seen = await asyncio.gather(*(stream.events(events) for stream in streams))
-    assert seen == [events] * 4
-    for stream in streams:
-        stream.drop()
-    await wait_idle(cluster)
-    assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
-
-
-@pytest.mark.parametrize("replies", [0, 1, 5], ids=["before-a-token", "at-the-first-token", "while-generating"])
-async def test_grpc_clients_that_cancel(cluster, replies):
-    before = ended_by_cancel(cluster)
-    async with cluster.access.channel(cluster.services["lb-0"], kind=grpc.aio) as channel:
-        stub = lb_pb2_grpc.LbServiceStub(channel)
-        calls = [
-            stub.Generate(
-                lb_pb2.GenerateRequest(
-                    prompt=f"g{replies}-{number} {SHORT if replies else LONG}",
-                    sampling=common_pb2.SamplingParams(max_tokens=2000, ignore_eos=True),
-                ),
-                timeout=60,
-            )
-            for number in range(4)
-        ]
-        if not replies:
-            await accepted(cluster, 4)
-        for _ in range(replies):
-            await asyncio.gather(*(call.read() for call in calls))
-        for call in calls:
-            call.cancel()
-    await wait_idle(cluster)
-    assert ended_by_cancel(cluster) == before + 4, "they ran to their end instead"
 
 
 async def test_deadlines_release_everything(cluster):
@@ -144,7 +74,7 @@ async def test_hanging_up_at_random_while_everything_is_full(tmp_path):
     with LocalCluster(spec, tmp_path, forked.with_small_model) as small:
         streams = [Stream(small, f"{number} {LONG[: random_.randrange(100, 750)]}", 60) for number in range(24)]
         for stream in streams:
-            await stream.send()
+            await stream.begin()
         leaving = streams[::2]
         random_.shuffle(leaving)
         # From the first event of any stream on, some requests run and others wait.

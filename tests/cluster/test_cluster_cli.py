@@ -75,8 +75,3 @@ def test_refusals_name_the_reason(cluster, capsys):
     assert "nobody" in said
     assert main(["generate", "x", "--lb", lb, "--temperature", "9"]) == 1
     assert "temperature" in capsys.readouterr().err
-
-
-def test_nobody_there(capsys):
-    assert main(["instances", "--conductor", "127.0.0.1:1", "--timeout-s", "2"]) == 1
-    assert "pinyon: no conductor answers at 127.0.0.1:1 (is it running? ./dev up)" in capsys.readouterr().err

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
-from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.cli import main
-
-WAIT_S = 60.0
+from tests.cluster import asking
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -19,29 +17,22 @@ def _as_admin(cluster, monkeypatch):
 
 
 def complete(cluster, prompt: str, **more) -> dict:
-    connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
-    try:
-        body = {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **more}
-        fields = {"content-type": "application/json", "x-pinyon-report": "1", "x-request-id": "a-jay.1"}
-        connection.request("POST", "/v1/completions", json.dumps(body), fields)
-        response = connection.getresponse()
-        answer = json.loads(response.read())
-        assert response.status == 200, answer
-        assert response.getheader("x-request-id") == "a-jay.1"
-        return answer
-    finally:
-        connection.close()
+    headers = {**asking.REPORT, "x-request-id": "a-jay.1"}
+    answer = asking.complete(cluster, headers, prompt=prompt, ignore_eos=True, **more)
+    assert answer.status == 200, answer
+    assert answer.headers["x-request-id"] == "a-jay.1"
+    return answer.json
 
 
 def measured(cluster, capsys, request_id: str, count: int) -> list[dict]:
     """Returns the decisions, as the command prints them, once the next report has added all measurements."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
+
+    def decisions() -> list[dict] | None:
         assert main(["explain", request_id, "--conductor", cluster.conductor, "--json"]) == 0
-        decisions = json.loads(capsys.readouterr().out)["decisions"]
-        if len(decisions) == count and all("first_token" in each for each in decisions):
-            return decisions
-        assert time.monotonic() < deadline, decisions
+        told = json.loads(capsys.readouterr().out)["decisions"]
+        return told if len(told) == count and all("first_token" in each for each in told) else None
+
+    return wait_until(decisions, f"{count} decisions are measured")
 
 
 def test_where_it_ran_and_what_came_of_it(cluster, capsys):
@@ -77,12 +68,3 @@ def test_every_choice_is_told(cluster, capsys):
 def test_what_nobody_knows(cluster, capsys):
     assert main(["explain", "never-seen", "--conductor", cluster.conductor]) == 1
     assert "pinyon: no request 'never-seen' among the last " in capsys.readouterr().err
-
-
-def test_over_grpc(cluster):
-    answer = complete(cluster, "As a program would ask")
-    with cluster.access.channel(cluster.services["conductor"]) as channel:
-        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-        reply = stub.Explain(conductor_pb2.ExplainRequest(request_id=answer["id"]), timeout=WAIT_S)
-    (decision,) = reply.decisions
-    assert decision.placement.prefill_instance_id == answer["pinyon"]["prefill_instance"]

@@ -17,15 +17,16 @@ import pytest
 
 from launch.cluster import LocalCluster
 from launch.scrape import Scrape
-from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.messages.error import ERROR_METADATA_KEY
 from pinyon.runtime.interceptors import error_from_rpc
+from tests.chaos.balancer import Balancer
+from tests.chaos.victims import Pace, strike
 from tests.cluster.fault_tools import (
-    WAIT_S,
     WORKERS,
     Clients,
     again,
     busiest,
+    clients_of,
     exit_status,
     generating,
     http_accepts,
@@ -33,25 +34,29 @@ from tests.cluster.fault_tools import (
     known,
     lookup,
     make_asks,
-    redis_process,
+    reads,
     restart,
     start_redis,
-    until,
     used,
     value,
     whole,
 )
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import BLOCK_TOKENS, Answer, Ask, Reference, random_sampling, send, text_tokens
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import cluster_spec, frozen
 from tests.forks import forked
+from tests.waiting import WAIT_S, eventually
 
 SEED = 4711
 TRIES = 5
-MANY = 16
-"""Prompts of 1,000 tokens, whose prefill lasts while the test finds the busiest instance."""
 LONG = 480
 """Tokens of an answer, whose decoding lasts while the test finds the busiest instance."""
+WORK = {
+    "prefill": ("pinyon_worker_running_prefills", (16, 1000, 4)),
+    "decode": ("pinyon_worker_running_requests", (3, 120, LONG)),
+}
+"""The gauge of each kind's work, and requests that keep it busy: their number, prompt tokens and answer tokens."""
+KINDS = pytest.mark.parametrize("kind", WORK)
 ENDED = 150
 """The least number of requests in the mix of faults."""
 THINK_S = 0.2
@@ -78,10 +83,8 @@ def random_(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture
 async def clients(fragile: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
-    async with fragile.access.channel(fragile.services["lb-0"], kind=grpc.aio) as channel:
-        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
+    async with clients_of(fragile, small_reference) as clients:
         yield clients
-        await clients.end()
     # These repair the cluster for the next test if this one failed.
     for name, service in fragile.services.items():
         service.signal(signal.SIGCONT)
@@ -93,8 +96,17 @@ async def clients(fragile: LocalCluster, small_reference: Reference) -> AsyncIte
 # -- one fault at a time
 
 
-async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tuple[str, list[Ask]]:
-    """Kills the busiest instance of this kind; what ``begin`` began must stay exact. Returns its name and the requests.
+async def begun(clients: Clients, random_: random.Random, kind: str) -> list[Ask]:
+    """Starts requests that keep instances of this kind busy; answers under way have their first tokens then."""
+    asks = make_asks(random_, *WORK[kind][1])
+    answers = clients.start(asks)
+    if kind == "decode":
+        await generating(answers)
+    return asks
+
+
+async def killed_at_work(fragile, clients, random_, kind, counter) -> tuple[str, list[Ask]]:
+    """Kills the busiest instance of this kind; its requests must stay exact. Returns its name and the requests.
 
     It repeats until ``counter`` of the load balancer shows that a request ran there. On a busy machine all requests may
     end between the look and the signal.
@@ -104,9 +116,9 @@ async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tupl
         asks: list[Ask] = []
 
         async def more(asks: list[Ask] = asks) -> None:
-            asks += await begin()
+            asks += await begun(clients, random_, kind)
 
-        victim = await busiest(fragile, kind, metric, clients, more)
+        victim = await busiest(fragile, kind, WORK[kind][0], clients, more)
         victim.kill()
         await clients.exact()
         if await value(fragile, "lb-0", counter) > before:
@@ -116,67 +128,41 @@ async def killed_at_work(fragile, clients, kind, metric, counter, begin) -> tupl
     raise AssertionError(f"{TRIES} times, nothing ran where it was killed")
 
 
-async def test_a_decode_instance_is_killed_while_it_streams(fragile, clients, random_):
-    async def begin() -> list[Ask]:
-        asks = make_asks(random_, 3, 120, LONG)
-        await generating(clients.start(asks))
-        return asks
-
-    metric, counter = "pinyon_worker_running_requests", "pinyon_lb_resumes_total"
-    victim, asks = await killed_at_work(fragile, clients, "decode", metric, counter, begin)
-    clients.start(again(random_, asks))
-    await clients.exact()
-    await restart(fragile, victim)
-    await known(fragile)
-    await used(fragile, clients, random_, victim, "pinyon_worker_generated_tokens_total")
-    await whole(fragile)
-
-
-async def test_a_prefill_instance_is_killed_while_it_computes(fragile, clients, random_):
-    async def begin() -> list[Ask]:
-        asks = make_asks(random_, MANY, 1000, 4)
-        clients.start(asks)
-        return asks
-
-    metric, counter = "pinyon_worker_running_prefills", "pinyon_lb_retries_total"
-    victim, asks = await killed_at_work(fragile, clients, "prefill", metric, counter, begin)
-    clients.start(again(random_, asks))
-    await clients.exact()
-    await restart(fragile, victim)
-    await known(fragile)
-    await used(fragile, clients, random_, victim, "pinyon_worker_prefill_tokens_total")
-    await whole(fragile)
-
-
 @pytest.mark.parametrize(
-    ("kind", "metric", "prompt_tokens", "max_tokens"),
+    ("kind", "counter", "work"),
     [
-        ("prefill", "pinyon_worker_running_prefills", 1000, 4),
-        ("decode", "pinyon_worker_running_requests", 120, LONG),
+        ("decode", "pinyon_lb_resumes_total", "pinyon_worker_generated_tokens_total"),
+        ("prefill", "pinyon_lb_retries_total", "pinyon_worker_prefill_tokens_total"),
     ],
+    ids=["decode", "prefill"],
 )
-async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kind, metric, prompt_tokens, max_tokens):
+async def test_an_instance_is_killed_while_it_works(fragile, clients, random_, kind, counter, work):
+    victim, asks = await killed_at_work(fragile, clients, random_, kind, counter)
+    clients.start(again(random_, asks))
+    await clients.exact()
+    await restart(fragile, victim)
+    await known(fragile)
+    await used(fragile, clients, random_, victim, work)
+    await whole(fragile)
+
+
+@KINDS
+async def test_an_instance_is_frozen_and_wakes_up(fragile, clients, random_, kind):
     retries = await value(fragile, "lb-0", "pinyon_lb_retries_total")
     asks: list[Ask] = []
 
     async def begin() -> None:
-        asks[:] = make_asks(random_, 3 if kind == "decode" else MANY, prompt_tokens, max_tokens)
-        answers = clients.start(asks)
-        if kind == "decode":
-            await generating(answers)
+        asks[:] = await begun(clients, random_, kind)
 
-    victim = await busiest(fragile, kind, metric, clients, begin)
-    victim.signal(signal.SIGSTOP)
-    try:
+    victim = await busiest(fragile, kind, WORK[kind][0], clients, begin)
+    with frozen(victim):
         # Its requests may have ended before the signal. Nobody knows of its end yet, so it gets more.
-        clients.start(make_asks(random_, 5, 300, max_tokens if kind == "prefill" else 40))
+        clients.start(make_asks(random_, 5, 300, 4 if kind == "prefill" else 40))
         await clients.exact()
         assert await value(fragile, "lb-0", "pinyon_lb_retries_total") > retries, "nothing ran where it was frozen"
         # The memory that it was writing to belongs to other requests when it wakes up and continues.
         others = again(random_, asks, 40) + make_asks(random_, 2, 900, 40)
         await generating(clients.start(others), 5)
-    finally:
-        victim.signal(signal.SIGCONT)
     await clients.exact()
     clients.start(again(random_, others))
     await clients.exact()
@@ -195,11 +181,7 @@ async def test_the_conductor_is_killed_under_load(fragile, clients, random_):
 
     await restart(fragile, "conductor")
     await known(fragile)
-
-    async def connected() -> bool:
-        return await value(fragile, "lb-0", "pinyon_lb_conductor_connected") == 1
-
-    await until("the load balancer is connected", connected)
+    await eventually(lambda: reads(fragile, "lb-0", "pinyon_lb_conductor_connected", 1), "it is connected")
     fallbacks = await value(fragile, "lb-0", "pinyon_lb_fallback_placements_total")
     # Nothing was computed since the conductor returned, so its knowledge comes from snapshots.
     for ask in asks:
@@ -250,7 +232,7 @@ async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
         await wait_idle(fragile)  # by then the computed blocks have been offered to the store
         return (await asyncio.to_thread(Scrape, fragile, WORKERS)).total("pinyon_worker_stored_blocks_total") > before
 
-    await until("blocks are stored again", stores)
+    await eventually(stores, "blocks are stored again")
     clients.start(again(random_, asks))
     await clients.exact()
     await whole(fragile)
@@ -261,7 +243,7 @@ async def test_redis_is_killed_and_comes_back_empty(fragile, clients, random_):
 
 async def test_the_load_balancer_drains(fragile, clients, random_):
     lb = fragile.services["lb-0"]
-    assert await asyncio.to_thread(http_accepts, fragile, lb)
+    assert await asyncio.to_thread(http_accepts, fragile)
     answers: list[Answer] = []
     while all(len(answer.tokens) == LONG for answer in answers):  # again, if everything has ended before the test looks
         answers = clients.start(make_asks(random_, 3, 120, LONG))
@@ -275,8 +257,8 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
             return error.code() is grpc.StatusCode.UNAVAILABLE
         return False
 
-    await until("new requests are refused", refused)
-    assert not await asyncio.to_thread(http_accepts, fragile, lb)
+    await eventually(refused, "new requests are refused")
+    assert not await asyncio.to_thread(http_accepts, fragile)
     await clients.exact()
     assert await asyncio.to_thread(lb.wait, WAIT_S)
     assert exit_status(lb) == 0
@@ -285,22 +267,10 @@ async def test_the_load_balancer_drains(fragile, clients, random_):
     await whole(fragile)
 
 
-@pytest.mark.parametrize(
-    ("kind", "metric", "prompt_tokens", "max_tokens"),
-    [
-        ("prefill", "pinyon_worker_running_prefills", 1000, 4),
-        ("decode", "pinyon_worker_running_requests", 120, LONG),
-    ],
-)
-async def test_a_worker_drains(fragile, clients, random_, kind, metric, prompt_tokens, max_tokens):
+@KINDS
+async def test_a_worker_drains(fragile, clients, random_, kind):
     resumes = await value(fragile, "lb-0", "pinyon_lb_resumes_total")
-
-    async def begin() -> None:
-        answers = clients.start(make_asks(random_, 3 if kind == "decode" else MANY, prompt_tokens, max_tokens))
-        if kind == "decode":
-            await generating(answers)
-
-    victim = await busiest(fragile, kind, metric, clients, begin)
+    victim = await busiest(fragile, kind, WORK[kind][0], clients, lambda: begun(clients, random_, kind))
     victim.signal(signal.SIGTERM)
     clients.start(make_asks(random_, 4, 100, 10))
     await clients.exact()
@@ -353,11 +323,7 @@ async def test_a_random_mix_of_faults(fragile, clients, random_, small_reference
         for fault in random_.sample(faults, len(faults)):
             await inject(fragile, random_, fault)
             done = len(ended) + 6
-
-            async def went_on(done: int = done) -> bool:
-                return len(ended) >= done
-
-            await until(f"requests end after {fault}", went_on)
+            await eventually(lambda done=done: len(ended) >= done, f"requests end after {fault}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(8):
@@ -368,11 +334,7 @@ async def test_a_random_mix_of_faults(fragile, clients, random_, small_reference
         ]
         await asyncio.to_thread(small_reference.all_tokens, asks)
         await asyncio.wait(lanes)
-
-        async def enough() -> bool:
-            return len(ended) >= ENDED
-
-        await until("enough requests have ended", enough)
+        await eventually(lambda: len(ended) >= ENDED, "enough requests have ended")
         over.set()
     print(f"{len(ended)} requests, {len(errors)} errors: {sorted(set(errors))}")
     # The tokens received of a failed request must be right.
@@ -400,19 +362,5 @@ async def inject(cluster: LocalCluster, random_: random.Random, fault: str) -> N
     # Only the long freeze lasts until others notice, which takes 1.5 s.
     pause_s = 4.0 if what == "long freeze" else random_.uniform(0.1, 1.0)
     print(f"{fault} {pause_s:.2f} s")
-    process = redis_process(cluster) if name == "redis" else cluster.services[name].process
-    assert process is not None
-    if what == "kill":
-        process.kill()
-        process.wait(timeout=WAIT_S)
-        await asyncio.sleep(pause_s)
-        if name == "redis":
-            start_redis(cluster)
-        else:
-            await restart(cluster, name)
-        return
-    process.send_signal(signal.SIGSTOP)
-    try:
-        await asyncio.sleep(pause_s)
-    finally:
-        process.send_signal(signal.SIGCONT)
+    pace = Pace(dead_s=pause_s, frozen_s=pause_s)
+    await strike(cluster, Balancer([]), name, what.removeprefix("long "), pace, lambda event: None)

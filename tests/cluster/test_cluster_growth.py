@@ -6,17 +6,16 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 
-import grpc
 import pytest
 
 from launch.cluster import LocalCluster
-from pinyon.api.lb.v1 import lb_pb2_grpc
 from pinyon.core.request import SamplingParams
-from tests.cluster.fault_tools import WAIT_S, Clients, make_asks, until, value
+from tests.cluster.fault_tools import Clients, clients_of, make_asks, value
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, text_tokens
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
+from tests.waiting import WAIT_S, eventually
 
 SEED = 51_000
 LONG_TOKENS = 1200
@@ -33,10 +32,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 async def clients(small: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
-    async with small.access.channel(small.services["lb-0"], kind=grpc.aio) as channel:
-        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
+    async with clients_of(small, small_reference) as clients:
         yield clients
-        await clients.end()
 
 
 async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients, small_reference: Reference) -> None:
@@ -44,7 +41,7 @@ async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients
     dice = random.Random(SEED)
     sampling = SamplingParams(max_tokens=LONG_TOKENS, ignore_eos=True)
     long = clients.start([Ask(tuple(text_tokens(dice, 30 + number)), sampling) for number in range(4)])
-    await until("all stream", lambda: _true(all(answer.tokens for answer in long)))
+    await eventually(lambda: all(answer.tokens for answer in long), "all stream")
     others = Clients(clients.stub, small_reference)
     others.start(make_asks(dice, 40, 20, 4))
     had: list[int] = []
@@ -60,7 +57,3 @@ async def test_long_streams_hold_up_nobody(small: LocalCluster, clients: Clients
     assert await value(small, "decode-0", "pinyon_worker_preemptions_total") > 0
     assert await value(small, "decode-0", "pinyon_worker_room_wait_seconds_count") > 44
     await wait_idle(small)
-
-
-async def _true(value: bool) -> bool:
-    return value

@@ -16,16 +16,14 @@ import grpc
 import pytest
 
 from launch.cluster import ClusterSpec, LocalCluster
-from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
-from pinyon.api.lb.v1 import lb_pb2_grpc
 from tests.chaos.memory import held_bytes
-from tests.cluster.fault_tools import WAIT_S, Clients, make_asks
+from tests.cluster.fault_tools import Clients, clients_of, instances_of, make_asks
 from tests.cluster.hostile_messages import METHODS, Kept, Target, parses, payload
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Reference
 from tests.forks import forked
 from tests.hostile_http import NEVER_ENDING, STATUSES, flood, fuzzed, send_fuzzed
-from tests.integration.lb_harness import Connection, Reply
+from tests.http_client import Connection, Reply
 from tests.long import usually
 
 MODEL = "pinyon-tiny"
@@ -201,24 +199,19 @@ class Siege:
 
 @pytest.fixture
 async def clients(besieged: LocalCluster, small_reference: Reference) -> AsyncIterator[Clients]:
-    async with grpc.aio.insecure_channel(besieged.services["lb-0"].endpoints["grpc"]) as channel:
-        clients = Clients(lb_pb2_grpc.LbServiceStub(channel), small_reference)
+    async with clients_of(besieged, small_reference) as clients:
         yield clients
-        await clients.end()
 
 
 async def test_hostile_messages(besieged: LocalCluster, clients: Clients) -> None:
     print(f"seed {SEED}")
     random_ = random.Random(SEED)
-    with grpc.insecure_channel(besieged.conductor) as channel:
-        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-        instances = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances
     processes = {target.process for target in METHODS}
     channels = {name: grpc.aio.insecure_channel(besieged.services[name].endpoints["grpc"]) for name in processes}
     siege = Siege(besieged, clients, random_)
     await siege.warm_up()
     try:
-        attacker = Attacker(besieged, channels, Kept(random_, instances))
+        attacker = Attacker(besieged, channels, Kept(random_, instances_of(besieged)))
         await attacker.send(WARM_UP)
         await siege.begins()
         await attacker.send(MESSAGES)

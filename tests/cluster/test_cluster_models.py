@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -17,15 +16,16 @@ from launch.cluster import LocalCluster
 from launch.scrape import Scrape
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.request import SamplingParams
+from tests.cluster import asking
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, text_tokens
 from tests.cluster.specs import cluster_spec, start_again
 from tests.forks import forked
+from tests.waiting import WAIT_S, wait_until
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "golden_text" / "llama-bytes-bos"
 GOLDEN = json.loads((CHECKPOINT / "golden.json").read_text())
-FIRST, SECOND = "pinyon-tiny", "bytes"
-WAIT_S = 60.0
+FIRST, SECOND = asking.MODEL, "bytes"
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +37,13 @@ def running(tmp_path_factory) -> Iterator[LocalCluster]:
         yield running
 
 
-def ask(cluster: LocalCluster, method: str, path: str, **body: object) -> tuple[int, Any]:
-    connection = cluster.access.http(cluster.services["lb-0"], timeout_s=WAIT_S)
-    try:
-        connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
-    finally:
-        connection.close()
+def ask(cluster: LocalCluster, path: str, **body: object) -> tuple[int, Any]:
+    answer = asking.ask(cluster, path, body or None)
+    return answer.status, answer.json
 
 
 def complete(cluster: LocalCluster, **body: object) -> tuple[int, Any]:
-    return ask(
-        cluster, "POST", "/v1/completions", **{"temperature": 0, "ignore_eos": True, "return_token_ids": True, **body}
-    )
+    return ask(cluster, "/v1/completions", **{"temperature": 0, "ignore_eos": True, "return_token_ids": True, **body})
 
 
 async def test_each_answers_as_it_does_alone(running):
@@ -71,7 +64,7 @@ async def test_each_answers_as_it_does_alone(running):
     for case in GOLDEN["chats"][:2]:
         body = {"model": SECOND, "messages": case["messages"], "max_tokens": len(case["greedy"]), "ignore_eos": True}
         status, answer = ask(
-            running, "POST", "/v1/chat/completions", **body, temperature=0, return_token_ids=True,
+            running, "/v1/chat/completions", **body, temperature=0, return_token_ids=True,
             chat_template_kwargs=case["variables"],
         )  # fmt: skip
         assert (status, answer["choices"][0]["token_ids"]) == (200, case["greedy"])
@@ -94,10 +87,10 @@ async def test_only_the_own_kv_is_reused(running):
 
 
 def test_the_models_are_listed_with_what_they_take(running):
-    status, listed = ask(running, "GET", "/v1/models")
+    status, listed = ask(running, "/v1/models")
     assert status == 200
     assert [(each["id"], each["max_model_len"]) for each in listed["data"]] == [(FIRST, 1280 * 32), (SECOND, 512)]
-    assert ask(running, "GET", f"/v1/models/{SECOND}") == (200, listed["data"][1])
+    assert ask(running, f"/v1/models/{SECOND}") == (200, listed["data"][1])
     with running.access.channel(running.services["lb-0"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         models = stub.ListModels(lb_pb2.ListModelsRequest(), timeout=WAIT_S).models
@@ -113,20 +106,20 @@ def test_the_models_are_listed_with_what_they_take(running):
 def test_each_has_its_tokenizer(running):
     case = GOLDEN["texts"][0]
     for model, expected in ((SECOND, case["tokens"]), (FIRST, list(case["text"].encode()))):
-        status, answer = ask(running, "POST", "/tokenize", model=model, prompt=case["text"])
+        status, answer = ask(running, "/tokenize", model=model, prompt=case["text"])
         assert (status, answer["tokens"]) == (200, expected)
-        status, answer = ask(running, "POST", "/detokenize", model=model, tokens=case["bare"][:0] or expected[1:])
+        status, answer = ask(running, "/detokenize", model=model, tokens=case["bare"][:0] or expected[1:])
         assert (status, answer["prompt"]) == (200, case["text"] if model == SECOND else case["text"][1:])
-    assert ask(running, "POST", "/tokenize", prompt=case["text"])[1]["tokens"] == list(case["text"].encode())
+    assert ask(running, "/tokenize", prompt=case["text"])[1]["tokens"] == list(case["text"].encode())
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
 def test_what_is_not_served_is_not_found(running, path):
-    status, answer = ask(running, "POST", path, model="nobody", prompt="a")
+    status, answer = ask(running, path, model="nobody", prompt="a")
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
     assert "'nobody'" in answer["error"]["message"]
     assert f"Served here: {FIRST}, {SECOND}." in answer["error"]["message"]
-    assert ask(running, "GET", "/v1/models/nobody")[0] == 404
+    assert ask(running, "/v1/models/nobody")[0] == 404
 
 
 def test_the_limits_are_the_models_own(running):
@@ -141,11 +134,8 @@ def test_one_without_instances_does_not_take_the_other_away(running):
     """Ready means that some model is served; the text names the models that are not."""
     try:
         running.services["decode-1"].kill()
-        deadline = time.monotonic() + WAIT_S
-        while "lacks" not in (said := ask(running, "GET", "/health/ready"))[1]:
-            assert time.monotonic() < deadline, said
-            time.sleep(0.05)
-        status, page = said
+        wait_until(lambda: "lacks" in ask(running, "/health/ready")[1], "it is noticed")
+        status, page = ask(running, "/health/ready")
         assert status == 200
         assert list(page["lacks"]) == [SECOND]
         assert "generates tokens" in page["lacks"][SECOND]
@@ -154,10 +144,7 @@ def test_one_without_instances_does_not_take_the_other_away(running):
         assert (status, answer["error"]["code"]) == (503, "unavailable")
     finally:
         start_again(running, "decode-1")
-    deadline = time.monotonic() + WAIT_S
-    while "lacks" in ask(running, "GET", "/health/ready")[1]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "lacks" not in ask(running, "/health/ready")[1], "both are served again")
     assert complete(running, model=SECOND, prompt="a", max_tokens=2)[0] == 200
 
 
@@ -169,9 +156,7 @@ def test_metrics_and_log_tell_them_apart(running):
         return sum(each.labelled("pinyon_lb_generated_tokens_total", model) * sign
                    for each, sign in ((Scrape(running, {"lb-0"}), 1), (before, -1)))  # fmt: skip
 
-    deadline = time.monotonic() + WAIT_S
+    log = running.services["lb-0"].log_path
     # An answer may arrive before it is counted and logged.
-    while more(SECOND) < 3 or f"model={SECOND}" not in running.services["lb-0"].log_path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: more(SECOND) >= 3 and f"model={SECOND}" in log.read_text(), "it is counted and logged")
     assert (more(FIRST), more(SECOND)) == (0, 3)

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cluster.asking import openai_client
+
 
 @pytest.fixture
 def client(cluster):
-    import openai  # here, as importing it takes half a second in every worker that collects this file
-
-    http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
-    with openai.OpenAI(
-        base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60, http_client=http
-    ) as client:
+    with openai_client(cluster) as client:
         yield client
-
-
-def test_models(client):
-    assert [model.id for model in client.models.list()] == ["pinyon-tiny"]
-    assert client.models.retrieve("pinyon-tiny").object == "model"
-
-
-def test_completion(client):
-    answer = client.completions.create(model="pinyon-tiny", prompt="The jay", max_tokens=8, temperature=0)
-    assert answer.object == "text_completion"
-    assert answer.choices[0].text
-    assert answer.choices[0].finish_reason in ("length", "stop")
-    assert answer.usage.prompt_tokens == 7
-    assert answer.usage.completion_tokens == 8
 
 
 def test_streaming_gives_the_same_text(client):
@@ -71,30 +54,6 @@ def test_stop_strings_end_the_text(client):
     assert cut.choices[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "word"),
-    [
-        ({"model": "nobody"}, 404, "nobody"),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"max_tokens": -3}, 400, "max_tokens"),
-        ({"temperature": 9.0}, 400, "temperature"),
-        ({"prompt": "x" * 50_000}, 400, "context"),
-        ({"n": 17}, 400, "n"),
-        ({"extra_body": {"no_such_field": 1}}, 400, "no_such_field"),
-    ],
-)
-def test_bad_input_is_an_openai_error(client, change, status, word):
-    from openai import APIStatusError
-
-    with pytest.raises(APIStatusError) as caught:
-        client.completions.create(**{"model": "pinyon-tiny", "prompt": "a", "max_tokens": 1, **change})
-    assert caught.value.status_code == status
-    assert word in str(caught.value.body)
-    # The suite still serves.
-    assert client.completions.create(model="pinyon-tiny", prompt="a", max_tokens=1).choices
-
-
 def test_several_choices_are_those_of_calls_of_their_own(client):
     ask = {"model": "pinyon-tiny", "max_tokens": 8, "temperature": 0.8}
     prompts = ["The jay caches", "Pines grow"]
@@ -110,15 +69,3 @@ def test_several_choices_are_those_of_calls_of_their_own(client):
     for part in client.completions.create(**ask, prompt=prompts, n=2, seed=5, echo=True, stream=True):
         streamed[part.choices[0].index] += part.choices[0].text
     assert list(streamed.values()) == [choice.text for choice in together.choices]
-
-
-def test_the_body_of_vllm_bench_serve(client):
-    parts = list(
-        client.completions.create(
-            model="pinyon-tiny", prompt="The jay", max_tokens=6, temperature=0.0, stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},
-            extra_body={"repetition_penalty": 1.0, "ignore_eos": True, "top_k": -1, "min_p": 0},
-        )
-    )  # fmt: skip
-    assert [part.usage.completion_tokens for part in parts if part.choices][-1] == 6
-    assert parts[-1].usage.total_tokens == 13

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from launch.cluster import LocalCluster
+from launch.scrape import Scrape
 from pinyon.cli.main import main
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.policies import MODULES
-from tests.cluster.observe import Scrape
-from tests.cluster.specs import cluster_spec
+from tests.cluster.asking import REPORT, complete
+from tests.cluster.specs import PACED, cluster_spec
 from tests.own_policies import MODULE
 
-SMALL = {
-    "tls": False,
-    "prefill": 0,
-    "decode": 0,
-    "stores": 0,
-    "engine": "paced",
-    "engine_profile": "tiny",
-    "pool_blocks": 64,
-}
+SMALL = {**PACED, "tls": False, "pool_blocks": 64}
 
 
 def answered(cluster: LocalCluster) -> tuple[str, str]:
     """Returns how a completion ended, and the policy that placed it."""
-    fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 6}
-    headers = {"content-type": "application/json", "x-pinyon-report": "1"}
-    request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
-    with urllib.request.urlopen(request, timeout=90, context=cluster.access.ssl_context()) as reply:
-        answer = json.loads(reply.read())
+    answer = complete(cluster, REPORT, max_tokens=6).json
     return answer["choices"][0]["finish_reason"], answer["pinyon"]["policy"]
 
 
@@ -52,7 +39,7 @@ def test_a_conductor_places_by_it_and_is_told_of_another_one(
 ) -> None:
     monkeypatch.setenv(MODULES, MODULE)
     policy = f"{MODULE}:AtEnd:end=last"
-    with LocalCluster(cluster_spec(mixed=2, placement=policy, **SMALL), tmp_path) as cluster:
+    with LocalCluster(cluster_spec(**{**SMALL, "mixed": 2}, placement=policy), tmp_path) as cluster:
         assert {answered(cluster) for _ in range(4)} == {("length", "at_end")}
         served = {
             service: value
@@ -78,7 +65,7 @@ def test_a_worker_batches_orders_and_evicts_by_them(tmp_path: Path, monkeypatch:
     own = {"batching": "Few:at_once=2", "service_order": "LastComes", "eviction": "Newest"}
     choices = {name: f"{MODULE}:{choice}" for name, choice in own.items()}
     routing = f"{MODULE}:ByLastName"
-    with LocalCluster(cluster_spec(mixed=1, routing=routing, **choices, **SMALL), tmp_path) as cluster:
+    with LocalCluster(cluster_spec(routing=routing, **choices, **SMALL), tmp_path) as cluster:
         assert answered(cluster)[0] == "length"
         assert chosen(cluster, "worker") >= set(choices.values())
         assert routing in chosen(cluster, "lb")
@@ -87,4 +74,4 @@ def test_a_worker_batches_orders_and_evicts_by_them(tmp_path: Path, monkeypatch:
 def test_what_was_not_named_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODULES, "another")
     with pytest.raises(InvalidArgument, match=f"{MODULE} may not be imported here: start the process with {MODULES}"):
-        cluster_spec(mixed=1, placement=f"{MODULE}:AtEnd", **SMALL)
+        cluster_spec(placement=f"{MODULE}:AtEnd", **SMALL)

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from launch.cluster import POLICIES, LocalCluster
+from launch.scrape import Scrape
 from pinyon.core.errors import InvalidArgument
-from tests.cluster.observe import Scrape
-from tests.cluster.specs import cluster_spec
+from tests.cluster.asking import REPORT, complete
+from tests.cluster.specs import PACED, cluster_spec
 from tests.forks import forked
 
 CHOSEN = {"placement": "least_loaded", "routing": "round_robin", "batching": "fcfs", "eviction": "workload_aware"}
 
 
-def complete(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
+def completed(cluster: LocalCluster, number: int) -> tuple[str, str, str]:
     """Returns the text, the reason of its end, and the policy."""
-    fields = {"model": "pinyon-tiny", "prompt": "Where is it?", "max_tokens": 12, "seed": number % 2}
-    headers = {"content-type": "application/json", "x-pinyon-report": "1"}
-    request = urllib.request.Request(f"{cluster.http}/v1/completions", json.dumps(fields).encode(), headers)
-    with urllib.request.urlopen(request, timeout=90, context=cluster.access.ssl_context()) as reply:
-        answer = json.loads(reply.read())
+    answer = complete(cluster, REPORT, max_tokens=12, seed=number % 2).json
     (choice,) = answer["choices"]
     return choice["text"], choice["finish_reason"], answer["pinyon"]["policy"]
 
 
 def test_two_paced_instances_serve_with_the_chosen_policies(tmp_path):
-    spec = cluster_spec(
-        prefill=0, decode=0, mixed=2, stores=0, engine="paced", engine_profile="tiny", pool_blocks=64, **CHOSEN
-    )
+    spec = cluster_spec(**{**PACED, "mixed": 2, "pool_blocks": 64, **CHOSEN})
     with LocalCluster(spec, tmp_path, forked) as cluster, ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda number: complete(cluster, number), range(16)))
+        answers = list(threads.map(lambda number: completed(cluster, number), range(16)))
         assert {(end, policy) for _, end, policy in answers} == {("length", "least_loaded")}
         # one text per seed, whichever instance generated it
         assert [text for text, *_ in answers] == [answers[number % 2][0] for number in range(16)]

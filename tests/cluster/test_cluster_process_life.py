@@ -10,37 +10,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import psutil
 import pytest
 
 from launch.process import ROOT
+from tests.waiting import wait_until
 
 WAIT_S = 180.0
 """Time for five interpreters to import everything on a busy machine."""
-SMALL = (
-    "--prefill",
-    "0",
-    "--decode",
-    "0",
-    "--mixed",
-    "1",
-    "--http-port",
-    "0",
-    "--lb-port",
-    "0",
-    "--conductor-port",
-    "0",
-    "--metrics-base-port",
-    "0",
-)
+ANY_PORTS = ("--http-port", "0", "--lb-port", "0", "--conductor-port", "0", "--metrics-base-port", "0")
+SMALL = ("--prefill", "0", "--decode", "0", "--mixed", "1", *ANY_PORTS)
 
 
 @contextlib.contextmanager
-def suite() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Yields the command and its output until it was up, and always ends it."""
+def suite(
+    options: Sequence[str] = SMALL, until: str = "Ctrl-C stops everything"
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Yields the command and its output up to a text, by default until it is up, and always ends it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch", "up", *SMALL],
+        [sys.executable, "-m", "launch", "up", *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,7 +39,7 @@ def suite() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     )
     assert process.stdout is not None
     try:
-        yield process, read_until(process.stdout.fileno(), "Ctrl-C stops everything", WAIT_S)
+        yield process, read_until(process.stdout.fileno(), until, WAIT_S)
     finally:
         if process.poll() is None:
             process.terminate()
@@ -74,33 +64,19 @@ def read_until(descriptor: int, word: str, timeout_s: float) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the process ids below ``pid``, from /proc."""
-    found = []
-    for entry in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{entry}/stat") as stat:
-                parent = int(stat.read().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue
-        if parent == pid:
-            found += [int(entry), *children(int(entry))]
-    return found
+    """Returns the process ids below ``pid``."""
+    return [each.pid for each in psutil.Process(pid).children(recursive=True)]
 
 
 def gone(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
 
 
-def wait_gone(pids: list[int], timeout_s: float) -> list[int]:
-    """Returns those of ``pids`` that are still there at the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)  # processes of others have no event to wait for
-    return left
+def wait_gone(pids: list[int]) -> None:
+    wait_until(lambda: all(map(gone, pids)), "all processes have ended", WAIT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
@@ -114,28 +90,21 @@ def test_nothing_is_left_behind(number):
         process.send_signal(number)
         status = process.wait(timeout=WAIT_S)
         assert status == (-signal.SIGKILL if number is signal.SIGKILL else 0)
-        assert wait_gone(started, WAIT_S) == []
+        wait_gone(started)
 
 
-def test_a_wrong_option_is_a_clear_message():
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [(("--mixed", "0"), 2, "or --mixed"), (("--redis-url", "redis://127.0.0.1:1/0"), 1, "no Redis answers at")],
+    ids=["a wrong option", "a dead Redis"],
+)
+def test_what_cannot_start_says_so(options, status, said):
     result = subprocess.run(
-        [sys.executable, "-m", "launch", "up", *SMALL, "--mixed", "0"],
+        [sys.executable, "-m", "launch", "up", *SMALL, *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=WAIT_S,
     )
-    assert result.returncode == 2
-    assert "or --mixed" in result.stdout + result.stderr
-
-
-def test_a_dead_redis_is_a_clear_message():
-    result = subprocess.run(
-        [sys.executable, "-m", "launch", "up", *SMALL, "--redis-url", "redis://127.0.0.1:1/0"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert result.returncode == 1
-    assert "no Redis answers at" in result.stdout + result.stderr
+    assert result.returncode == status
+    assert said in result.stdout + result.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import subprocess
 import sys
@@ -19,23 +18,18 @@ from pinyon.frontdoor.instances.tokenizer_process import strftime_now, tokenize
 from pinyon.model import load_card
 from pinyon_lab.caches.replay import CacheReplay
 from pinyon_lab.traces import TraceFile
+from tests.cluster.asking import MODEL, ask
+from tests.waiting import WAIT_S
 
-WAIT_S = 60.0
 USERS = ("anna", "ben", "carla")
 FIELDS = {
     *("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "type", "turn", "hash_ids", "user_id"),
 }
 
 
-def ask(cluster: Any, user: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, int]]:
-    connection = cluster.access.http(cluster.services["lb-0"], WAIT_S)
-    try:
-        body = {"model": "pinyon-tiny", "messages": messages, "max_tokens": 6, "temperature": 0, "user": user}
-        headers = {"content-type": "application/json", "x-pinyon-session": f"session of {user}"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        reply = json.loads(connection.getresponse().read())
-    finally:
-        connection.close()
+def chat(cluster: Any, user: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, int]]:
+    body = {"model": MODEL, "messages": messages, "max_tokens": 6, "temperature": 0, "user": user}
+    reply = ask(cluster, "/v1/chat/completions", body, {"x-pinyon-session": f"session of {user}"}).json
     return reply["choices"][0]["message"]["content"], reply["usage"]
 
 
@@ -60,7 +54,7 @@ def test_chats_as_a_trace(cluster: Any, tmp_path: Path) -> None:
             for user, messages in chats.items():
                 messages.append({"role": "user", "content": f"Tell {user} of wading birds, part {turn}."})
                 tokens = tokenize(card, list(messages))
-                answer, usage = ask(cluster, user, messages)
+                answer, usage = chat(cluster, user, messages)
                 asked.append((user, tokens, usage))
                 messages.append({"role": "assistant", "content": answer})
         _, said = recording.communicate(timeout=WAIT_S)

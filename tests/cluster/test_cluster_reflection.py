@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from pinyon.runtime.identity import LB
 
 SERVICE = "pinyon.api.conductor.v1.ConductorService"
 
 
-class Reflector:
+class Reflector(ProtoReflectionDescriptorDatabase):
     """A small grpcurl over one channel."""
 
     def __init__(self, channel: grpc.Channel, version: str) -> None:
+        super().__init__(channel)
         self._channel = channel
         # Both versions have the same messages on the wire.
-        self._info = channel.stream_stream(
+        self._stub.ServerReflectionInfo = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
             response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
         )
-        self._pool = descriptor_pool.DescriptorPool()
-        self._files: set[str] = set()
-
-    def _ask(self, **question: str) -> reflection_pb2.ServerReflectionResponse:
-        (reply,) = self._info(iter([reflection_pb2.ServerReflectionRequest(**question)]), timeout=60)
-        return reply
-
-    def services(self) -> set[str]:
-        return {service.name for service in self._ask(list_services="").list_services_response.service}
-
-    def _add(self, raw: bytes) -> None:
-        file = descriptor_pb2.FileDescriptorProto.FromString(raw)
-        if file.name in self._files:
-            return
-        self._files.add(file.name)
-        for needed in file.dependency:
-            for part in self._ask(file_by_filename=needed).file_descriptor_response.file_descriptor_proto:
-                self._add(part)
-        self._pool.Add(file)
+        self._pool = descriptor_pool.DescriptorPool(self)
 
     def method(self, service: str, method: str):
-        for raw in self._ask(file_containing_symbol=service).file_descriptor_response.file_descriptor_proto:
-            self._add(raw)
         return self._pool.FindServiceByName(service).FindMethodByName(method)
 
     def call(self, service: str, method: str, request: dict) -> dict:
@@ -74,7 +54,7 @@ def reflector(cluster, request):
 
 def test_list(reflector):
     itself = {f"grpc.reflection.{version}.ServerReflection" for version in VERSIONS}
-    assert {SERVICE, "grpc.health.v1.Health", *itself} <= reflector.services()
+    assert {SERVICE, "grpc.health.v1.Health", *itself} <= set(reflector.get_services())
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -87,7 +67,7 @@ def test_reflection_describes_itself(reflector, version):
 @pytest.mark.parametrize("name", ["lb-0", "prefill-0", "decode-0", "kvstore-0"])
 def test_every_service_answers_by_both_versions(cluster, name):
     with cluster.access.channel(cluster.services[name]) as channel:
-        listed = [Reflector(channel, version).services() for version in VERSIONS]
+        listed = [set(Reflector(channel, version).get_services()) for version in VERSIONS]
     assert listed[0] == listed[1]
     assert len(listed[0]) >= 4
 
@@ -104,26 +84,3 @@ def test_schedule(reflector):
     assert reply["placement"]["prefill_instance_id"].startswith("prefill-")
     assert reply["placement"]["decode_instance_id"].startswith("decode-")
     assert reflector.call(SERVICE, "Release", {"request_id": "r1"}) == {"released": True}
-
-
-@pytest.mark.parametrize(
-    ("request_", "code", "word"),
-    [
-        ({"model": "pinyon-tiny"}, grpc.StatusCode.INVALID_ARGUMENT, "prompt_tokens"),
-        (
-            {"model": "pinyon-tiny", "prompt_tokens": 9, "block_keys": "AAAA"},
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "block_keys",
-        ),
-        ({"model": "nobody", "prompt_tokens": 9}, grpc.StatusCode.NOT_FOUND, "nobody"),
-    ],
-)
-def test_bad_input_names_the_field(reflector, request_, code, word):
-    deadline = time.monotonic() + 60
-    while reflector.call(SERVICE, "ListInstances", {}).get("incomplete"):  # until then any refusal is UNAVAILABLE
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    with pytest.raises(grpc.RpcError) as caught:
-        reflector.call(SERVICE, "Schedule", request_)
-    assert caught.value.code() is code
-    assert word in caught.value.details()

@@ -11,7 +11,7 @@ import pytest
 
 from launch.cluster import LocalCluster
 from pinyon.cli import main
-from tests.cluster.specs import cluster_spec
+from tests.cluster.specs import ONE, cluster_spec
 from tests.forks import forked
 
 BLOCK = 16
@@ -19,7 +19,7 @@ BLOCK = 16
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    spec = cluster_spec(prefill=0, decode=0, mixed=1, stores=0, block_tokens=BLOCK, pool_blocks=2048, engine="instant")
+    spec = cluster_spec(**ONE, block_tokens=BLOCK, pool_blocks=2048, engine="instant")
     with LocalCluster(spec, tmp_path_factory.mktemp("cluster"), forked) as running:
         yield running
 

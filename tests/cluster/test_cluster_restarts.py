@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 from launch import redis_server
 from launch.cluster import ClusterSpec, LocalCluster
-from launch.process import ROOT
 from launch.supervisor import QUICK_DEATHS_MAX, Supervisor
-from tests.cluster.specs import cluster_spec, start_again
-from tests.cluster.test_cluster_process_life import WAIT_S, children, gone, read_until, suite, wait_gone
+from tests.cluster.asking import completion, exchanged
+from tests.cluster.specs import ONE, cluster_spec, start_again
+from tests.cluster.test_cluster_process_life import ANY_PORTS, WAIT_S, children, gone, read_until, suite, wait_gone
 from tests.forks import forked
 
 TICK_S = 0.02
-ANY_PORTS = ("--http-port", "0", "--lb-port", "0", "--conductor-port", "0", "--metrics-base-port", "0")
 
 
 def generate(address: str) -> int:
     connection = http.client.HTTPConnection(address, timeout=WAIT_S)
-    try:
-        body = {"model": "pinyon-tiny", "prompt": "The jay", "max_tokens": 4}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        response = connection.getresponse()
-        response.read()
-        return response.status
-    finally:
-        connection.close()
+    return exchanged(connection, "/v1/completions", completion(), None).status
 
 
 def pids(text: str) -> dict[str, int]:
@@ -47,11 +35,7 @@ def pids(text: str) -> dict[str, int]:
 
 def redis_of(pid: int) -> int:
     """Returns the process id of the suite's Redis."""
-    names: dict[int, str] = {}
-    for each in children(pid):
-        with contextlib.suppress(OSError):  # it has ended
-            names[each] = Path(f"/proc/{each}/comm").read_text()
-    (found,) = (each for each, name in names.items() if re.search("redis|valkey", name))
+    (found,) = (each for each in children(pid) if re.search("redis|valkey", psutil.Process(each).name()))
     return found
 
 
@@ -79,13 +63,13 @@ def test_what_is_killed_is_started_again_and_serves():
         started = children(process.pid)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=WAIT_S) == 0
-        assert wait_gone(started, WAIT_S) == []
+        wait_gone(started)
 
 
 def test_what_does_not_live_is_given_up(tmp_path):
     """A service that dies by itself and says why, under a clock that leaves the pauses out."""
     said: list[str] = []
-    spec = cluster_spec(prefill=0, decode=0, mixed=1, stores=0)
+    spec = cluster_spec(**ONE)
     with LocalCluster(spec, tmp_path, forked) as cluster:
         dying = cluster.services["lb-0"]
         dying.arguments += ["--queue-limit", "-1"]  # the service refuses this at its start
@@ -111,32 +95,20 @@ def test_what_does_not_live_is_given_up(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_while_it_starts_ends_it_at_once(number):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launch", "up", *ANY_PORTS],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
-        text = read_until(process.stdout.fileno(), "redis (", WAIT_S)
+    with suite(ANY_PORTS, "redis (") as (process, text):
+        assert process.stdout is not None
         started = children(process.pid)
         process.send_signal(number)
         rest = process.stdout.read().decode()
         assert process.wait(timeout=WAIT_S) == 0
         assert "stopped while starting" in rest, text + rest
         assert "is up" not in rest
-        assert wait_gone(started, WAIT_S) == []
-    finally:
-        process.kill()
-        process.wait(timeout=WAIT_S)
-        process.stdout.close()
+        wait_gone(started)
 
 
 def test_two_load_balancers_both_serve(tmp_path, free_ports):
     first = free_ports(6)
-    spec = ClusterSpec(prefill=0, decode=0, mixed=1, stores=0, lbs=2, http_port=first, lb_port=first + 1)
+    spec = ClusterSpec(**ONE, lbs=2, http_port=first, lb_port=first + 1)
     with LocalCluster(spec, tmp_path, forked) as cluster:
         places = [cluster.services[f"lb-{index}"].endpoints for index in range(2)]
         assert [each["http"] for each in places] == [f"127.0.0.1:{first}", f"127.0.0.1:{first + 2}"]
@@ -147,7 +119,7 @@ def test_two_load_balancers_both_serve(tmp_path, free_ports):
 
 def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
     """The system may give a dead instance's port to a client's connection."""
-    spec = ClusterSpec(prefill=0, decode=0, mixed=1, stores=0, http_port=0, lb_port=0)
+    spec = ClusterSpec(**ONE, http_port=0, lb_port=0)
     with LocalCluster(spec, tmp_path, forked) as cluster:
         service = cluster.services["mixed-0"]
         before = service.endpoints["grpc"]
@@ -161,7 +133,7 @@ def test_an_instance_whose_port_was_taken_comes_back_on_another(tmp_path):
 
 def test_ports_that_are_found_by_address_stay_while_one_is_dead(tmp_path):
     """Other processes would never learn a new address of a conductor or a load balancer."""
-    with LocalCluster(cluster_spec(prefill=0, decode=0, mixed=1, stores=0), tmp_path, forked) as cluster:
+    with LocalCluster(cluster_spec(**ONE), tmp_path, forked) as cluster:
         for who in ("conductor", "lb-0"):
             service = cluster.services[who]
             before = {
@@ -178,7 +150,7 @@ def test_ports_that_are_found_by_address_stay_while_one_is_dead(tmp_path):
 def test_without_any_redis_the_suite_starts_without_its_store(tmp_path, monkeypatch):
     monkeypatch.setattr(redis_server, "local_redis", lambda: None)
     said: list[str] = []
-    cluster = LocalCluster(cluster_spec(prefill=0, decode=0, mixed=1, stores=1), tmp_path, forked)
+    cluster = LocalCluster(cluster_spec(**{**ONE, "stores": 1}), tmp_path, forked)
     try:
         cluster.start(said.append)
         assert "no KV store" in said[0]

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from tests.cluster.asking import openai_client
 from tests.cluster.observe import wait_idle
 
 TEXT = "Pines are planted by jays that forget where they have cached the seeds. " * 8
@@ -22,12 +23,7 @@ def prompt() -> str:
 @pytest.fixture
 def cached(cluster):
     """A function that sends a prompt and returns how many tokens were reused."""
-    import openai  # here, as importing it takes half a second in every worker that collects this file
-
-    http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context() or True)
-    with openai.OpenAI(
-        base_url=f"{cluster.http}/v1", api_key="unused", max_retries=0, timeout=60, http_client=http
-    ) as client:
+    with openai_client(cluster) as client:
 
         async def ask(prompt: str, headers: dict[str, str] | None = None, **fields: object) -> int:
             values = {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}

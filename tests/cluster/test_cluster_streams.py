@@ -11,7 +11,7 @@ import pytest
 from launch.cluster import ClusterSpec, LocalCluster
 from tests.cluster.observe import wait_idle
 from tests.forks import forked
-from tests.integration.lb_harness import Connection
+from tests.http_client import Connection
 
 STREAMS = 2000
 SEED = 8021

@@ -9,8 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -34,14 +33,16 @@ from pinyon.runtime.channel import CHANNEL_OPTIONS, tls_options
 from pinyon.runtime.identity import peer_name
 from pinyon.runtime.process import child_environment
 from pinyon.runtime.tls import client_credentials
+from tests.cluster.asking import openai_client
+from tests.cluster.fault_tools import instances_of
 from tests.cluster.observe import wait_idle
 from tests.cluster.reference import Ask, Reference, random_sampling, send, text_tokens
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
 from tests.tls_files import TestAuthority
+from tests.waiting import WAIT_S, wait_until
 
 SEED = 8088
-WAIT_S = 60.0
 FIRST_KEY, SECOND_KEY = "sk-first", "sk-second"
 NOT_LET_IN = {grpc.StatusCode.UNAVAILABLE}
 
@@ -100,15 +101,8 @@ def status_of(call: object) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def client_of(cluster: LocalCluster, key: str = FIRST_KEY) -> object:
-    import openai  # here, as importing it takes half a second in every worker that collects this file
-
-    http = openai.DefaultHttpxClient(verify=cluster.access.ssl_context())
-    return openai.OpenAI(base_url=f"{cluster.http}/v1", api_key=key, max_retries=0, timeout=WAIT_S, http_client=http)
-
-
 def test_it_serves_the_openai_client_over_https(secured: LocalCluster) -> None:
-    with client_of(secured) as client:
+    with openai_client(secured, FIRST_KEY) as client:
         assert [model.id for model in client.models.list()] == ["pinyon-tiny"]
         ask = {"model": "pinyon-tiny", "prompt": "The jay caches seeds" * 4, "max_tokens": 12, "temperature": 0}
         whole = client.completions.create(**ask)
@@ -228,13 +222,13 @@ def test_nobody_registers_as_another(who: str, instance_id: str, role: int, secu
     info = conductor_pb2.InstanceInfo(
         instance_id=instance_id, boot_id="00" * 16, role=role, address="127.0.0.1:1", model="pinyon-tiny"
     )
-    before = {each.info.instance_id: each.info.boot_id for each in listed(secured)}
+    before = {each.info.instance_id: each.info.boot_id for each in instances_of(secured)}
     with channel_as(certs / who, secured.services["conductor"]) as channel:
         report = conductor_pb2_grpc.ConductorServiceStub(channel).ReportSession
         with pytest.raises(grpc.RpcError, match="the certificate is that of") as caught:
             list(report(iter([conductor_pb2.ReportSessionRequest(registration=info)]), timeout=WAIT_S))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert {each.info.instance_id: each.info.boot_id for each in listed(secured)} == before
+    assert {each.info.instance_id: each.info.boot_id for each in instances_of(secured)} == before
 
 
 def test_nobody_asks_for_prefills_as_another(secured: LocalCluster, certs: Path) -> None:
@@ -245,12 +239,6 @@ def test_nobody_asks_for_prefills_as_another(secured: LocalCluster, certs: Path)
     ):
         list(worker_pb2_grpc.WorkerServiceStub(channel).PrefillSession(iter([hello]), timeout=WAIT_S))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-def listed(cluster: LocalCluster) -> list[conductor_pb2.Instance]:
-    with cluster.access.channel(cluster.services["conductor"]) as channel:
-        stub = conductor_pb2_grpc.ConductorServiceStub(channel)
-        return list(stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=WAIT_S).instances)
 
 
 def shown(service: ServiceProcess, endpoint: str, folder: Path) -> int:
@@ -267,14 +255,6 @@ def shown(service: ServiceProcess, endpoint: str, folder: Path) -> int:
     return x509.load_der_x509_certificate(raw).serial_number
 
 
-def until(what: str, true: Callable[[], bool]) -> None:
-    """Polls until the condition is true: services check files every two seconds, without an event for outsiders."""
-    deadline = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)
-
-
 def test_certificates_are_renewed_without_a_restart(
     secured: LocalCluster, authority: TestAuthority, certs: Path
 ) -> None:
@@ -286,11 +266,11 @@ def test_certificates_are_renewed_without_a_restart(
         newer[service.name] = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes()).serial_number
     for service in secured.services.values():
         for endpoint in {"grpc", "http", "admin"} & set(service.endpoints):
-            until(
-                f"{service.name} shows its new certificate on {endpoint}",
+            wait_until(  # services check files every two seconds
                 lambda service=service, endpoint=endpoint: shown(service, endpoint, admin) == newer[service.name],
+                f"{service.name} shows its new certificate on {endpoint}",
             )
-    with client_of(secured) as client:
+    with openai_client(secured, FIRST_KEY) as client:
         assert client.completions.create(model="pinyon-tiny", prompt="after it", max_tokens=2).choices
     assert {service.name: service.pid for service in secured.services.values() if service.alive} == pids
 
@@ -299,7 +279,7 @@ def test_api_keys_are_renewed_without_a_restart(secured: LocalCluster, keys_file
     from openai import AuthenticationError
 
     def accepted(key: str) -> bool:
-        with client_of(secured, key) as client:
+        with openai_client(secured, key) as client:
             try:
                 return bool(client.completions.create(model="pinyon-tiny", prompt="a", max_tokens=1).choices)
             except AuthenticationError:
@@ -310,14 +290,14 @@ def test_api_keys_are_renewed_without_a_restart(secured: LocalCluster, keys_file
     assert not accepted(SECOND_KEY)
     try:
         keys_file.write_text(f"{SECOND_KEY} acme\n")
-        until("the new key counts", lambda: accepted(SECOND_KEY))
+        wait_until(lambda: accepted(SECOND_KEY), "the new key counts")
         assert not accepted(FIRST_KEY)
         keys_file.write_text("no key at all, but what is this\n")
-        until("the broken file is told", lambda: "the new API keys file cannot be used" in log.read_text())
+        wait_until(lambda: "the new API keys file cannot be used" in log.read_text(), "the broken file is told")
         assert accepted(SECOND_KEY), "the old keys stay"
     finally:
         keys_file.write_text(f"{FIRST_KEY} acme\n")
-    until("the first key is back", lambda: accepted(FIRST_KEY))
+    wait_until(lambda: accepted(FIRST_KEY), "the first key is back")
 
 
 def test_a_service_does_not_start_with_another_ones_certificate(secured: LocalCluster, certs: Path) -> None:
@@ -337,16 +317,16 @@ def test_an_admin_changes_what_runs_and_nobody_else(
     worker, conductor, lb, store = (secured.services[name] for name in ("prefill-0", "conductor", "lb-0", "kvstore-0"))
 
     def schedulable(name: str) -> bool:
-        return any(each.schedulable for each in listed(secured) if each.info.instance_id == name)
+        return any(each.schedulable for each in instances_of(secured) if each.info.instance_id == name)
 
     def admin(role: str, address: str, *changes: str) -> int:
         return main(["admin", role, address, *changes, "--timeout-s", str(WAIT_S)])
 
     assert admin("worker", worker.endpoints["grpc"], "draining=true") == 0
-    until("nothing is placed on it", lambda: not schedulable("prefill-0"))
+    wait_until(lambda: not schedulable("prefill-0"), "nothing is placed on it")
     assert "admin admin at ipv4:127.0.0.1" in worker.log_path.read_text()
     assert admin("worker", worker.endpoints["grpc"], "draining=false") == 0
-    until("it is used again", lambda: schedulable("prefill-0"))
+    wait_until(lambda: schedulable("prefill-0"), "it is used again")
 
     assert admin("conductor", conductor.endpoints["grpc"], "placement=least_loaded") == 0
     assert ("conductor", "pinyon_conductor_policies_info", ("least_loaded",)) in Scrape(secured).samples

@@ -20,6 +20,7 @@ from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.request import RequestClass
 from tests.cluster.specs import cluster_spec
 from tests.forks import forked
+from tests.waiting import wait_until
 
 
 class Span(NamedTuple):
@@ -118,9 +119,9 @@ def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
 
 def wait_stored(cluster: LocalCluster) -> None:
     """Waits until the background puts have ended."""
-    deadline = time.monotonic() + 60
-    while not Scrape(cluster).total("pinyon_kvstore_objects") or Scrape(cluster).total(
-        "pinyon_worker_store_queue_blocks"
-    ):
-        assert time.monotonic() < deadline, "nothing was stored"
-        time.sleep(0.02)  # metrics have no event to wait for
+
+    def stored() -> bool:
+        scrape = Scrape(cluster)
+        return scrape.total("pinyon_kvstore_objects") > 0 == scrape.total("pinyon_worker_store_queue_blocks")
+
+    wait_until(stored, "the blocks are stored")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,15 +10,14 @@ import pytest
 
 from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, taken_by, until, value
-from tests.cluster.specs import cluster_spec, start_again
+from tests.cluster.specs import PACED, cluster_spec, frozen, start_again
 from tests.forks import forked
 
 
 @pytest.fixture
 def regions(tmp_path: Path) -> Iterator[LocalRegions]:
     spec = cluster_spec(
-        prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256,
-        extra={"worker": ("--max-batch", "4"), "mixed": ("--max-batch", "4"), "lb": ("--pushing", "pending")},
+        **PACED, extra={"worker": ("--max-batch", "4"), "mixed": ("--max-batch", "4"), "lb": ("--pushing", "pending")},
     )  # fmt: skip
     with LocalRegions(RegionsSpec(("us", "eu", "ap"), spec, delay_ms=20.0), tmp_path, forked) as regions:
         yield regions
@@ -28,9 +26,7 @@ def regions(tmp_path: Path) -> Iterator[LocalRegions]:
 def test_overflow_goes_elsewhere_and_a_killed_lb_loses_nothing(regions: LocalRegions) -> None:
     with Load(regions) as load:
         taken_by(regions, "eu")
-        victim = regions.clusters["eu"].services["lb-0"]
-        victim.signal(signal.SIGKILL)
-        victim.wait(10)
+        regions.clusters["eu"].services["lb-0"].kill()
         assert load.more()["eu"] == 0
         taken_by(regions, "us")
         taken_by(regions, "ap")
@@ -45,12 +41,9 @@ def test_a_frozen_load_balancer_is_left_behind(regions: LocalRegions) -> None:
     with Load(regions) as load:
         taken_by(regions, "eu")
         victim = regions.clusters["eu"].services["lb-0"]
-        victim.signal(signal.SIGSTOP)
-        try:
+        with frozen(victim):
             load.more()
             load.check()
-        finally:
-            victim.signal(signal.SIGCONT)
     until(lambda: value(regions, "eu", "pinyon_lb_in_flight_requests") == 0, "requests are left in eu")
 
 
@@ -58,22 +51,15 @@ def test_a_region_that_is_cut_off(regions: LocalRegions) -> None:
     """The region's processes are stopped: it gives no answer and closes no connection."""
     with Load(regions) as load:
         taken_by(regions, "ap")
-        for service in regions.clusters["ap"].services.values():
-            service.signal(signal.SIGSTOP)
-        try:
+        with frozen(*regions.clusters["ap"].services.values()):
             load.more()
             load.check()
-        finally:
-            for service in regions.clusters["ap"].services.values():
-                service.signal(signal.SIGCONT)
 
 
 def test_an_instance_killed_in_mid_stream(regions: LocalRegions) -> None:
     with Load(regions) as load:
         taken_by(regions, "us")
-        victim = regions.clusters["us"].services["mixed-0"]
-        victim.signal(signal.SIGKILL)
-        victim.wait(10)
+        regions.clusters["us"].services["mixed-0"].kill()
         assert load.more()["us"] == 0
         start_again(regions.clusters["us"], "mixed-0")
         taken_by(regions, "us")
@@ -83,7 +69,7 @@ def test_an_instance_killed_in_mid_stream(regions: LocalRegions) -> None:
 def test_law_holds_whatever_fails(tmp_path: Path) -> None:
     policy = tmp_path / "geography.json"
     spec = cluster_spec(
-        prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256,
+        **PACED,
         extra={"mixed": ("--max-batch", "4"), "lb": ("--geography-file", str(policy))},
     )  # fmt: skip
     law = {
@@ -95,10 +81,8 @@ def test_law_holds_whatever_fails(tmp_path: Path) -> None:
     with LocalRegions(several, tmp_path, forked) as regions:
         with Load(regions, "eu", may_fail=True) as load:
             taken_by(regions, "uk")
-            regions.clusters["uk"].services["lb-0"].signal(signal.SIGKILL)
-            victim = regions.clusters["eu"].services["mixed-0"]
-            victim.signal(signal.SIGKILL)
-            victim.wait(10)
+            regions.clusters["uk"].services["lb-0"].kill()
+            regions.clusters["eu"].services["mixed-0"].kill()
             regions.clusters["eu"].services["mixed-0"].start_again()
             load.more()
             assert load.check()["us"] == 0

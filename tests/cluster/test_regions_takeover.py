@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from launch.regions import LocalRegions, RegionsSpec
 from tests.cluster.regions_load import Load, ask, taken_by, until, value
-from tests.cluster.specs import cluster_spec, start_again
+from tests.cluster.specs import PACED, cluster_spec, start_again
 from tests.forks import forked
 from tests.long import usually
 
@@ -29,7 +28,7 @@ def connected(regions: LocalRegions) -> set[str]:
 @pytest.mark.parametrize("tls", [True, False][: usually(1, long=2)])
 def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool) -> None:
     spec = cluster_spec(
-        prefill=0, decode=0, mixed=1, stores=0, engine="paced", engine_profile="tiny", pool_blocks=256, tls=tls,
+        **PACED, tls=tls,
         extra={"mixed": ("--max-batch", "4")},
     )  # fmt: skip
     delays = {"us:eu": 30.0, "ap:eu": 90.0, "us:ap": 60.0}
@@ -45,17 +44,14 @@ def test_the_nearest_one_serves_them_until_it_is_back(tmp_path: Path, tls: bool)
             "the round trips are not measured",
         )
         expected = ask(regions, "eu", 0)[0]
-        victim = eu.services["lb-0"]
-        victim.signal(signal.SIGKILL)
-        victim.wait(10)
+        eu.services["lb-0"].kill()
         until(lambda: adopters(regions).get("eu"), "nobody serves the instances of eu")
         assert adopters(regions) == {"ap": "", "us": "", "eu": "us-lb-0"}
         with Load(regions) as load:
             taken_by(regions, "eu")
             assert regions.controller is not None
             controller = regions.controller
-            controller.signal(signal.SIGKILL)  # what the controller said last stays in force
-            controller.wait(10)
+            controller.kill()  # what the controller said last stays in force
             load.more()
             taken_by(regions, "eu")
             assert load.check()["eu"] == 0, "there is no load balancer of eu"

@@ -49,7 +49,7 @@ class NoContainers(Exception):
 
 
 def run(
-    *command: str, timeout_s: float, env: dict[str, str] | None = None, check: bool = True
+    *command: str, timeout_s: float = WAIT_S, env: dict[str, str] | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command from the repository root; on failure raises an error with all its output."""
     try:
@@ -61,7 +61,7 @@ def run(
     return result
 
 
-def until(what: str, look: Callable[[], Value | None], timeout_s: float) -> Value:
+def until(what: str, look: Callable[[], Value | None], timeout_s: float = WAIT_S) -> Value:
     """Returns the first true value of ``look``; fails at the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -76,28 +76,28 @@ def find_compose() -> tuple[str, ...]:
     """Returns the compose command of this machine. Raises :class:`NoContainers` without one, or without an engine."""
     if shutil.which("docker") is None:
         raise NoContainers("no docker command (tools/docker_engine.sh installs one)")
-    if run("docker", "version", timeout_s=WAIT_S, check=False).returncode != 0:
+    if run("docker", "version", check=False).returncode != 0:
         raise NoContainers("no Docker engine answers (tools/docker_engine.sh starts one)")
-    if run("docker", "compose", "version", timeout_s=WAIT_S, check=False).returncode == 0:
+    if run("docker", "compose", "version", check=False).returncode == 0:
         return ("docker", "compose")
-    if not shutil.which("docker-compose") or run("docker-compose", "version", timeout_s=WAIT_S, check=False).returncode:
+    if not shutil.which("docker-compose") or run("docker-compose", "version", check=False).returncode:
         raise NoContainers("neither docker compose nor docker-compose is there (tools/docker_engine.sh installs one)")
     return ("docker-compose",)
 
 
 def find_base() -> dict[str, str]:
     """Returns settings of the build: the local base image and wheels, else public ones if a registry answers."""
-    name = run("sh", "tools/docker_base.sh", "--name", timeout_s=WAIT_S).stdout.strip()
-    if run("docker", "image", "inspect", name, timeout_s=WAIT_S, check=False).returncode == 0:
+    name = run("sh", "tools/docker_base.sh", "--name").stdout.strip()
+    if run("docker", "image", "inspect", name, check=False).returncode == 0:
         # Compiling takes two processor minutes, so it happens only where the compiler's image was made.
-        compiler = run("docker", "image", "inspect", f"{name}-cc", timeout_s=WAIT_S, check=False).returncode == 0
+        compiler = run("docker", "image", "inspect", f"{name}-cc", check=False).returncode == 0
         script = ["tools/docker_base.sh", *(["--builder"] if compiler else [])]
         made = run("sh", *script, timeout_s=BUILD_S, check=False)  # makes the wheels anew if the lock changed
         if made.returncode == 0:
             builder = f"{name}-cc" if compiler else name
             return {"PINYON_BASE_IMAGE": name, "PINYON_BUILDER_IMAGE": builder, "PINYON_WHEELS": "deploy/wheels"}
         raise NoContainers(made.stderr.strip().splitlines()[-1])
-    if run("docker", "image", "inspect", PUBLIC_BASE, timeout_s=WAIT_S, check=False).returncode == 0:
+    if run("docker", "image", "inspect", PUBLIC_BASE, check=False).returncode == 0:
         return {"PINYON_BASE_IMAGE": PUBLIC_BASE, "PINYON_BUILDER_IMAGE": PUBLIC_BASE}
     try:
         pulled = run("docker", "pull", "--quiet", PUBLIC_BASE, timeout_s=120, check=False)
@@ -142,24 +142,24 @@ class ContainerSuite:
         self.compose("build", timeout_s=BUILD_S)
         self.seconds["build"] = time.monotonic() - begun
         begun = time.monotonic()
-        self.compose("up", "-d", timeout_s=WAIT_S)
-        self.wait_healthy(WAIT_S)
-        self.wait_listed(REGISTERED, WAIT_S)
+        self.compose("up", "-d")
+        self.wait_healthy()
+        self.wait_listed(REGISTERED)
         self.seconds["healthy"] = time.monotonic() - begun
 
     def down(self) -> None:
         self._tls.cleanup()
-        self.compose("down", "-v", "--remove-orphans", "-t", "5", timeout_s=WAIT_S)
+        self.compose("down", "-v", "--remove-orphans", "-t", "5")
 
     def _sweep(self) -> None:
         """Removes what killed test runs left, since the engine restarts their containers forever."""
         if not PIDS.exists():
             return  # without process ids nobody can tell which runs still live
         project = '{{.Label "com.docker.compose.project"}}'
-        for name in set(run("docker", "ps", "-a", "--format", project, timeout_s=WAIT_S).stdout.split()):
+        for name in set(run("docker", "ps", "-a", "--format", project).stdout.split()):
             pid = name.removeprefix(OURS).partition("_")[0]
             if name.startswith(OURS) and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-                self.compose("down", "-v", "--remove-orphans", "-t", "1", timeout_s=WAIT_S, check=False, project=name)
+                self.compose("down", "-v", "--remove-orphans", "-t", "1", check=False, project=name)
 
     # -- looking
 
@@ -167,12 +167,12 @@ class ContainerSuite:
         """Returns the id of a service's container, running or not."""
         label = ("--filter", f"label=com.docker.compose.project={self._project}")
         only = ("--filter", f"label=com.docker.compose.service={service}")
-        listed = run("docker", "ps", "-a", "-q", *label, *only, timeout_s=WAIT_S).stdout.split()
+        listed = run("docker", "ps", "-a", "-q", *label, *only).stdout.split()
         assert len(listed) == 1, f"{service} has {len(listed)} containers"
         return listed[0]
 
     def inspect(self, service: str) -> dict:
-        described = json.loads(run("docker", "inspect", self.container(service), timeout_s=WAIT_S).stdout)
+        described = json.loads(run("docker", "inspect", self.container(service)).stdout)
         return described[0]
 
     def health(self, service: str) -> str:
@@ -180,16 +180,16 @@ class ContainerSuite:
         state = self.inspect(service)["State"]
         return state["Health"]["Status"] if state["Status"] == "running" else state["Status"]
 
-    def wait_healthy(self, timeout_s: float, services: Sequence[str] = SERVICES) -> None:
+    def wait_healthy(self, services: Sequence[str] = SERVICES) -> None:
         """Waits until all are healthy. At the deadline it fails, with the log of unhealthy containers in the report."""
         of_ours = ("--filter", f"label=com.docker.compose.project={self._project}", "--filter", "health=healthy")
         names = ("--format", '{{.Label "com.docker.compose.service"}}')
 
         def all_are() -> bool:
-            return set(services) <= set(run("docker", "ps", *of_ours, *names, timeout_s=WAIT_S).stdout.split())
+            return set(services) <= set(run("docker", "ps", *of_ours, *names).stdout.split())
 
         try:
-            until(f"{services} are healthy", all_are, timeout_s)
+            until(f"{services} are healthy", all_are)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._unhealthy(services)}") from None
 
@@ -212,7 +212,7 @@ class ContainerSuite:
         folder = Path(self._tls.name) / service
         if not folder.exists():
             read = {
-                name: run("docker", "exec", self.container(service), "cat", f"/run/pinyon/tls/{name}", timeout_s=WAIT_S)
+                name: run("docker", "exec", self.container(service), "cat", f"/run/pinyon/tls/{name}")
                 for name in ("ca.crt", "tls.crt", "tls.key")
             }
             folder.mkdir()
@@ -239,10 +239,7 @@ class ContainerSuite:
                 return {}  # the conductor is starting or ending
         return {instance.info.instance_id: instance for instance in reply.instances}
 
-    def wait_listed(self, names: frozenset[str], timeout_s: float) -> dict[str, conductor_pb2.Instance]:
+    def wait_listed(self, names: frozenset[str]) -> dict[str, conductor_pb2.Instance]:
         """Waits until the conductor lists exactly these instances; returns them."""
-        return until(
-            f"the conductor lists exactly {sorted(names)}",
-            lambda: listed if (listed := self.instances()).keys() == names else None,
-            timeout_s,
-        )
+        found = f"the conductor lists exactly {sorted(names)}"
+        return until(found, lambda: listed if (listed := self.instances()).keys() == names else None)

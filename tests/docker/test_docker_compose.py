@@ -45,12 +45,12 @@ def metric(suite, name):
 
 
 def test_it_comes_up_healthy(suite, record_property):
-    size = int(run("docker", "image", "inspect", "-f", "{{.Size}}", "pinyon:test", timeout_s=WAIT_S).stdout)
+    size = int(run("docker", "image", "inspect", "-f", "{{.Size}}", "pinyon:test").stdout)
     figures = {**suite.seconds, "image_mb": size / 1e6}
     for name, value in figures.items():
         record_property(name, round(value, 1))
     print(figures)
-    suite.wait_healthy(WAIT_S)
+    suite.wait_healthy()
     assert size < 500e6
 
 
@@ -59,16 +59,8 @@ def test_requests_through_the_published_port(client):
     text, usage = complete(client, prompt)
     assert text
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), 16)
-    parts = list(
-        client.completions.create(
-            model="pinyon-tiny",
-            prompt=prompt,
-            max_tokens=16,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    ask = {"model": "pinyon-tiny", "prompt": prompt, "max_tokens": 16, "temperature": 0}
+    parts = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
     # Tokens that are there together come in one event, so how many events there are is up to the machine.
     assert "".join(part.choices[0].text for part in parts if part.choices) == text
     assert (parts[-1].choices, parts[-1].usage.completion_tokens) == ([], 16)
@@ -78,7 +70,7 @@ def test_requests_through_the_published_port(client):
 
 
 def test_the_conductor_lists_every_instance(suite):
-    listed = suite.wait_listed(REGISTERED, WAIT_S)
+    listed = suite.wait_listed(REGISTERED)
     for name, instance in listed.items():
         assert instance.info.address.startswith(f"{name}:"), "others must find it by its service name"
     roles = {name: instance.info.role for name, instance in listed.items()}
@@ -95,7 +87,7 @@ def test_a_stranger_gets_in_nowhere(suite):
     """Access without a certificate, from another container of the network and through the published ports."""
     probe = ("python", "-m", "pinyon.runtime.healthcheck")
     for address in ("conductor:7000", "kvstore:7100", "prefill-1:7200", "decode-1:7200", "http://lb:8000/health"):
-        said = run("docker", "exec", suite.container("lb"), *probe, address, timeout_s=WAIT_S, check=False)
+        said = run("docker", "exec", suite.container("lb"), *probe, address, check=False)
         assert said.returncode == 1, address
     with grpc.insecure_channel(suite.published("conductor", 7000)) as channel, pytest.raises(grpc.RpcError):
         conductor_pb2_grpc.ConductorServiceStub(channel).ListInstances(
@@ -105,9 +97,7 @@ def test_a_stranger_gets_in_nowhere(suite):
 
 def test_each_service_has_no_files_but_its_own(suite):
     for service in SERVICES:
-        said = run(
-            "docker", "exec", suite.container(service), "ls", "/run/pinyon", "/certs", timeout_s=WAIT_S, check=False
-        )
+        said = run("docker", "exec", suite.container(service), "ls", "/run/pinyon", "/certs", check=False)
         assert "ca.key" not in said.stdout
         assert "/certs" not in said.stdout
     own = suite.files("lb") / "tls.crt"
@@ -115,7 +105,7 @@ def test_each_service_has_no_files_but_its_own(suite):
 
 
 def test_images_hold_what_serves_only(suite):
-    said = run("docker", "exec", suite.container("lb"), "ls", "/app/src", timeout_s=WAIT_S).stdout.split()
+    said = run("docker", "exec", suite.container("lb"), "ls", "/app/src").stdout.split()
     assert "pinyon" in said
     assert "pinyon_lab" not in said
 
@@ -124,7 +114,7 @@ def test_images_hold_what_serves_only(suite):
 def test_containers_may_do_nothing_they_need_not(suite, service):
     # Only init and the service: elsewhere in /proc, a starting health probe is root for a moment.
     ids = "for p in 1 $(cat /proc/1/task/1/children); do grep -e ^Uid: -e ^Gid: -e ^CapEff: /proc/$p/status; done"
-    said = run("docker", "exec", suite.container(service), "sh", "-c", ids, timeout_s=WAIT_S).stdout
+    said = run("docker", "exec", suite.container(service), "sh", "-c", ids).stdout
     lines = [line.split() for line in said.splitlines()]
     assert [line[0] for line in lines] == ["Uid:", "Gid:", "CapEff:"] * 2
     assert all(int(line[1]) > 0 for line in lines if line[0] != "CapEff:"), said
@@ -177,8 +167,8 @@ def test_a_killed_decode_container_costs_no_request(suite, client):
         try:
             # All six streams, as a single one might end before the container is killed.
             assert all(first_tokens.acquire(timeout=WAIT_S) for _ in prompts)
-            victim = until("a decode instance runs requests", busiest, WAIT_S)
-            run("docker", "kill", suite.container(victim), timeout_s=WAIT_S)
+            victim = until("a decode instance runs requests", busiest)
+            run("docker", "kill", suite.container(victim))
         finally:
             killed.set()
         # Requests that arrive before the loss is noticed succeed as well.
@@ -187,13 +177,13 @@ def test_a_killed_decode_container_costs_no_request(suite, client):
     assert metric(suite, "pinyon_lb_resumes_total") > resumed, "the container that was killed had nothing under way"
 
     assert suite.health(victim) == "exited"
-    suite.wait_listed(REGISTERED - {victim}, WAIT_S)
+    suite.wait_listed(REGISTERED - {victim})
     for prompt, text in zip(prompts, expected, strict=True):
         assert complete(client, prompt, tokens)[0] == text
 
-    suite.compose("up", "-d", timeout_s=WAIT_S)
-    suite.wait_healthy(WAIT_S)
-    suite.wait_listed(REGISTERED, WAIT_S)
+    suite.compose("up", "-d")
+    suite.wait_healthy()
+    suite.wait_listed(REGISTERED)
     assert complete(client, prompts[0], tokens)[0] == expected[0]
 
 
@@ -205,17 +195,14 @@ def test_a_process_that_dies_is_restarted(suite, client, service):
     boots = {name: instance.info.boot_id for name, instance in suite.instances().items()}
     # killed from inside, so that the engine sees a process that ended, not a person who stopped it
     kill = "kill -9 $(cat /proc/1/task/1/children)"
-    run("docker", "exec", suite.container(service), "sh", "-c", kill, timeout_s=WAIT_S, check=False)
+    run("docker", "exec", suite.container(service), "sh", "-c", kill, check=False)
     if service == "decode-2":
         assert complete(client, "The seeds of the pinyon pine. " * 6)[0] == expected
 
-    until(
-        f"{service} is restarted",
-        lambda: suite.inspect(service)["State"]["StartedAt"] != before["State"]["StartedAt"],
-        WAIT_S,
-    )
-    suite.wait_healthy(WAIT_S)
-    listed = suite.wait_listed(REGISTERED, WAIT_S)
+    began = before["State"]["StartedAt"]
+    until(f"{service} is restarted", lambda: suite.inspect(service)["State"]["StartedAt"] != began)
+    suite.wait_healthy()
+    listed = suite.wait_listed(REGISTERED)
     assert {name for name in boots if listed[name].info.boot_id != boots[name]} == {service} & REGISTERED
     assert suite.inspect(service)["RestartCount"] == before["RestartCount"] + 1
     assert complete(client, "The seeds of the pinyon pine. " * 6)[0] == expected

@@ -112,9 +112,11 @@ class World:
         self.conductor: Conductor = build(settings, self.registry, Telemetry("conductor", "c"), lambda: self.now_s)
         self.address = await self.conductor.server.start()
 
-    async def connect(self) -> None:
+    async def __aenter__(self) -> World:
+        await self.start()
         self.channel = open_channel(self.address)
         self.stub = conductor_pb2_grpc.ConductorServiceStub(self.channel)
+        return self
 
     async def restart(self) -> None:
         """Restarts the conductor; returns when the channel has seen the old one end, so calls reach the new one."""
@@ -124,7 +126,7 @@ class World:
                 await self.channel.wait_for_state_change(state)
         await self.start()
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.channel.close()
         await self.conductor.server.drain(0)
         self.ports.close()
@@ -133,6 +135,12 @@ class World:
         value = self.registry.get_sample_value(f"pinyon_conductor_{name}", labels)
         assert value is not None, name
         return value
+
+    async def balancer(self) -> LoadBalancer:
+        """Returns a load balancer whose session is open."""
+        lb = LoadBalancer(self.stub)
+        await lb.open()
+        return lb
 
     async def cluster(self) -> dict[str, Reporter]:
         members = {}

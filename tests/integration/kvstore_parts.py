@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
@@ -37,9 +35,8 @@ from services.kvstore.app import serving
 from services.kvstore.node import StoreNode
 from services.kvstore.settings import KvStoreSettings
 from tests.store_integrity import check_table
+from tests.waiting import WAIT_S, eventually
 
-WAIT_S = 60.0
-"""Seconds far above what anything takes, far below a hang."""
 OBJECT = 64 * 1024
 STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
 
@@ -51,19 +48,6 @@ def key(number: int) -> bytes:
 def content(number: int, size: int = OBJECT) -> bytes:
     """Returns the content of object ``key(number)``."""
     return hashlib.shake_128(number.to_bytes(8, "big")).digest(64) * (size // 64)
-
-
-async def eventually(condition: Callable[[], object], what: str) -> None:
-    """Waits for a state that another task or process brings about; the condition may be a coroutine function."""
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                value = condition()
-                if await value if inspect.isawaitable(value) else value:
-                    return
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        pytest.fail(f"never: {what}")
 
 
 @dataclass

@@ -32,6 +32,8 @@ from pinyon.runtime.telemetry import Telemetry
 from services.lb.app import Lb
 from services.lb.settings import LbSettings
 from tests.forks import forked
+from tests.http_client import Connection, Reply
+from tests.idle import left_in
 from tests.sent_logprobs import logprobs_to_proto
 
 MODEL = "pinyon-tiny"
@@ -329,76 +331,6 @@ async def spin(condition, timeout_s: float = WAIT_S) -> None:
             await asyncio.sleep(0)
 
 
-@dataclass
-class Reply:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self):
-        return json.loads(self.body)
-
-    @property
-    def events(self) -> list[str]:
-        """The data of each server-sent event."""
-        parts = self.body.decode().split("\n\n")
-        assert parts[-1] == ""
-        assert all(part.startswith("data: ") for part in parts[:-1])
-        return [part.removeprefix("data: ") for part in parts[:-1]]
-
-
-class Connection:
-    """An HTTP/1.1 client that sends exactly what the test says."""
-
-    def __init__(self, address: str) -> None:
-        self.host, _, port = address.rpartition(":")
-        self.port = int(port)
-
-    async def __aenter__(self) -> Connection:
-        self.reader, self.writer = await asyncio.open_connection(self.host, self.port, limit=1 << 24)
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self.writer.close()
-        with contextlib.suppress(OSError):
-            await self.writer.wait_closed()
-
-    def send(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> None:
-        lines = [f"{method} {path} HTTP/1.1", "Host: lb"]
-        given = dict(headers or {})
-        if body is not None and "content-length" not in given and "transfer-encoding" not in given:
-            given["content-length"] = str(len(body))
-        lines += [f"{name}: {value}" for name, value in given.items()]
-        self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (body or b""))
-
-    async def head(self) -> tuple[int, dict[str, str]]:
-        async with asyncio.timeout(WAIT_S):
-            raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        first, *lines = raw[:-4].split("\r\n")
-        return int(first.split()[1]), {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-
-    async def chunk(self) -> bytes:
-        """Reads one HTTP chunk, which is empty at the end."""
-        async with asyncio.timeout(WAIT_S):
-            size = int(await self.reader.readuntil(b"\r\n"), 16)
-            data = await self.reader.readexactly(size + 2)
-        return data[:-2]
-
-    async def reply(self) -> Reply:
-        status, headers = await self.head()
-        async with asyncio.timeout(WAIT_S):
-            if "content-length" in headers:
-                return Reply(status, headers, await self.reader.readexactly(int(headers["content-length"])))
-        body = b""
-        while chunk := await self.chunk():
-            body += chunk
-        return Reply(status, headers, body)
-
-    def drop(self) -> None:
-        self.writer.transport.abort()
-
-
 def ask(prompt: object = "hello", size: int = 0, **fields) -> bytes:
     """Returns the body of a request for a completion, padded to ``size`` bytes with spaces, which JSON ignores."""
     return json.dumps({"model": MODEL, "prompt": prompt, **fields}).encode().ljust(size)
@@ -460,11 +392,7 @@ class Bench(Front):
         return value
 
     def leftovers(self) -> dict[str, float]:
-        names = (
-            *("queue_requests", "in_flight_requests", "placing_requests", "worker_streams", "counted_placements"),
-            "unfinished_tokens",
-        )
-        return {name: value for name in names if (value := self.gauge(name))}
+        return left_in("lb", self.gauge)
 
     async def held(self, prompt: str = "hello", after: int = 0, **fields) -> asyncio.Future[Reply]:
         """Starts a request, which the first worker holds after so many tokens, until its ``go`` is set."""

@@ -6,25 +6,9 @@ import pytest
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound
-from tests.integration.conductor_parts import DECODE, PREFILL, LoadBalancer, Reporter, World, ask, failure
+from tests.integration.conductor_parts import DECODE, PREFILL, Reporter, World, ask, failure
 
 UNIQUE = "4a4c72628edc00000002"
-
-
-@pytest.fixture
-async def start():
-    worlds = []
-
-    async def start(**settings) -> World:
-        world = World(**settings)
-        worlds.append(world)
-        await world.start()
-        await world.connect()
-        return world
-
-    yield start
-    for world in worlds:
-        await world.close()
 
 
 async def explained(world: World, request_id: str) -> list[conductor_pb2.ExplainedDecision]:
@@ -37,14 +21,12 @@ def first_token(number: int, seconds: float) -> conductor_pb2.FirstTokenMeasurem
     )
 
 
-async def test_an_explanation_shows_a_placement_and_its_outcome(start):
-    world = await start()
+async def test_an_explanation_shows_a_placement_and_its_outcome(world):
     members = await world.cluster()
     await members["p1"].report(stored=(0, 1, 2))
     load = conductor_pb2.InstanceLoad(pending_prefill_tokens=15_000)
     await members["p0"].report(load=load)
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     placement = (await lb.place(ask(f"mine.{UNIQUE}", tbt_slo_ms=70)))[f"mine.{UNIQUE}"].placement
     assert placement.prefill_instance_id == "p1"
     world.now_s += 2
@@ -72,11 +54,9 @@ async def test_an_explanation_shows_a_placement_and_its_outcome(start):
     assert world.metric("ttft_error_ratio", model="m") == pytest.approx(off, rel=1e-3)
 
 
-async def test_only_the_instance_that_decodes_can_tell_and_only_once(start):
-    world = await start()
+async def test_only_the_instance_that_decodes_can_tell_and_only_once(world):
     members = await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     number = (await lb.place(ask()))["r"].placement.number
     broken_clock = first_token(number, 1e6)
     strangers = [first_token(0, 1.0), first_token(number + 1, 1.0), first_token(2**64 - 1, 1.0)]
@@ -89,11 +69,9 @@ async def test_only_the_instance_that_decodes_can_tell_and_only_once(start):
     assert decision.first_token.ttft_us == 1_000_000
 
 
-async def test_attempts_are_in_order_and_a_restart_mixes_nothing(start):
-    world = await start()
+async def test_attempts_are_in_order_and_a_restart_mixes_nothing(world):
     members = await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     first = (await lb.place(ask(UNIQUE)))[UNIQUE].placement
     again = Reporter(world.stub, "d0", DECODE, boot="2")
     await again.connect()
@@ -112,11 +90,9 @@ async def test_attempts_are_in_order_and_a_restart_mixes_nothing(start):
     assert (await explained(world, f"{UNIQUE}~1"))[0].placement == second
 
 
-async def test_refusals_say_why(start):
-    world = await start()
+async def test_refusals_say_why(world):
     await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     await lb.place(ask("late", ttft_slo_ms=1), ask("malformed", prompt_tokens=0), ask("x", model="none"))
     (late,), (malformed,), (unknown,) = [await explained(world, name) for name in ("late", "malformed", "x")]
     assert late.error.code == "RESOURCE_EXHAUSTED"
@@ -127,30 +103,29 @@ async def test_refusals_say_why(start):
     assert unknown.error.code == "NOT_FOUND"
 
 
-async def test_what_is_not_known_is_not_found(start):
-    world = await start(explain_max=3)
-    await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
-    for number in range(5):
-        await lb.place(ask(f"r{number}"))
-    assert [len(await explained(world, f"r{number}")) for number in (2, 3, 4)] == [1, 1, 1]
-    error = await failure(world.stub.Explain(conductor_pb2.ExplainRequest(request_id="r1")))
-    assert isinstance(error, NotFound)
-    assert "'r1' among the last 3" in error.message
-    for wrong in ("", "x" * 257):
-        error = await failure(world.stub.Explain(conductor_pb2.ExplainRequest(request_id=wrong)))
-        assert isinstance(error, InvalidArgument)
+async def test_what_is_not_known_is_not_found():
+    async with World(explain_max=3) as world:
+        await world.cluster()
+        lb = await world.balancer()
+        for number in range(5):
+            await lb.place(ask(f"r{number}"))
+        assert [len(await explained(world, f"r{number}")) for number in (2, 3, 4)] == [1, 1, 1]
+        error = await failure(world.stub.Explain(conductor_pb2.ExplainRequest(request_id="r1")))
+        assert isinstance(error, NotFound)
+        assert "'r1' among the last 3" in error.message
+        for wrong in ("", "x" * 257):
+            error = await failure(world.stub.Explain(conductor_pb2.ExplainRequest(request_id=wrong)))
+            assert isinstance(error, InvalidArgument)
 
 
-async def test_it_can_be_off(start):
-    world = await start(explain_max=0)
-    p0, d0 = Reporter(world.stub, "p0", PREFILL), Reporter(world.stub, "d0", DECODE)
-    await p0.connect()
-    await d0.connect()
-    answer = await world.stub.Schedule(ask())
-    assert answer.placement.number == 0
-    await d0.report(first_tokens=[first_token(1, 1.0)])
-    error = await failure(world.stub.Explain(conductor_pb2.ExplainRequest(request_id="r")))
-    assert isinstance(error, FailedPrecondition)
-    assert "--explain-max" in error.message
+async def test_it_can_be_off():
+    async with World(explain_max=0) as world:
+        p0, d0 = Reporter(world.stub, "p0", PREFILL), Reporter(world.stub, "d0", DECODE)
+        await p0.connect()
+        await d0.connect()
+        answer = await world.stub.Schedule(ask())
+        assert answer.placement.number == 0
+        await d0.report(first_tokens=[first_token(1, 1.0)])
+        error = await failure(world.stub.Explain(conductor_pb2.ExplainRequest(request_id="r")))
+        assert isinstance(error, FailedPrecondition)
+        assert "--explain-max" in error.message

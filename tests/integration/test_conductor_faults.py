@@ -6,7 +6,6 @@ import pytest
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
-from pinyon.placement.pinyon import Pinyon
 from services.conductor import servicer, sessions
 from tests.integration.conductor_parts import (
     PREFILL,
@@ -19,39 +18,8 @@ from tests.integration.conductor_parts import (
 )
 
 
-@pytest.fixture
-async def world():
-    world = World()
-    await world.start()
-    await world.connect()
-    yield world
-    await world.close()
-
-
-async def test_a_defect_in_one_placement_does_not_end_its_session(world, monkeypatch):
-    placed = Pinyon.place
-
-    def place(self, request, *rest):
-        if request.request_id.startswith("bad"):
-            raise KeyError("a defect")
-        return placed(self, request, *rest)
-
-    monkeypatch.setattr(Pinyon, "place", place)
-    await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
-    answers = await lb.place(ask("a"), ask("bad-1"), ask("b"))
-    assert {name: answer.error.code for name, answer in answers.items()} == {"a": "", "bad-1": "INTERNAL", "b": ""}
-    assert (await lb.place(ask("c")))["c"].HasField("placement"), "the session goes on"
-    assert world.metric("lb_sessions") == 1
-    assert world.metric("inflight_placements") == 3
-
-
 async def test_a_restarted_conductor_says_that_its_list_is_incomplete():
-    world = World(settle_ms=3000)
-    await world.start()
-    await world.connect()
-    try:
+    async with World(settle_ms=3000) as world:
         members = await world.cluster()
         lb = LoadBalancer(world.stub)
         assert (await lb.open()).incomplete
@@ -81,8 +49,6 @@ async def test_a_restarted_conductor_says_that_its_list_is_incomplete():
         world.conductor.sweep()
         assert not (await lb.list_where(lambda listed: True)).incomplete
         assert world.metric("settling") == 0
-    finally:
-        await world.close()
 
 
 @pytest.mark.parametrize("method", ["ReportSession", "ScheduleSession"])
@@ -101,8 +67,7 @@ async def test_a_session_in_which_nothing_is_said_ends(world, monkeypatch, metho
 
 async def test_a_message_of_many_requests_is_answered_in_turns(world):
     await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     requests = [ask(f"r{number}", blocks=1) for number in range(5 * sessions.REQUESTS_PER_TURN)]
     await lb.place(*requests, released=[f"unknown{number}" for number in range(10_000)])
     assert world.metric("inflight_placements") == len(requests)
@@ -124,8 +89,7 @@ async def test_a_second_process_with_the_same_id_is_told(world):
 
 async def test_a_bad_first_report_leaves_no_session_behind(world):
     lost = Reporter(world.stub, "p0", PREFILL)
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     call = world.stub.ReportSession(timeout=WAIT_S)
     await call.write(
         conductor_pb2.ReportSessionRequest(

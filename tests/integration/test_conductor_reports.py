@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-
 from prometheus_client import CollectorRegistry
 
 from launch.ports import HeldPorts
@@ -15,8 +12,7 @@ from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.settings import ConductorSettings
-
-WAIT_S = 60.0
+from tests.waiting import eventually
 
 
 def key(number: int) -> bytes:
@@ -60,13 +56,6 @@ def held(conductor: Conductor) -> dict[str, int]:
     return {name: blocks for name, blocks in found.items() if blocks}
 
 
-async def eventually(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        await asyncio.sleep(0.005)  # polls, as nothing announces this
-
-
 async def serve(listen: str) -> tuple[Conductor, str]:
     conductor = build(ConductorSettings(listen=listen), CollectorRegistry(), Telemetry("conductor", "c"))
     return conductor, await conductor.server.start()
@@ -84,25 +73,25 @@ async def test_the_index_follows_instances_and_survives_a_restart():
     try:
         for session in sessions.values():
             session.start()
-        await eventually(lambda: held(conductor) == {"s0": 100})
+        await eventually(lambda: held(conductor) == {"s0": 100}, "all are known")
         caches["s1"].change(range(10))
         caches["s0"].change(range(100, 200), removed=range(50, 60))
         for session in sessions.values():
             session.wake()
-        await eventually(lambda: held(conductor) == {"s0": 50, "s1": 10})
+        await eventually(lambda: held(conductor) == {"s0": 50, "s1": 10}, "the changes are known")
 
         await conductor.server.drain(0)
         caches["s1"].change(range(10, 20), removed=range(5))
         conductor, address = await serve(address)
-        await eventually(lambda: held(conductor) == {"s0": 50} and len(conductor.fleet) == 2)
-        await eventually(lambda: len(conductor.fleet.index) == 190)
+        await eventually(lambda: held(conductor) == {"s0": 50} and len(conductor.fleet) == 2, "both are back")
+        await eventually(lambda: len(conductor.fleet.index) == 190, "the index is whole")
         caches["s1"].change(range(5))
         sessions["s1"].wake()
-        await eventually(lambda: held(conductor) == {"s0": 50, "s1": 20})
+        await eventually(lambda: held(conductor) == {"s0": 50, "s1": 20}, "changes go on")
         conductor.fleet.index.check_integrity()
 
         await sessions["s0"].close()
-        await eventually(lambda: held(conductor) == {"s1": 20})
+        await eventually(lambda: held(conductor) == {"s1": 20}, "the other has left")
         assert len(conductor.fleet) == 1
     finally:
         for session in sessions.values():

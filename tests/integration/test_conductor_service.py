@@ -23,16 +23,6 @@ from tests.integration.conductor_parts import (
     registration,
 )
 
-
-@pytest.fixture
-async def world():
-    world = World()
-    await world.start()
-    await world.connect()
-    yield world
-    await world.close()
-
-
 # -- membership
 
 
@@ -73,8 +63,7 @@ async def test_the_lease_ends_without_reports(world):
 async def test_an_instance_with_a_broken_session_is_known_but_unused(world):
     members = await world.cluster()
     await members["p0"].report(stored=(0, 1, 2, 3))
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     members["p0"].call.cancel()
     await lb.list_where(lambda listed: not listed["p0"].schedulable)
     assert await world.holders(0) == {"p0": 1}
@@ -350,8 +339,7 @@ async def test_a_session_begins_with_all_instances_then_hears_changes(world):
 
 async def test_a_batch_is_answered_in_one_message_with_its_errors(world):
     await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     requests = [ask("a"), ask("b", prompt_tokens=0), ask("c", block_keys=b""), ask("d", model="other")]
     requests.append(ask("e", ttft_slo_ms=1))
     await lb.call.write(conductor_pb2.ScheduleSessionRequest(requests=requests))
@@ -370,8 +358,7 @@ async def test_a_batch_is_answered_in_one_message_with_its_errors(world):
 
 async def test_placements_end_by_release_by_report_and_by_age(world):
     members = await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     await lb.place(ask("a"), ask("b"), ask("c"), ask("d"))
     assert (world.metric("inflight_prefills"), world.metric("inflight_placements")) == (4, 4)
     await lb.place(released=["a", "unknown"])
@@ -392,8 +379,7 @@ async def test_placements_end_by_release_by_report_and_by_age(world):
 
 async def test_placements_that_no_instance_reports_are_soon_forgotten(world):
     members = await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     await lb.place(ask("a"), ask("b"))
     await members["d0"].report(begun_decode_request_ids=["a"])
     world.now_s += 10
@@ -407,8 +393,7 @@ async def test_placements_that_no_instance_reports_are_soon_forgotten(world):
 
 async def test_placements_outlive_their_session(world):
     members = await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     await lb.place(ask("a"))
     await lb.call.done_writing()
     assert await asyncio.wait_for(lb.call.read(), WAIT_S) == grpc.aio.EOF
@@ -443,23 +428,16 @@ async def test_answers_that_cannot_be_sent_are_taken_back(world):
 
 
 async def test_sessions_are_limited():
-    world = World(lb_sessions_max=1)
-    await world.start()
-    await world.connect()
-    try:
-        lb = LoadBalancer(world.stub)
-        await lb.open()
+    async with World(lb_sessions_max=1) as world:
+        await world.balancer()
         second = LoadBalancer(world.stub)
         assert isinstance(await failure(second.read()), ResourceExhausted)
         assert world.metric("lb_sessions") == 1
-    finally:
-        await world.close()
 
 
 async def test_a_drain_does_not_wait_for_sessions_that_never_end(world):
     members = await world.cluster()
-    lb = LoadBalancer(world.stub)
-    await lb.open()
+    lb = await world.balancer()
     await asyncio.wait_for(world.conductor.server.drain(0.1), WAIT_S)
     assert await failure(lb.read())
     assert await failure(members["p0"].read())

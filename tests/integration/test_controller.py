@@ -24,11 +24,11 @@ from pinyon.federation.view import Cluster, Federation
 from pinyon.messages.federation import federation_to_proto, lb_info_to_proto
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name
-from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.security import load_security
 from services.controller.app import build
 from services.controller.settings import ControllerSettings
 from services.controller.state_file import read_state
+from tests.integration.conductor_parts import failure
 from tests.integration.controller_parts import (
     WAIT_S,
     ControllerProcess,
@@ -136,9 +136,7 @@ async def test_the_newest_boot_has_the_name():
             async with stub_of(address) as stub:
                 call = stub.Session()
                 await call.write(_registration("a-0", "1"))
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call.read()
-                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert await _code(call.read()) is grpc.StatusCode.FAILED_PRECONDITION
             assert new.session.connected
 
 
@@ -160,9 +158,7 @@ async def test_sessions_that_say_nonsense_end_with_the_reason():
         for message, field in ((controller_pb2.SessionRequest(), "registration"), (wrong, "registration.region")):
             call = stub.Session()
             await call.write(message)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call.read()
-            error = error_from_rpc(caught.value)
+            error = await failure(call.read())
             assert isinstance(error, InvalidArgument)
             assert error.field == field
         call = stub.Session()

@@ -16,7 +16,7 @@ from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.day_fits import DayFits
 from pinyon.eviction.fit import Fit
 from pinyon.messages.request_class import class_to_proto
-from tests.integration.kvstore_parts import OBJECT, Node, client_of, empty, running_node
+from tests.integration.kvstore_parts import OBJECT, Node, client_of, running_node
 from tests.integration.test_worker_exactness import make_asks
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, check, run_all
 from tests.store_integrity import check_table
@@ -106,14 +106,13 @@ async def test_an_unknown_policy_changes_nothing(fleet: Fleet, capsys: pytest.Ca
     assert in_force(m._registry, "worker") == {"lru"}
 
 
-async def test_a_store_node_keeps_its_objects(redis_server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    await empty(redis_server)
+async def test_a_store_node_keeps_its_objects(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     capacity = (1 << 20) // OBJECT
 
     async def all_read(node: Node, numbers: list[int]) -> bool:
         return await client.fetch(node.address, numbers) == len(numbers)
 
-    async with running_node(redis_server) as node, client_of(redis_server) as client:
+    async with running_node(redis_url) as node, client_of(redis_url) as client:
         first = list(range(capacity))
         await client.stored(first)
         for choice in ("fifo", "sieve", "workload_aware", "lru"):

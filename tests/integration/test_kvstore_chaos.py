@@ -24,7 +24,8 @@ from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.store.writer import PutOutcome
 from tests.forks import forked
-from tests.integration.kvstore_parts import OBJECT, Client, client_of, end_redis, eventually, key
+from tests.integration.kvstore_parts import OBJECT, Client, client_of, end_redis, key
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 

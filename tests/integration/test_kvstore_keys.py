@@ -18,17 +18,18 @@ from pinyon.transfer.links import handshake
 from pinyon.transfer.transports.tcp import wire
 from tests.integration.kvstore_parts import (
     OBJECT,
-    WAIT_S,
+    Client,
+    Node,
     acquire,
     client_of,
     content,
     end,
-    eventually,
     key,
     release,
     running_node,
     start,
 )
+from tests.waiting import WAIT_S, eventually
 
 TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp"])
 
@@ -112,35 +113,34 @@ async def test_a_nodes_own_segment_opens_nothing(redis_url: str) -> None:
         assert not (await acquire(node, 1)).HasField("segment")
 
 
-async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.stored([0, 1])
+async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(node: Node, client: Client) -> None:
+    await client.stored([0, 1])
 
-        class TooLate:
-            """A transfer engine that moves bytes when the lease is over already."""
+    class TooLate:
+        """A transfer engine that moves bytes when the lease is over already."""
 
-            results: Sequence[TransferResult] = ()
+        results: Sequence[TransferResult] = ()
 
-            async def transfer_async(
-                self, requests: Sequence[TransferRequest], timeout_s: float | None = None
-            ) -> list[TransferResult]:
-                assert node.node.release(lease_id)
-                self.results = await client.engine.transfer_async(requests, timeout_s)
-                return list(self.results)
+        async def transfer_async(
+            self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+        ) -> list[TransferResult]:
+            assert node.node.release(lease_id)
+            self.results = await client.engine.transfer_async(requests, timeout_s)
+            return list(self.results)
 
-        probe = await acquire(node, 0)
-        lease_id = probe.lease_id + 1
-        assert await release(node, probe)
-        offsets, mover = [0, OBJECT], TooLate()
-        result = await client.reader.read(
-            node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=mover
-        )
-        assert mover.results
-        assert all(each.reason.is_stale for each in mover.results)
-        assert result == ReadResult(0, worked=None)
-        result.raise_for_failure()  # a miss is no failure
-        await client.until_listed([0, 1])
-        assert await client.get([0, 1]) == [True, True]
+    probe = await acquire(node, 0)
+    lease_id = probe.lease_id + 1
+    assert await release(node, probe)
+    offsets, mover = [0, OBJECT], TooLate()
+    result = await client.reader.read(
+        node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=mover
+    )
+    assert mover.results
+    assert all(each.reason.is_stale for each in mover.results)
+    assert result == ReadResult(0, worked=None)
+    result.raise_for_failure()  # a miss is no failure
+    await client.until_listed([0, 1])
+    assert await client.get([0, 1]) == [True, True]
 
 
 def slow_reader(lease: Any) -> socket.socket:

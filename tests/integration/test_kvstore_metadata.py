@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from redis.asyncio import Redis
 
 from launch.process import ServiceProcess
-from launch.redis_server import RedisServer, find_redis
+from launch.redis_server import find_redis
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pinyon.store.metadata import BATCH, StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from services.kvstore.settings import KvStoreSettings
-from tests.forks import forked
-from tests.integration.kvstore_parts import WAIT_S, client_of, empty, end_redis, eventually, key, running_node
+from tests.integration.kvstore_parts import client_of, end_redis, key, running_node
 from tests.tcp_server import tcp_server
+from tests.waiting import WAIT_S, eventually
 
 BOOT, OTHER = "a" * 32, "b" * 32
 NODE = NodeRecord("kv-0", BOOT, "127.0.0.1:1", 1 << 20)
@@ -26,17 +24,9 @@ NEWER = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
 """Another process that takes the name of ``NODE``."""
 
 
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[RedisServer]:
-    server = find_redis()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-async def metadata(redis_server: RedisServer) -> AsyncIterator[StoreMetadata]:
-    await empty(redis_server.url)
-    metadata = StoreMetadata(redis_server.url, timeout_s=WAIT_S)
+async def metadata(redis_url: str) -> AsyncIterator[StoreMetadata]:
+    metadata = StoreMetadata(redis_url, timeout_s=WAIT_S)
     yield metadata
     await metadata.close()
 
@@ -162,11 +152,11 @@ async def test_a_life_that_is_back_is_not_purged(metadata: StoreMetadata) -> Non
     assert await metadata.renew(NODE, WAIT_S)
 
 
-async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata, redis_server: RedisServer) -> None:
+async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata, redis_url: str) -> None:
     """A change that was sent and given up: a frozen server applies it later."""
     await known(metadata, 0)
     await metadata.discard(NODE.life, [key(0)])
-    late = StoreMetadata(redis_server.url, timeout_s=WAIT_S)
+    late = StoreMetadata(redis_url, timeout_s=WAIT_S)
     with pytest.raises(Unavailable, match="lost"):
         await late.add(NODE.life, [(key(0), 5)])
     await late.close()
@@ -258,10 +248,10 @@ async def _lose_changes(raw: Redis, life: Life) -> None:
 
 @pytest.mark.parametrize("lose", [_lose_entries, _lose_index, _lose_changes])
 async def test_entries_lost_without_their_record_are_listed_again(
-    metadata: StoreMetadata, redis_server: RedisServer, lose: Callable[[Redis, Life], Awaitable[None]]
+    metadata: StoreMetadata, redis_url: str, lose: Callable[[Redis, Life], Awaitable[None]]
 ) -> None:
     numbers = range(12)
-    async with running_node(redis_server.url, node_lease_s=6.0) as node, client_of(redis_server.url) as client:
+    async with running_node(redis_url, node_lease_s=6.0) as node, client_of(redis_url) as client:
         for number in numbers:
             await client.stored([number])
         await client.until_listed(numbers)
@@ -277,9 +267,9 @@ async def test_entries_lost_without_their_record_are_listed_again(
         await eventually(lambda: node.figure("listed_blocks") == len(numbers), "the node knows that")
 
 
-async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetadata, redis_server: RedisServer) -> None:
+async def test_a_stale_entry_is_removed_with_what_was_lost(metadata: StoreMetadata, redis_url: str) -> None:
     """A server that lost the change by which a block was unlisted would name it forever."""
-    async with running_node(redis_server.url, node_lease_s=6.0) as node, client_of(redis_server.url) as client:
+    async with running_node(redis_url, node_lease_s=6.0) as node, client_of(redis_url) as client:
         await client.stored([1, 2])
         await client.until_listed([1, 2])
         raw, life = metadata._redis, Life("kv-0", node.node.boot_id)
@@ -379,30 +369,12 @@ async def test_redis_may_go_and_come_back_empty() -> None:
         await asyncio.to_thread(server.close)
 
 
-@pytest.fixture
-def spawn(redis_server: RedisServer, tmp_path: Path) -> Iterator[Callable[[str], ServiceProcess]]:
-    processes: list[ServiceProcess] = []
-
-    def start(node_id: str) -> ServiceProcess:
-        arguments = ["--instance-id", node_id, "--redis-url", redis_server.url, "--pool-mib", "4"]
-        arguments += ["--metrics-listen", "", "--node-lease-s", "60"]
-        process = ServiceProcess(node_id, "services.kvstore", arguments, tmp_path / node_id, forked)
-        processes.append(process)
-        process.spawn()
-        process.wait_ready(time.monotonic() + 60)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-
-
 async def test_a_killed_node_is_a_miss_and_its_next_life_starts_empty(
-    redis_server: RedisServer, metadata: StoreMetadata, spawn: Callable[[str], ServiceProcess]
+    redis_url: str, metadata: StoreMetadata, start_node: Callable[..., ServiceProcess]
 ) -> None:
-    first, second = [await asyncio.to_thread(spawn, node_id) for node_id in ("kv-0", "kv-1")]
+    first, second = [await asyncio.to_thread(start_node, node_id=node_id) for node_id in ("kv-0", "kv-1")]
     numbers = range(32)
-    async with client_of(redis_server.url) as client:
+    async with client_of(redis_url) as client:
         for number in numbers:
             await client.stored([number])
         await client.until_listed(numbers)
@@ -411,7 +383,7 @@ async def test_a_killed_node_is_a_miss_and_its_next_life_starts_empty(
         assert 0 < sum(arrived) < len(numbers)
         lost = [number for number, whole in zip(numbers, arrived, strict=True) if not whole]
         assert all(await client.get([number for number in numbers if number not in lost]))
-        again = await asyncio.to_thread(spawn, "kv-0")
+        again = await asyncio.to_thread(start_node)
         client.forget_nodes()
         assert await client.listed(lost) == [0] * len(lost)
         for number in lost:

@@ -5,34 +5,30 @@ The nodes are processes, and the two hosts network namespaces with four NICs eac
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-import redis
 
 from launch.ports import HeldPorts
-from launch.process import ServiceProcess, start_module
-from launch.redis_server import embedded_redis_executable, find_redis
+from launch.process import ServiceProcess
+from launch.redis_server import RedisServer, embedded_redis_executable
 from pinyon.core.request import SamplingParams
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
-from tests.forks import forked
 from tests.integration.kvstore_parts import OBJECT, client_of
 from tests.integration.transfer_hosts import (
     HostProcess,
     Rails,
     carried,
-    eventually,
     why_no_rails,
     why_no_shaping,
 )
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, peer_span
+from tests.waiting import wait_until
 
 NO_SHM = shm_available() or ""
 shm = pytest.mark.skipif(bool(NO_SHM), reason=NO_SHM)
@@ -61,39 +57,14 @@ def scraped(service: ServiceProcess, metric: str) -> float:
 
 def until_scraped(service: ServiceProcess, metric: str, value: float) -> None:
     """Waits for a metric: a client may have the last byte before the server has counted it."""
-    eventually(lambda: scraped(service, metric) == value, f"{metric} is {value}")
-
-
-@pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
-    processes: list[ServiceProcess] = []
-
-    def start(redis_url: str, *arguments: str, netns: str = "") -> ServiceProcess:
-        given = ["--instance-id", "kv-0", "--redis-url", redis_url, "--pool-mib", "64", "--node-lease-s", "60"]
-        launch = partial(start_module, inside=("ip", "netns", "exec", netns)) if netns else forked
-        process = ServiceProcess("kv-0", "services.kvstore", [*given, *arguments], tmp_path / "kv-0", launch)
-        processes.append(process)
-        process.spawn()
-        process.wait_ready(time.monotonic() + START_S)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-
-
-@pytest.fixture
-def redis_url() -> Iterator[str]:
-    server = find_redis()
-    yield server.url
-    server.close()
+    wait_until(lambda: scraped(service, metric) == value, f"{metric} is {value}")
 
 
 @shm
 async def test_on_one_host_the_store_is_used_by_shared_memory(
     redis_url: str, start_node: Callable[..., ServiceProcess]
 ) -> None:
-    node = start_node(redis_url)
+    node = start_node()
     async with client_of(redis_url) as client:
         await client.stored(range(8))
         assert moved(client.engine) == {"shm": 8 * OBJECT}
@@ -106,7 +77,7 @@ async def test_on_one_host_the_store_is_used_by_shared_memory(
 
 
 async def test_who_is_told_to_use_tcp_uses_it(redis_url: str, start_node: Callable[..., ServiceProcess]) -> None:
-    node = start_node(redis_url)
+    node = start_node()
     async with client_of(redis_url, transfer_transports="tcp") as client:
         await client.stored(range(8))
         await client.until_listed(range(8))
@@ -123,11 +94,11 @@ async def test_a_new_life_of_a_node_is_reached_by_shared_memory_too(
     ports = HeldPorts()
     request.addfinalizer(ports.close)
     where = [f"--{name}=127.0.0.1:{ports.take('127.0.0.1')}" for name in ("listen", "transfer-listen")]
-    first = start_node(redis_url, *where)
+    first = start_node(*where)
     async with client_of(redis_url) as client:
         await client.stored(range(4))
         first.kill()
-        start_node(redis_url, *where)
+        start_node(*where)
         client.forget_nodes()
         assert await client.get(range(4)) == [False] * 4
         await client.stored(range(4))
@@ -156,72 +127,30 @@ def two_hosts(
     start_node: Callable[..., ServiceProcess], tmp_path: Path
 ) -> Iterator[tuple[ServiceProcess, HostProcess]]:
     """A store node (and Redis) on the far host, a store client on the near one, both with four NICs."""
-    hosts = Rails()
-    processes: list[HostProcess] = []
-    redis_process: subprocess.Popen[bytes] | None = None
-    try:
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(contextlib.closing(Rails()))
         for rail in range(hosts.count):
             hosts.shape(rail, 60)  # so slow that each NIC has connected, and is needed
         near, far = hosts.names["near"], hosts.names["far"]
-        redis_process = redis_inside(far, tmp_path / "redis.sock")
-        url = "redis://10.77.0.2:6379/0"
-        nics = ",".join(NICS)
-        listen = (
-            "--listen",
-            "10.77.0.2:0",
-            "--transfer-listen",
-            "10.77.0.2:0",
-            "--metrics-listen",
-            "",
-            "--allow-insecure",
-        )
-        node = start_node(url, *listen, "--transfer-nics", nics, netns=far)
-        config = {
-            "redis_url": url,
-            "slots": MANY,
-            "transfer_listen": "10.77.0.1:0",
-            "transfer_nics": nics,
-            "allow_insecure": "true",
-        }
-        processes.append(HostProcess(config, near, "tests.integration.store_client_process"))
-        yield node, processes[0]
-    finally:
-        for process in processes:
-            process.close()
-        if redis_process is not None:
-            redis_process.kill()
-            redis_process.wait(START_S)
-        hosts.close()
+        url, nics = "redis://10.77.0.2:6379/0", ",".join(NICS)
+        stack.callback(redis_inside(far, tmp_path / "redis.sock").kill)
+        listen = ("--listen", "10.77.0.2:0", "--transfer-listen", "10.77.0.2:0", "--metrics-listen", "")
+        node = start_node(*listen, "--allow-insecure", "--transfer-nics", nics, redis_url=url, netns=far)
+        config = {"redis_url": url, "slots": MANY, "transfer_nics": nics}
+        config |= {"transfer_listen": "10.77.0.1:0", "allow_insecure": "true"}
+        client = HostProcess(config, near, "tests.integration.store_client_process")
+        yield node, stack.enter_context(contextlib.closing(client))
 
 
-def redis_inside(netns: str, door: Path) -> subprocess.Popen[bytes]:
+def redis_inside(netns: str, door: Path) -> RedisServer:
     """Starts a Redis at 10.77.0.2:6379 of the namespace and waits for it. ``door`` is its Unix socket for the test."""
-    wrapper = [shutil.which("setpriv") or "", "--pdeathsig", "KILL"]
     executable = shutil.which("redis-server") or embedded_redis_executable()
     assert executable, "no redis-server"
     bind = ("--bind", "10.77.0.2", "--port", "6379", "--unixsocket", str(door), "--protected-mode", "no")
-    process = subprocess.Popen(
-        [*(wrapper if wrapper[0] else ()), *("ip", "netns", "exec", netns), executable, *bind, "--save", ""],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=door.parent,
-    )
-
-    def answers() -> bool:
-        assert process.poll() is None, "Redis has ended"
-        try:
-            with redis.Redis(unix_socket_path=str(door)) as connection:
-                return bool(connection.ping())
-        except redis.RedisError:
-            return False
-
-    try:
-        eventually(answers, "Redis answers")
-    except BaseException:
-        process.kill()
-        process.wait(START_S)
-        raise
-    return process
+    command = ("ip", "netns", "exec", netns, executable, *bind, "--save", "", "--dir", str(door.parent))
+    server = RedisServer(f"unix://{door}", "path", command)
+    server.start()
+    return server
 
 
 @rails

@@ -12,6 +12,7 @@ Every decision comes from one seed, which is printed. Settings by environment:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -36,12 +37,12 @@ from pinyon.transfer import (
     TransferResult,
     TransferStatus,
 )
-from tests.integration.transfer_hosts import WAIT_S, HostProcess, SharedBuffer, eventually
+from tests.integration.transfer_hosts import SEED, Bytes, HostProcess, SharedBuffer, pattern
 from tests.long import usually
 from tests.segments import segment_of, text_of
+from tests.waiting import WAIT_S, wait_until
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
-SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 ROUNDS = int(os.environ.get("PINYON_CHAOS_ROUNDS") or usually(15, long=40))
 STALL_S = 1.0
 BOUNDS = {"stall_s": STALL_S, "connect_s": STALL_S, "base_deadline_s": 6.0, "idle_s": 2.0}
@@ -49,15 +50,6 @@ BOUNDS = {"stall_s": STALL_S, "connect_s": STALL_S, "base_deadline_s": 6.0, "idl
 SIZE = 32 << 20
 PROBE = 4096
 PEERS = 3
-PERIOD = 1048573
-"""Bytes after which a pattern repeats: a prime, so that no slice, frame or stripe has the same bytes as another."""
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def pattern(seed: int, nbytes: int) -> Bytes:
-    """Returns odd bytes. The memory they overwrite is even, so every byte shows where it came from."""
-    return np.resize(np.random.default_rng(seed).integers(0, 256, PERIOD, np.uint8) | 1, nbytes)
 
 
 def anonymous_kib() -> int:
@@ -66,7 +58,7 @@ def anonymous_kib() -> int:
 
 
 def watch(condition: Callable[[], bool], what: str) -> None:
-    """Waits without pauses, unlike ``eventually``: a transfer by shared memory takes only a few milliseconds."""
+    """Waits without pauses, unlike ``wait_until``: a transfer by shared memory takes only a few milliseconds."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
@@ -85,6 +77,21 @@ def until_hit(faults: Chaos | Siege, rounds: int, hits: int) -> int:
 
 def transfer_threads() -> int:
     return sum(thread.name.startswith("pinyon-transfer") for thread in threading.enumerate())
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def nothing_is_left(buffers: list[weakref.ref[Bytes]]) -> Iterator[None]:
+    """Checks that threads, files and memory are back to what they were, and that ``buffers`` have been let go."""
+    files, threads, memory = open_files(), transfer_threads(), anonymous_kib()
+    yield
+    wait_until(lambda: transfer_threads() <= threads, "threads are back to what they were")
+    wait_until(lambda: open_files() <= files, "files are back to what they were")
+    wait_until(lambda: not any(ref() is not None for ref in buffers), "buffers are let go")
+    assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
 
 
 class Call(threading.Thread):
@@ -278,7 +285,7 @@ class Chaos:
         assert stats.requests_now == 0
         assert sum(stats.requests.values()) == self.submitted, "not one final status per request"
         most = PEERS * self.engine.limits.connections_per_peer
-        eventually(lambda: self.engine.stats().outbound_connections_now <= most, "endpoints are bounded")
+        wait_until(lambda: self.engine.stats().outbound_connections_now <= most, "endpoints are bounded")
 
     def _submit(
         self, requests: list[TransferRequest], synchronous: bool
@@ -382,21 +389,15 @@ def test_targets_killed_and_frozen(transport: str) -> None:
     try:
         for target in chaos.targets:
             chaos._probe(target)
-        files, threads, memory = len(os.listdir("/proc/self/fd")), transfer_threads(), anonymous_kib()
-        rounds = until_hit(chaos, rounds, rounds // 4)
-        print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {chaos.hits} of them in mid-transfer")
-        print(f"{sum(target.starts for target in chaos.targets)} targets, outcomes {dict(chaos.outcomes)}")
-        # Half of the hits are kills.
-        assert chaos.unclear <= max(1, chaos.hits // 3), "kills and pauses end transfers by stalls"
-
-        # Nothing is left but the memory of one transfer per target.
-        chaos._last = None
-        for target in chaos.targets:
-            chaos._probe(target)
-        eventually(lambda: transfer_threads() <= threads, "threads are back to what they were")
-        eventually(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
-        eventually(lambda: not any(ref() is not None for ref in chaos.buffers), "buffers are let go")
-        assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
+        with nothing_is_left(chaos.buffers):  # but the memory of one transfer per target
+            rounds = until_hit(chaos, rounds, rounds // 4)
+            print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {chaos.hits} of them in mid-transfer")
+            print(f"{sum(target.starts for target in chaos.targets)} targets, outcomes {dict(chaos.outcomes)}")
+            # Half of the hits are kills.
+            assert chaos.unclear <= max(1, chaos.hits // 3), "kills and pauses end transfers by stalls"
+            chaos._last = None
+            for target in chaos.targets:
+                chaos._probe(target)
     finally:
         chaos.close()
 
@@ -433,7 +434,7 @@ class Siege:
             self._round(number, rng, initiator)
         finally:
             initiator.close()
-        eventually(lambda: self.engine.stats().inbound_connections_now == 0, "a dead initiator's links end")
+        wait_until(lambda: self.engine.stats().inbound_connections_now == 0, "a dead initiator's links end")
 
     def _round(self, number: int, rng: random.Random, initiator: HostProcess) -> None:
         layout = Layout.draw(rng)
@@ -469,7 +470,7 @@ class Siege:
         print(f"{landed} of {layout.moved} bytes", flush=True)
 
         if fault in ("kill", "freeze, wait"):
-            eventually(lambda: self.engine.stats().inbound_connections_now == 0, "its links end by themselves")
+            wait_until(lambda: self.engine.stats().inbound_connections_now == 0, "its links end by themselves")
         self._check(layout, opcode, source, odd, sink, even)
         Call(lambda: self.engine.unregister(region)).value(2 * STALL_S, "unregister")
         memory[:] = 4
@@ -496,12 +497,8 @@ def test_initiators_killed_and_frozen(transport: str) -> None:
     siege = Siege(transport, random.Random(f"{SEED} initiators {transport}"))
     try:
         siege.round(-1)
-        files, threads, memory = len(os.listdir("/proc/self/fd")), transfer_threads(), anonymous_kib()
-        rounds = until_hit(siege, rounds, rounds // 4 + 1)
-        print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {siege.hits} of {rounds + 1} in mid-transfer")
-        eventually(lambda: transfer_threads() <= threads, "threads are back to what they were")
-        eventually(lambda: len(os.listdir("/proc/self/fd")) <= files, "files are back to what they were")
-        eventually(lambda: not any(ref() is not None for ref in siege.buffers), "buffers are let go")
-        assert anonymous_kib() - memory < 4 * SIZE >> 10, "memory grew"
+        with nothing_is_left(siege.buffers):
+            rounds = until_hit(siege, rounds, rounds // 4 + 1)
+            print(f"{rounds} rounds in {time.monotonic() - begun:.1f} s, {siege.hits} of {rounds + 1} in mid-transfer")
     finally:
         siege.close()

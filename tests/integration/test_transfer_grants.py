@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,18 +34,11 @@ from pinyon.transfer.links import handshake
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
+from tests.waiting import wait_until
 
 SIZE = 1 << 20
 GENEROUS_S = 60.0
 READ, WRITE = Opcode.READ, Opcode.WRITE
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + GENEROUS_S
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < end, f"never: {what}"
-        tick.wait(0.005)
 
 
 @dataclass
@@ -170,9 +163,9 @@ def test_a_key_ends_by_its_time(pair: Pair, length: int) -> None:
     pair.ahead_s[0] += 1.0
     assert pair.refused(WRITE, writer, 0, length) is Reason.UNKNOWN_REGION
     # A shm reader asked before, so the seal breaks at the next look at the clock.
-    eventually(lambda: pair.move(READ, reader, 0, length).status is TransferStatus.REFUSED, "the reader's end")
+    wait_until(lambda: pair.move(READ, reader, 0, length).status is TransferStatus.REFUSED, "the reader's end")
     assert pair.refused(READ, reader, 0, length) is Reason.UNKNOWN_REGION
-    eventually(lambda: pair.server.stats().grants_now == 0, "forgotten without anybody's doing")
+    wait_until(lambda: pair.server.stats().grants_now == 0, "forgotten without anybody's doing")
 
 
 def test_keys_of_an_earlier_life_are_refused() -> None:
@@ -255,7 +248,7 @@ def server() -> Iterator[TransferEngine]:
 def begun(server: TransferEngine, sock: socket.socket, grant: Grant, far: bytearray, half: int) -> None:
     """Sends the first half of a WRITE over all of ``far``, and waits for its arrival."""
     sock.sendall(wire.pack_frame(wire.Frame(WRITE, 1, 1, len(far)), [(grant.key, 0, len(far))]) + b"\x77" * half)
-    eventually(lambda: far[half - 1] == 0x77, "half of it has come")
+    wait_until(lambda: far[half - 1] == 0x77, "half of it has come")
 
 
 @pytest.fixture
@@ -299,7 +292,7 @@ def test_a_frame_that_does_not_end_is_cut_before_its_key_is_gone(server: Transfe
         far[:] = bytes(len(far))  # the memory serves other data now
         with contextlib.suppress(OSError):  # the kernel may take some bytes before it knows of the end
             sock.sendall(b"\x77" * 200_000)
-        eventually(lambda: server.stats().inbound_connections_now == 0, "the link has ended")
+        wait_until(lambda: server.stats().inbound_connections_now == 0, "the link has ended")
     assert far == bytes(len(far))
 
 
@@ -406,7 +399,7 @@ def test_a_hostile_peer_reaches_only_what_its_keys_open(
                     pass
             except OSError:
                 pass  # the link may have been cut
-    eventually(lambda: server.stats().inbound_connections_now == 0, "all links have ended")
+    wait_until(lambda: server.stats().inbound_connections_now == 0, "all links have ended")
     assert hostile.others == others
     for place, (before, after) in enumerate(zip(model, hostile.memory, strict=True)):
         assert before == after or place in hostile.writable, f"byte {place} changed"

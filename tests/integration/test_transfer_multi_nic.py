@@ -19,28 +19,27 @@ import numpy as np
 import pytest
 
 from tests.integration.transfer_hosts import (
-    WAIT_S,
+    PERIOD,
+    SEED,
     Fault,
     HostProcess,
     Rails,
     SharedBuffer,
     carried,
-    eventually,
+    pattern,
     why_no_rails,
     why_no_shaping,
 )
+from tests.waiting import WAIT_S, wait_until
 
 NO_RAILS = why_no_rails()
 NO_SHAPING = NO_RAILS or why_no_shaping()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_RAILS), reason=NO_RAILS)]
 shaped = pytest.mark.skipif(bool(NO_SHAPING), reason=NO_SHAPING)
 
-SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
 LONG = bool(os.environ.get("PINYON_CHAOS_ROUNDS"))
 MIB = 1 << 20
 SIZE = 128 * MIB
-PERIOD = 1048573
-"""Bytes after which the data repeats: a prime, so that no slice or stripe has the same bytes as another."""
 MBIT = 240
 """The rate of a slow rail in each direction, at which a transfer lasts long enough for a fault to fall into it."""
 LIMITS = {"stall_s": 1.0, "connect_s": 1.0, "base_deadline_s": 60.0}
@@ -103,7 +102,7 @@ class Hosts:
             return all(now[nic] - begun[nic] >= least for nic in nics)
 
         # Pauses have grown with the time that a NIC was down.
-        eventually(moved, f"all of {nics} carry bytes again", 3 * WAIT_S)
+        wait_until(moved, f"all of {nics} carry bytes again", 3 * WAIT_S)
 
 
 class Transfer:
@@ -114,7 +113,7 @@ class Transfer:
         self._length = length
         self.nbytes = parts * length
         self._even = rng.randrange(128) * 2
-        data = np.random.default_rng(rng.randrange(1 << 32)).integers(0, 256, PERIOD, np.uint8) | 1
+        data = pattern(rng.randrange(1 << 32), PERIOD)
         order = rng.sample(range(parts), parts)
         cell = length + GAP
         assert parts * cell + GAP <= SIZE
@@ -139,7 +138,7 @@ class Transfer:
     def reach(self, share: float) -> None:
         """Waits until that share of the bytes has crossed the wire."""
         try:
-            eventually(lambda: sum(self.shares().values()) >= share * self.nbytes, f"{share:.0%} moved")
+            wait_until(lambda: sum(self.shares().values()) >= share * self.nbytes, f"{share:.0%} moved")
         except AssertionError as error:
             raise AssertionError(self._hosts.near.ask("progress", handle=self.handle)) from error
 
@@ -325,7 +324,7 @@ def test_secondary_nics_carry_only_while_preferred_ones_are_down(make_hosts) -> 
             assert failed or found == set(expected)
             return found == set(expected)
 
-        eventually(exactly, f"{' and '.join(expected)} carry")
+        wait_until(exactly, f"{' and '.join(expected)} carry")
 
     carry("eth0", "eth1")
     hosts.rails.breaks([0], "near")

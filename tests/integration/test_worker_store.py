@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pinyon.core.errors import Unavailable
-from tests.integration.kvstore_parts import eventually, running_node
+from tests.integration.kvstore_parts import running_node
 from tests.integration.worker_parts import BLOCK_TOKENS, SHORT, WAIT_S, Fleet, gauge, reference, submission, until
+from tests.waiting import eventually
 
 POOL = 32
 

@@ -12,7 +12,6 @@ import mmap
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from typing import Any
@@ -99,10 +98,6 @@ class TransferHost:
         results = waited.wait()
         return summary(results) | {"elapsed_s": time.monotonic() - since}
 
-    def do_cancel(self, handle: int) -> dict[str, Any]:
-        self._handles[handle][0].cancel()
-        return {}
-
     def do_stats(self) -> dict[str, Any]:
         stats = self._engine.stats()
         usable = {state.path: state.usable for _, state in self._engine.paths()}
@@ -119,16 +114,9 @@ class TransferHost:
         ]
         return {
             "requests_now": stats.requests_now,
-            "outbound_now": stats.outbound_connections_now,
-            "inbound_now": stats.inbound_connections_now,
             "retries": stats.retries,
             "paths": paths,
         }
-
-    def do_health(self) -> dict[str, Any]:
-        """Returns the names of threads and the number of open files, neither of which may grow."""
-        threads = [one.name for one in threading.enumerate() if one.name.startswith("pinyon-transfer")]
-        return {"threads": sorted(threads), "files": len(os.listdir("/proc/self/fd"))}
 
 
 def die_with_parent() -> None:

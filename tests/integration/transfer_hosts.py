@@ -11,37 +11,37 @@ import itertools
 import json
 import mmap
 import os
+import random
 import select
 import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from tests.forks import forked, until_stopped
+from tests.waiting import WAIT_S, wait_until
 
-WAIT_S = 60.0
-"""The longest wait: far above what anything takes, far below a hang."""
+SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
+"""The seed of every random decision; the variable repeats those of an earlier run."""
+PERIOD = 1048573
+"""Bytes after which a pattern repeats: a prime, so that no slice, frame or stripe has the same bytes as another."""
 _PREFIX = "pinyon-rails"
 _numbers = itertools.count()
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Side = Literal["near", "far"]
 Fault = Literal["near", "far", "unplugged"]
 """The break of a rail: near NIC down, far NIC down, or the cable pulled out of the bridge, which no NIC sees."""
 
 
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Waits for a state that another thread, process or the kernel brings about without an event."""
-    deadline = time.monotonic() + timeout_s
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        tick.wait(0.002)
+def pattern(seed: int, nbytes: int) -> Bytes:
+    """Returns odd bytes. The memory they overwrite is even, so every byte shows where it came from."""
+    return np.resize(np.random.default_rng(seed).integers(0, 256, PERIOD, np.uint8) | 1, nbytes)
 
 
 class SharedBuffer:
@@ -264,7 +264,7 @@ class Rails:
         else:
             self._batch(fault, [f"link set eth{rail} up" for rail in rails])
         # The kernel notices a carrier with a delay; until then it drops packets.
-        eventually(lambda: all(self._link_is_up(rail) for rail in rails), "the links are up")
+        wait_until(lambda: all(self._link_is_up(rail) for rail in rails), "the links are up")
 
     def _link_is_up(self, rail: int) -> bool:
         return all(

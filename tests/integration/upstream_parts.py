@@ -21,6 +21,7 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
+from tests.idle import left_in
 from tests.integration.lb_harness import WAIT_S, Front, port_of, spin
 
 MODEL = "model-a"
@@ -360,8 +361,7 @@ class Bench(Front):
         fleet = self.lb.fleet
         await spin(
             lambda: (
-                not self.gauge("in_flight_requests")
-                and not self.gauge("queue_requests")
+                not left_in("lb", self.gauge)
                 and not any(server.outstanding for server in fleet.servers.values())
                 and not any(target.outstanding for name in fleet.servers for target in self._targets(name))
                 and not any(server.open for server in self.servers)

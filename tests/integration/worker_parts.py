@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -39,7 +39,8 @@ from services.worker.engines.numpy_llama import NumpyLlamaEngine
 from services.worker.engines.protocol import StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
-from tests.integration.kvstore_parts import eventually
+from tests.idle import left_in
+from tests.waiting import eventually
 from tests.worker_integrity import check_admission
 
 BLOCK_TOKENS = 8
@@ -49,26 +50,6 @@ OTHER = PROMPT[::-1]
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 
 Asks = Sequence[tuple[list[int], SamplingParams]]
-
-IDLE_GAUGES = (
-    "owned_requests",
-    "pending_requests",
-    "waiting_for_room",
-    "running_requests",
-    "queued_prefills",
-    "running_prefills",
-    "pending_prefill_tokens",
-    "room_waiters",
-    "pushes",
-    "remote_prefills",
-    "leases",
-    "outbox_tokens",
-    "engine_hangs",
-    "store_queue_blocks",
-    "swapping_blocks",
-    "spared_blocks",
-    "used_blocks",
-)
 
 
 @cache
@@ -282,8 +263,9 @@ class Fleet:
             storage = worker.parts.storage
             await eventually(lambda storage=storage: not storage.pending, "what waits for the store is put or dropped")
         for worker in self.workers:
-            left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
+            left = left_in("worker", partial(gauge, worker))
             assert not left, f"{worker.served.instance_id}: {left}"
+            assert not gauge(worker, "engine_hangs")
             check_admission(worker.parts.cache.admission)
 
     def _release(self) -> None:

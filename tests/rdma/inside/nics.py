@@ -41,12 +41,6 @@ def repair() -> None:
             nic("up", name)
 
 
-def packets(rail: str) -> int:
-    """Returns the number of packets sent on a rail until now."""
-    counters = [Path(f"/sys/class/net/v{host}{rail}/statistics/tx_packets") for host in "ab"]
-    return sum(int(counter.read_text(encoding="ascii")) for counter in counters)
-
-
 def _flags(any_socket: socket.socket, interface: bytes) -> int:
     answer = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sH14x", interface, 0))
     return int(struct.unpack("16sH14x", answer)[1])

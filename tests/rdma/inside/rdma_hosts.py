@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pinyon.transfer import Opcode, Region, SegmentDescriptor, TransferLimits
@@ -129,15 +129,6 @@ class HostB:
 
     def _signal(self, number: int) -> None:
         os.kill(self._pid, number)
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Waits for a state that another thread or process brings about."""
-    end = time.monotonic() + GENEROUS_S
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < end, f"never: {what}"
-        tick.wait(0.005)
 
 
 def resources(*, of_b: bool = False) -> dict[str, int]:

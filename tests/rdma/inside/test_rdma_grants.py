@@ -10,8 +10,9 @@ import pytest
 from pinyon.transfer import Access, Grant, Network, Opcode, Reason, Region, TransferEngine, TransferStatus
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.wire import RegionGrant
-from tests.rdma.inside.rdma_hosts import LIMITS, RAIL_0, SECRET, HostA, eventually, resources
+from tests.rdma.inside.rdma_hosts import LIMITS, RAIL_0, SECRET, HostA, resources
 from tests.rdma.inside.rdma_nics import rdma_nic
+from tests.waiting import wait_until
 
 SIZE = 1 << 20
 READ, WRITE = Opcode.READ, Opcode.WRITE
@@ -45,7 +46,7 @@ def server() -> Iterator[Server]:
     one = Server()
     yield one
     one.engine.close()
-    eventually(lambda: resources(of_b=True) == before, "protection domains and registrations are freed")
+    wait_until(lambda: resources(of_b=True) == before, "protection domains and registrations are freed")
 
 
 class Client:
@@ -192,7 +193,7 @@ def test_a_key_ends_by_its_time(server: Server, client: Client) -> None:
     assert client.move(READ, (grant, 0, 4096)) == COMPLETED
     server.ahead_s = 1000.0
     refused = (TransferStatus.COMPLETED, Reason.NONE, bytes([UNKNOWN]))
-    eventually(lambda: client.move(READ, (grant, 0, 4096)) == refused, "the adapter forgets it")
+    wait_until(lambda: client.move(READ, (grant, 0, 4096)) == refused, "the adapter forgets it")
     assert server.engine.stats().grants_now == 0
 
 

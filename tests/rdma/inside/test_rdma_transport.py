@@ -31,11 +31,11 @@ from tests.rdma.inside.rdma_hosts import (
     HostA,
     HostB,
     Running,
-    eventually,
     open_files,
     resources,
 )
 from tests.rdma.inside.rdma_nics import rdma_nic
+from tests.waiting import wait_until
 
 SIZE = 4 << 20
 LONG = 32 << 20
@@ -56,7 +56,7 @@ def host_a() -> Iterator[HostA]:
     host = HostA()
     yield host
     host.close()
-    eventually(lambda: resources() == before[0] and open_files() <= before[1], "everything is freed")
+    wait_until(lambda: resources() == before[0] and open_files() <= before[1], "everything is freed")
 
 
 def pattern(size: int, seed: int) -> bytearray:
@@ -180,7 +180,7 @@ def test_endpoints_are_capped_and_evicted_and_made_again(host_b: HostB) -> None:
             assert host.run(host_b.segment, Opcode.READ, [move], path) == COMPLETED
             assert host.transport.endpoints == 1
             # The peer's queue pair ends as well.
-            eventually(lambda: resources()["qp"] == before + 2, "one queue pair at each end")
+            wait_until(lambda: resources()["qp"] == before + 2, "one queue pair at each end")
     finally:
         host.close()
 
@@ -201,7 +201,7 @@ def test_the_peer_evicts_a_resting_link_unnoticed(monkeypatch: pytest.MonkeyPatc
                 near = bytearray(4096)
                 move = (host.register(near).key, 0, key, 0, 4096)
                 # Refused while the other host's link counts as in use.
-                eventually(lambda host=host, move=move: host.run(segment, Opcode.READ, [move]) == COMPLETED, "room")
+                wait_until(lambda host=host, move=move: host.run(segment, Opcode.READ, [move]) == COMPLETED, "room")
                 assert near == far
         finally:
             for host in hosts:
@@ -225,9 +225,9 @@ def test_an_unregistered_region_is_out_of_reach_at_once(host_a: HostA, host_b: H
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        eventually(lambda: len(outcomes) >= 2, "two rounds")
+        wait_until(lambda: len(outcomes) >= 2, "two rounds")
         left = host_b.ask("unregister", number)
-        eventually(lambda: outcomes[-1] != COMPLETED, "a refusal")
+        wait_until(lambda: outcomes[-1] != COMPLETED, "a refusal")
     finally:
         stop.set()
         writer.join(GENEROUS_S)
@@ -254,7 +254,7 @@ def test_a_stopped_chain_ends_soon_and_nothing_lands_later(host_a: HostA, host_b
     local = host_a.register(near)
     moves = [(local.key, at, host_b.keys[1], 0, SIZE) for at in range(0, LONG, SIZE)]
     running = Running(host_a, host_a.chain(host_b.segment, Opcode.READ, moves))
-    eventually(lambda: near[0] != 0, "the first byte")
+    wait_until(lambda: near[0] != 0, "the first byte")
     running.chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
     assert running.wait().status is not TransferStatus.COMPLETED
     at_the_end = digest(near)
@@ -274,7 +274,7 @@ def test_a_nic_that_goes_in_mid_transfer_ends_the_path_quickly(
     assert host_a.run(host_b.segment, opcode, moves[:1]) == COMPLETED
     sent = packets_of("va0")
     running = Running(host_a, host_a.chain(host_b.segment, opcode, moves))
-    eventually(lambda: packets_of("va0") > sent + 200, "bytes on the wire")
+    wait_until(lambda: packets_of("va0") > sent + 200, "bytes on the wire")
     gone = time.monotonic()
     nic(fault, "a0")
     outcome = running.wait()
@@ -289,9 +289,9 @@ def test_a_nic_that_goes_in_mid_transfer_ends_the_path_quickly(
     assert host_a.run(host_b.segment, opcode, moves[:1], RAIL_1, fence) == COMPLETED
     host_a.transport.maintain(0.0)  # releases the device, so that it can go
     if fault == "unplug":
-        eventually(lambda: "rxe_a0" not in devices(), "the device is gone")
+        wait_until(lambda: "rxe_a0" not in devices(), "the device is gone")
     nic("plug" if fault == "unplug" else "up", "a0")
-    eventually(lambda: host_a.run(host_b.segment, opcode, moves[:1]) == COMPLETED, "the NIC is back")
+    wait_until(lambda: host_a.run(host_b.segment, opcode, moves[:1]) == COMPLETED, "the NIC is back")
     assert digest(near[SIZE:]) == at_the_end  # nothing arrived late
 
 
@@ -339,7 +339,7 @@ def test_a_killed_peer_ends_the_chain_at_once(host_a: HostA, opcode: Opcode) -> 
         moves = [(local.key, at, host_b.keys[0], 0, SIZE) for at in range(0, LONG, SIZE)]
         sent = packets_of("va0")
         running = Running(host_a, host_a.chain(host_b.segment, opcode, moves))
-        eventually(lambda: packets_of("va0") > sent + 200, "bytes on the wire")
+        wait_until(lambda: packets_of("va0") > sent + 200, "bytes on the wire")
         host_b.kill()
         outcome = running.wait()
         assert outcome == (TransferStatus.FAILED, Reason.CONNECTION_LOST, None)
@@ -388,14 +388,14 @@ def test_the_engine_completes_everything_while_nics_go_and_come(host_b: HostB) -
             near[:] = pattern(SIZE, 100 + turn)
             sent = packets_of("va0") + packets_of("va1")
             handle = engine.submit(requests(Opcode.WRITE, source.key))
-            eventually(lambda sent=sent: packets_of("va0") + packets_of("va1") > sent + 50, "bytes on the wire")
+            wait_until(lambda sent=sent: packets_of("va0") + packets_of("va1") > sent + 50, "bytes on the wire")
             nic(fault, victim)
             assert {result.status for result in handle.wait(GENEROUS_S)} == {TransferStatus.COMPLETED}
             results = engine.transfer(requests(Opcode.READ, target.key))
             assert {result.status for result in results} == {TransferStatus.COMPLETED}
             assert back == near
             if fault == "unplug":
-                eventually(lambda victim=victim: f"rxe_{victim}" not in devices(), "the device is gone")
+                wait_until(lambda victim=victim: f"rxe_{victim}" not in devices(), "the device is gone")
             nic(repair, victim)
             print(turn, victim, fault, engine.stats().paths)
     assert host_b.ask("digest", 0) == digest(near)

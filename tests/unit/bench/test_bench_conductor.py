@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.__main__ import names
 from bench.blocks import PARTS, POOL_BLOCKS, PROMPT_BLOCKS, SHARED_BLOCKS, Books
 from bench.conductor_peers import KEPT, STAGES, Instance, Prompts
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.block_keys import chain_block_keys, unpack_keys
 from tests.worker_integrity import check_admission
-
-
-def test_the_benchmarks_are_found_and_their_parts_are_not() -> None:
-    assert {"conductor", "blocks"} <= set(names())
-    assert not {"conductor_peers", "conductor_timed"} & set(names())
 
 
 def test_endings_are_new_and_keys_tell_their_places() -> None:

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.__main__ import names
 from bench.kernels import BATCH, BLOCK_TOKENS, GROUPS, OWN_TOKENS, PREFIX_TOKENS, medians_ms, slots_of, tables
-
-
-def test_it_is_found() -> None:
-    assert "kernels" in names()
 
 
 def test_requests_of_a_group_share_its_prefix_and_nothing_else() -> None:

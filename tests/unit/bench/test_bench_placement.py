@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from bench.__main__ import names
 from bench.index import PROMPT_BLOCKS
 from bench.placement import EVENTS_MIN, HEADLINE, POLICIES, measure
 from bench.placement import _aims as aims
@@ -22,11 +21,6 @@ BLOCKS = 20 * PROMPT_BLOCKS
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     instances, stride, separate = request.param
     return Cluster(Shape(instances, BLOCKS, stride, separate), seed=3)
-
-
-def test_the_benchmarks_are_found_and_their_parts_are_not() -> None:
-    assert {"placement", "dualmap", "index"} <= set(names())
-    assert not {"placement_cluster", "placement_dynamo"} & set(names())
 
 
 def test_half_of_each_prompt_is_held_and_none_comes_twice(cluster: Cluster) -> None:

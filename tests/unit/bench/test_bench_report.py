@@ -47,8 +47,11 @@ def test_summary_is_median_min_max():
     assert summary([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
 
 
-def test_every_benchmark_is_found():
-    assert {"e2e", "reuse"} <= set(names())
+def test_the_benchmarks_are_found_and_their_parts_are_not():
+    found = set(names())
+    assert {"e2e", "reuse", "conductor", "blocks", "placement", "dualmap", "index", "kernels", "sharing"} <= found
+    assert "transfer" in found
+    assert not [name for name in found if "_" in name or name in ("peers", "pictures", "report")]
 
 
 def test_requests_carry_their_length():

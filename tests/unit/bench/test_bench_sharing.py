@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bench.__main__ import names
 from bench.sharing import BATCH, BLOCK_TOKENS, EXPERIMENTS, POOL_BLOCKS, PREFIX_TOKENS, slots_of
 from pinyon.batching import DecodeSlot
 from pinyon_lab.simulator.engine import shared_blocks
@@ -29,7 +28,6 @@ def shared(batches: list[list[DecodeSlot]]) -> list[int]:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_batch_fits_and_has_blocks_for_its_tokens(experiment: str) -> None:
-    assert "sharing" in names()
     for batches in made(experiment).values():
         assert batches
         for slots in batches:

@@ -11,12 +11,12 @@ import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentTypeError
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import transfer_fig12 as fig12
-from bench.__main__ import names
 from bench.peers import PeerUnavailable, peer_python
 from bench.pictures import Panel, Series, chart
 from bench.transfer_figures import (
@@ -112,21 +112,21 @@ def test_the_limits_move_the_bytes(raw, opcode, size, batch, count):
     assert all(arrived())
 
 
+def pair_of(system: System, folder: Path) -> contextlib.closing[Pair]:
+    return contextlib.closing(Pair(system, Path(sys.executable), NBYTES, folder))
+
+
 def test_a_pair_of_processes_measures_and_verifies(tmp_path):
     for system in (MEMCPY, SOCKETS[0]):
-        pair = Pair(system, Path(sys.executable), NBYTES, tmp_path)
-        try:
+        with pair_of(system, tmp_path) as pair:
             for seed, opcode in enumerate((WRITE, READ)):
                 sample = pair.measure(Plan(opcode, 4096, 4, 5), seed, verify=True)
                 assert sample.throughput_gb_s > 0
                 assert 0 < sample.p50_us <= sample.p99_us
-        finally:
-            pair.close()
 
 
 def test_a_pair_that_does_not_move_the_bytes_is_found_out(tmp_path):
-    pair = Pair(MEMCPY, Path(sys.executable), NBYTES, tmp_path)
-    try:
+    with pair_of(MEMCPY, tmp_path) as pair:
         plan = Plan(WRITE, 4096, 1, 5)
         pair.measure(plan, 1, verify=True)
         with pair.awake():
@@ -134,37 +134,30 @@ def test_a_pair_that_does_not_move_the_bytes_is_found_out(tmp_path):
             verify = {"do": "verify", "plan": vars(plan), "seed": 1}
             assert pair._ask("target", calls=5, **verify)["wrong"] == 5
             assert pair._ask("target", calls=2, **verify)["wrong"] == 2
-    finally:
-        pair.close()
 
 
 def test_a_system_that_is_slow_makes_fewer_calls(tmp_path):
-    pair = Pair(MEMCPY, Path(sys.executable), NBYTES, tmp_path)
-    try:
+    with pair_of(MEMCPY, tmp_path) as pair:
         plan = Plan(WRITE, 4096, 1, 100, limit_s=0.0)
         with pair.awake():
             assert pair._ask("initiator", do="run", plan=vars(plan))["calls"] == 1
         assert pair.measure(plan, 3, verify=True).p50_us > 0
-    finally:
-        pair.close()
 
 
 def test_a_pair_that_is_not_measured_takes_nobodys_cores(tmp_path):
-    pair = Pair(SOCKETS[0], Path(sys.executable), NBYTES, tmp_path)
-    try:
+    with pair_of(SOCKETS[0], tmp_path) as pair:
         pair.measure(Plan(READ, 4096, 1, 5), 1, verify=False)
         for side in pair._sides.values():
             os.waitid(os.P_PID, side._process.pid, os.WSTOPPED | os.WNOWAIT)  # returns once it has stopped
-    finally:
-        pair.close()
     assert [side._process.returncode for side in pair._sides.values()] == [0, 0]
 
 
 def test_a_side_that_ends_says_why(tmp_path):
-    pair = Pair(System("x", "x", "bench.no_such_module", ""), Path(sys.executable), NBYTES, tmp_path)
-    with pytest.raises(SystemFailed, match="No module named"):
+    with (
+        pair_of(System("x", "x", "bench.no_such_module", ""), tmp_path) as pair,
+        pytest.raises(SystemFailed, match="No module named"),
+    ):
         pair.ready()
-    pair.close()
 
 
 # --- who ends with whom ---
@@ -174,8 +167,7 @@ ANSWER_S = 60
 
 def sides_of(pid: int) -> list[int]:
     """Returns the ids of all descendants of this process."""
-    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return children + [each for child in children for each in sides_of(child)]
+    return [each.pid for each in psutil.Process(pid).children(recursive=True)]
 
 
 def ended(pidfd: int) -> bool:
@@ -427,8 +419,3 @@ def test_a_peer_that_does_not_load_is_unavailable(tmp_path):
     with pytest.raises(PeerUnavailable, match=r"does not load \(it needs luck\): .*no_such_peer"):
         peer_python("peer==1.0", "no_such_peer", "it needs luck", tmp_path)
     assert peer_python("peer==1.0", "json", home=tmp_path) == folder / "python"
-
-
-def test_the_parts_of_a_benchmark_are_no_benchmarks():
-    assert "transfer" in names()
-    assert not [name for name in names() if "_" in name or name in ("peers", "pictures", "report")]

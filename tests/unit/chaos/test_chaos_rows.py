@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.http_exchange import Reply
+from tests.chaos.http_exchange import text_of
 from tests.chaos.memory import growth
 from tests.chaos.rows import Row, gap_s, rows_of
 from tests.chaos.traffic import Record
+from tests.http_client import Reply
 
 
 def record(client: int, started_s: float, ended_s: float, outcome: str = "ok", size: str = "2 KB", **values) -> Record:
@@ -108,4 +109,4 @@ def test_growth_is_a_line_through_all_after_the_first_quarter():
 )
 def test_a_stream_that_does_not_end_well_is_no_answer(body):
     with pytest.raises(ValueError, match=r"stream"):
-        Reply(200, body, True).text()
+        text_of(Reply(200, {}, body))

@@ -23,6 +23,8 @@ from pinyon.cli import main as pinyon
 from pinyon.cli.main import _parser
 from pinyon.runtime.setting_sources import load_settings
 from pinyon.runtime.settings import ServiceSettings
+from tests.chaos.leaving import HOPS
+from tests.idle import IDLE_GAUGES
 
 PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
@@ -195,6 +197,16 @@ def test_the_table_of_callers_has_every_method() -> None:
         whole = service in ("PeerService", "AdminService")
         lacking = [m for m in re.findall(r"rpc (\w+)", body) if (service if whole else "", m) not in known]
         assert not lacking, service
+
+
+def test_the_gauges_of_an_idle_suite_are_those_of_the_tests() -> None:
+    page = (ROOT / "docs" / "use" / "operations.md").read_text()
+    listed = page.partition("**Nothing may be left on an idle suite.**")[2].partition("\n## ")[0]
+    named = []
+    for before, choices, after in re.findall(r"`(pinyon_\w+)(?:{([\w,]+)})?(\w*)`", listed):
+        named += [f"{before}{choice}{after}" for choice in choices.split(",")]
+    assert sorted(named) == sorted(IDLE_GAUGES)
+    assert {gauge for gauges in HOPS.values() for gauge in gauges} <= set(IDLE_GAUGES)
 
 
 def shells(page: Path) -> Iterator[str]:
