@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from bisect import bisect_left
@@ -27,7 +26,7 @@ from pinyon_lab.cli.simulated import (
     read,
     write_rows,
 )
-from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, seed_of
 from pinyon_lab.replay import Player, Replayed, ReplayPrompts, Sending, TokenRange
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import at_rate
@@ -117,12 +116,9 @@ def replay(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print_result(title, result)
     _tell(replayed, arguments)
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()  # a file that cannot be written must not lose the result
-    if arguments.per_request is not None:
-        write_rows(arguments.per_request, zip(replayed.numbers, rows, strict=True))
-    if arguments.picture is not None:
-        draw(arguments.picture, title, {"replay": rows}, limits)
+    print_json(result)  # a file that cannot be written must not lose the result
+    write_rows(arguments, zip(replayed.numbers, rows, strict=True))
+    draw(arguments, title, {"replay": rows}, limits)
     if interrupted:
         return INTERRUPTED
     return 1 if replayed.errors else 0

@@ -77,7 +77,7 @@ def add_command(commands: Any) -> None:
     add_numbers(parser, "--p99", "--drift")
     add_output(parser, per_request=True, picture=True)
     simulate_regions.add_arguments(parser)
-    parser.set_defaults(run=simulate, defaults=vars(parser.parse_args([])))
+    parser.set_defaults(run=simulate)
 
 
 def add_compare(commands: Any) -> None:
@@ -126,7 +126,7 @@ def _instances(arguments: argparse.Namespace) -> int:
 
 def simulate(arguments: argparse.Namespace) -> int:
     """Runs the trace and prints the results. Raises :class:`PinyonError`."""
-    simulate_regions.check(arguments, arguments.defaults)
+    simulate_regions.check(arguments)
     if arguments.regions is not None:
         return simulate_regions.simulate(arguments)
     if arguments.trace is None:
@@ -164,13 +164,11 @@ def simulate(arguments: argparse.Namespace) -> int:
         "broken_rows": load.broken,
         **model.report(rows, load.limits),
     }
-    if arguments.per_request is not None:
-        write_rows(arguments.per_request, enumerate(rows))
+    write_rows(arguments, enumerate(rows))
     title = f"{model.policy}, {result['instances']} instances, TTFT SLO {arguments.slo:g} s"
     if arguments.goodput is not None:
         title += f": goodput at {arguments.goodput:.0%}"
-    if arguments.picture is not None:
-        draw(arguments.picture, title, {model.policy: rows}, load.limits)
+    draw(arguments, title, {model.policy: rows}, load.limits)
     if not arguments.json:
         print_result(title, result)
     print_json(result)
@@ -189,8 +187,7 @@ def compare(arguments: argparse.Namespace) -> int:
         results[choice] = {"policy": model.policy, "rate": load.rate, **model.report(rows[choice], load.limits)}
     count = _instances(arguments)
     title = f"{count} instances of {arguments.model}, TTFT SLO {arguments.slo:g} s"
-    if arguments.picture is not None:
-        draw(arguments.picture, title, rows, load.limits)
+    draw(arguments, title, rows, load.limits)
     if not arguments.json:
         print_side_by_side(title, "policy", results)
     common = {"name": "compare", "model": arguments.model, "instances": count, "slo_s": arguments.slo}
@@ -201,7 +198,7 @@ def compare(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     """Simulates sizes and prints the results. Raises :class:`PinyonError`."""
     check(arguments)
-    refuse_given(arguments, {"sizes": "", "clients": 0}, "is of simulate: a plan tries sizes, under the load of a rate")
+    refuse_given(arguments, ("sizes", "clients"), "is of simulate: a plan tries sizes, under the load of a rate")
     split = arguments.prefill_instances > 0
     models, load = _models(arguments, [arguments.policy], None if split else 1)
     (base,) = models.values()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest, refuse_given
+from pinyon_lab.cli.simulated import WITH_MEMORY, results_console, results_table
 from pinyon_lab.cli.trace_input import bar, print_json
 from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, DailyLoad, DayCosts, aggregate, costs
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
@@ -25,14 +23,12 @@ from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS, Routin
 from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
 from pinyon_lab.simulator.regions.world import RegionsWorld
 
-MODEL = "l4-llama-8b"
-"""The model where ``--model`` has its default, which has no batches."""
 TABLE_WIDTH_MAX = 200
 REGIONS_MAX, INSTANCES_MAX, CLIENTS_MAX = 64, 1024, 65_536
 WARM_SHARE = 0.1
 """The share of a day that is run before it and does not count."""
 _OWN = "system", "routing", "pushing", "workload", "round_trip", "day", "reserved", "on_demand"
-_ANY = "regions", "model", "seed", "json"
+_ANY = "regions", "model", "seed", "json", "command"
 """The options that only exist with regions, and those that always exist; no other option may be given with regions."""
 FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
 
@@ -69,15 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_numbers(group, "--day", "--reserved", "--on-demand")
 
 
-def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+def check(arguments: argparse.Namespace) -> None:
     """Raises :class:`InvalidArgument` if an option is given that has no effect here."""
-    if arguments.regions is not None and arguments.trace is not None:
-        raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
     if arguments.regions is None:
-        refuse_given(arguments, {name: defaults[name] for name in _OWN}, "is of --regions")
-    else:
-        others = {name: default for name, default in defaults.items() if name not in (*_OWN, *_ANY)}
-        refuse_given(arguments, others, "says nothing where there are --regions")
+        return refuse_given(arguments, _OWN, "is of --regions")
+    if arguments.trace is not None:
+        raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
+    others = [name for name in vars(arguments) if name not in (*_OWN, *_ANY)]
+    refuse_given(arguments, others, "says nothing where there are --regions")
 
 
 def simulate(arguments: argparse.Namespace) -> int:
@@ -185,16 +180,15 @@ def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> Ro
     system = SYSTEMS[arguments.system]
     if system.alone and system.alone not in regions:
         system = replace(system, alone=next(iter(regions)))
-    changes = {
-        key: value
-        for key, value in (("policy", arguments.routing), ("pushing", arguments.pushing))
-        if value is not None
-    }
+    asked = {"policy": arguments.routing, "pushing": arguments.pushing}
+    changes = {key: value for key, value in asked.items() if value is not None}
     return replace(system, name=f"{system.name}, changed", **changes) if changes else system
 
 
 def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mapping[str, _Region]) -> RegionsWorld:
-    machine = load_machine(MODEL if arguments.model == REFERENCE else arguments.model)
+    machine = load_machine(
+        WITH_MEMORY if arguments.model == REFERENCE else arguments.model
+    )  # the default has no batches
     trips = {**ROUND_TRIPS_S}
     for text in arguments.round_trip:
         pair, equals, ms = text.partition("=")
@@ -214,11 +208,9 @@ def _show(
     system: RoutingSystem,
     per_instance: float,
 ) -> None:
-    console = Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout)
-    table = Table(title=f"{system.name}: a day", title_justify="left", box=None, pad_edge=False)
+    console = results_console()
     titles = ("clients of", "at the peak", "instances", "requests", "tokens/s", "TTFT P50, s", "P90", "E2E P50, s")
-    for place, title in enumerate((*titles, "reused", "forwarded")):
-        table.add_column(title, justify="right" if place else "left", no_wrap=True)
+    table = results_table(f"{system.name}: a day", *titles, "reused", "forwarded")
     for name in (*regions, "all"):
         region, each = regions.get(name), found.get(name)
         size = ("", "") if region is None else (f"{region.course.most:.0f}", f"{region.instances}")
