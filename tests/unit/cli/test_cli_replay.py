@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import main
+from tests.unit.cli.lab_commands import write
 
 HANG_S = 60.0
 
@@ -59,9 +60,7 @@ def balancer() -> Iterator[Balancer]:
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
     rows = [{"timestamp": n, "input_length": 9, "output_length": 1, "hash_ids": [n]} for n in range(3)]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write(tmp_path / "trace.jsonl", rows)
 
 
 def test_interrupted_replay_reports_what_has_ended(balancer, trace, tmp_path, capsys):

@@ -73,26 +73,6 @@ def test_a_trace_may_be_named(traces: Path, capsys: pytest.CaptureFixture[str]) 
         assert len(generated) == (4 if named else 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "a figure's name is needed; there are: mooncake-fig1"),
-        (["nonsense"], "no figure 'nonsense'; there are: mooncake-fig1"),
-        (["mooncake-fig12"], "mooncake-fig12 is made by `./dev bench transfer --fig12`"),
-        (
-            ["mooncake-fig9"],
-            "needs traces that are not there: conversation (mooncake_conversation.jsonl[.gz]), synthetic",
-        ),
-        (["mooncake-fig9", "--trace", "nonsense=x"], "with one of conversation, synthetic, toolagent"),
-        (["mooncake-fig9", "--trace", "conversation"], "--trace takes NAME=FILE"),
-        (["mooncake-fig9", "--traces", "/nowhere/at/all"], "no folder of traces at /nowhere/at/all"),
-    ],
-)
-def test_what_is_wrong_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", *arguments]) == 1
-    assert said in capsys.readouterr().err
-
-
 def test_traces_that_are_of_no_use_are_named(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["reproduce", "mooncake-fig9", "--traces", str(traces), "--trace"]
     broken = traces / "broken"
