@@ -84,15 +84,16 @@ def add_command(commands: Any) -> None:
 def replay(arguments: argparse.Namespace) -> int:
     """Sends the trace, waits and prints. Raises :class:`PinyonError`."""
     check(arguments)
-    authorization(arguments.api_key)
+    metadata = authorization(arguments.api_key)
     if not arguments.model.isprintable():
         raise InvalidArgument("--model has characters that cannot be sent", field="model")
+    sending = Sending(arguments.clients, arguments.model, metadata, arguments.timeout, arguments.in_flight_max)
     tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
     block_tokens = block_tokens_of(arguments, trace)
     with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         check_role(channel, arguments.lb, LB, min(REACHED_S, arguments.timeout))
     load = read(arguments, trace)
-    replayed, interrupted = asyncio.run(_play(arguments, load, block_tokens, tokens))
+    replayed, interrupted = asyncio.run(_play(arguments, load, sending, block_tokens, tokens))
     rows = replayed.outcomes
     title = f"replay, TTFT SLO {arguments.slo:g} s"
     warm_up = bisect_left(replayed.numbers, load.limits.warm_up)
@@ -125,16 +126,13 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 async def _play(
-    arguments: argparse.Namespace, load: SentTrace, block_tokens: int, tokens: TokenRange
+    arguments: argparse.Namespace, load: SentTrace, sending: Sending, block_tokens: int, tokens: TokenRange
 ) -> tuple[Replayed, bool]:
     """Returns the results of the requests, and whether Ctrl-C ended the run."""
     arrivals = at_rate(load.arrivals, load.rate)
     prompts = ReplayPrompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         with bar(f"to {arguments.lb}", len(arrivals)) as progress:
-            sending = Sending(
-                arguments.clients, arguments.model, arguments.api_key, arguments.timeout, arguments.in_flight_max
-            )
             player = Player(channel, arrivals, prompts, time.monotonic, sending, progress)
             try:
                 return await player.run(), False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pinyon.cli.called import called_as
 from pinyon.core.errors import InvalidArgument
@@ -107,11 +107,9 @@ def _varied(text: str) -> tuple[str, float]:
 
 def _list() -> None:
     for name, spec in PROFILES.items():
+        columns = ("parameter", *(Column(each, justify="right") for each in ("usual", "from", "to")), "")
         title = f"{name}: {spec.text}"
-        table = Table("parameter", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for column in ("usual", "from", "to"):
-            table.add_column(column, justify="right")
-        table.add_column()
+        table = Table(*columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for key, free in spec.free.items():
             table.add_row(key, f"{free.usual:g}", f"{free.low:g}", f"{free.high:g}", free.text)
         Console().print(table)

@@ -94,10 +94,8 @@ class ReplayPrompts:
         return before
 
     def _by_ids(self, arrival: Arrival) -> Tokens:
-        blocks = [self._known.get(block) for block in arrival.blocks]
-        parts = [
-            self._block(block) if known is None else known for block, known in zip(arrival.blocks, blocks, strict=True)
-        ]
+        known = self._known
+        parts = [known[block] if block in known else self._block(block) for block in arrival.blocks]
         return np.concatenate(parts)[: arrival.tokens] if parts else np.zeros(0, np.uint32)
 
     def _made(self, block: int) -> Tokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -48,9 +49,7 @@ class Units:
     def chosen(self, factor: float, generator: random.Random) -> array[int]:
         """Returns 1 for each row that is kept, else 0. Units are tried in a random order, and kept while the rows stay
         within ``factor`` of all, or come nearer to it. A unit with more rows than are left is skipped."""
-        sizes: dict[int, int] = {}
-        for unit in self._of:
-            sizes[unit] = sizes.get(unit, 0) + 1
+        sizes = Counter(self._of)
         order = list(sizes)
         generator.shuffle(order)
         kept, rows, aim = set[int](), 0, factor * len(self._of)
