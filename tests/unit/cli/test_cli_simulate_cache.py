@@ -39,16 +39,10 @@ def test_a_pool_says_what_its_nodes_did(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(asked) == 0
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])
-    assert (result["nodes"], result["router"], result["hit_blocks"], result["hit_ratio"]) == (
-        2,
-        "cache_affinity",
-        3,
-        0.375,
-    )
-    assert [(node["requests"], node["blocks"], node["hit_blocks"]) for node in result["per_node"]] == [
-        (2, 5, 2),
-        (2, 3, 1),
-    ]
+    found = [result[key] for key in ("nodes", "router", "hit_blocks", "hit_ratio")]
+    assert found == [2, "cache_affinity", 3, 0.375]
+    nodes = [(node["requests"], node["blocks"], node["hit_blocks"]) for node in result["per_node"]]
+    assert nodes == [(2, 5, 2), (2, 3, 1)]
     assert "node  requests" in "".join(lines)
     assert main([*asked, "--router", "global", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
