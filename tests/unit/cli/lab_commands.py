@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pinyon.cli import main
+
 
 def write(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> str:
     """Writes rows, or whole lines, as a trace."""
@@ -39,3 +41,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Returns the JSON object that a command printed last."""
     result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return result
+
+
+def result_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> dict[str, Any]:
+    """Runs a command that succeeds, and returns the JSON object that it prints last."""
+    assert main(arguments) == 0
+    return said(capsys)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.cli import main
-from tests.unit.cli.lab_commands import said, write
+from tests.unit.cli.lab_commands import result_of, said, write
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +41,13 @@ def test_a_machine_is_simulated(trace: str, tmp_path: Path, capsys: pytest.Captu
         each["tokens"] for each in written[20:]
     ) == pytest.approx(first["hit_ratio"])
     assert picture.read_text().startswith("<svg")
-    assert main([*asked, "--json"]) == 0
-    assert said(capsys) == first, "the same arguments give the same numbers"
+    assert result_of(capsys, [*asked, "--json"]) == first, "the same arguments give the same numbers"
 
 
 def test_instances_come_as_the_load_asks_for(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["simulate", trace, "--model", "910b-qwen2.5-7b", "--instances", "1", *SHORT, "--rate", "12", "--json"]
-    assert main(asked) == 0
-    alone = said(capsys)
-    assert main([*asked, "--sizes", "1-6"]) == 0
-    more = said(capsys)
+    alone = result_of(capsys, asked)
+    more = result_of(capsys, [*asked, "--sizes", "1-6"])
     assert alone["instances_used"] == 1
     assert more["instances_used"] in range(2, 7)
     assert more["attainment"] > alone["attainment"]
@@ -72,8 +69,7 @@ def test_a_plan_is_the_first_size_that_is_enough(
     trace: str, split: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["plan", trace, "--model", "910b-qwen2.5-7b", *SHORT, "--slo", "0.6", "--rate", "16", *split, "--json"]
-    assert main(asked) == 0
-    result = said(capsys)
+    result = result_of(capsys, asked)
     sizes = {each["instances"]: each["attainment"] for each in result["tried"]}
     assert sizes[result["instances"]] >= 0.9
     assert sizes[result["instances"] - 1] < 0.9
@@ -108,8 +104,7 @@ def test_who_would_have_slow_tokens_is_refused(trace: str, capsys: pytest.Captur
     asked = ["simulate", trace, *model, "--prefill-instances", "6", "--decode-instances", "1", "--rate", "40"]
     finished = []
     for limit_s in ("1", "0.015"):
-        assert main([*asked, "--shed-tbt", limit_s]) == 0
-        finished.append(said(capsys)["finished"])
+        finished += [result_of(capsys, [*asked, "--shed-tbt", limit_s])["finished"]]
     assert finished[0] == 1.0
     assert finished[1] < 0.98
 
@@ -148,6 +143,5 @@ def test_the_attention_kernel_says_who_gains_by_a_shared_prefix(
     means = {}
     for kernel in ("whole", "grouped"):
         asked = ["simulate", str(path), "--model", "rtx6000ada-llama-8b", "--instances", "1", "--warm-up", "0"]
-        assert main([*asked, "--attention-kernel", kernel, "--json"]) == 0
-        means[kernel] = said(capsys)["tbt_p50_s"]
+        means[kernel] = result_of(capsys, [*asked, "--attention-kernel", kernel, "--json"])["tbt_p50_s"]
     assert means["grouped"] < 0.97 * means["whole"]

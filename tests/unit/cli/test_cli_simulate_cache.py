@@ -8,7 +8,7 @@ import pytest
 
 from pinyon.cli import main
 from tests.unit.cli import lab_commands
-from tests.unit.cli.lab_commands import said
+from tests.unit.cli.lab_commands import result_of, said
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
 
@@ -47,8 +47,7 @@ def test_a_pool_says_what_its_nodes_did(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*asked, "--router", "global", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert (json.loads(line)["hit_blocks"], json.loads(line)["per_node"]) == (3, [])
-    assert main([*asked, "--router", "round_robin", "--last-copies", "--json"]) == 0
-    result = said(capsys)
+    result = result_of(capsys, [*asked, "--router", "round_robin", "--last-copies", "--json"])
     assert (result["last_copies"], result["hit_blocks"], result["duplicate_blocks"]) == (8, 3, 0)
 
 
@@ -71,10 +70,8 @@ def test_two_tiers_hit_like_one_cache_of_their_sum(
     rng = random.Random(5)
     rows = [[user * 100 + depth for depth in range(rng.randrange(1, 12))] for user in rng.choices(range(30), k=400)]
     trace = write(tmp_path, *rows)
-    assert main(["simulate-cache", trace, "--capacity", "100", "--json"]) == 0
-    one = said(capsys)
-    assert main(["simulate-cache", trace, "--capacity", str(split[0]), "--dram", str(split[1]), "--json"]) == 0
-    two = said(capsys)
+    one = result_of(capsys, ["simulate-cache", trace, "--capacity", "100", "--json"])
+    two = result_of(capsys, ["simulate-cache", trace, "--capacity", str(split[0]), "--dram", str(split[1]), "--json"])
     assert two["hit_blocks"] == one["hit_blocks"] > 500
     assert two["dram_hit_blocks"] == two["swapped_in_blocks"] > 20
     # Each block that moved down came up, was lost, or is still there.

@@ -9,7 +9,7 @@ from pinyon.cli import main
 from pinyon.eviction.day_fits import DayFits
 from pinyon.eviction.fit import Fit
 from tests.unit.cli import lab_commands
-from tests.unit.cli.lab_commands import said
+from tests.unit.cli.lab_commands import result_of
 
 Row = tuple[float, str, list[int]]
 
@@ -35,8 +35,7 @@ def chats(start_s: float) -> list[Row]:
 
 def test_yesterday_is_written_and_used_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, out = write(tmp_path / "a.jsonl", chats(5.0)), tmp_path / "fits.json"
-    assert main(["trace", "fit", trace, str(out), "--begins", "9:40"]) == 0
-    told = said(capsys)
+    told = result_of(capsys, ["trace", "fit", trace, str(out), "--begins", "9:40"])
     assert (told["hours"], told["fits"], told["block_tokens"]) == (2, 4, 16)
     day = DayFits.of_json(out.read_text())
     assert [*day.hours] == [9, 10]
@@ -50,8 +49,7 @@ def test_yesterday_is_written_and_used_today(tmp_path: Path, capsys: pytest.Capt
     file = write_fits(tmp_path, {"": Fit(0.3, 60.0), "chat/1": Fit(0.5, 60.0), "file/1": Fit(0.001, 60.0)})
     for options in ("fitted=false", f"fits={file},fitted=false,midnight_s={midnight_s}"):
         policy = f"workload_aware:{options}"
-        assert main([*asked, policy]) == 0
-        result = said(capsys)
+        result = result_of(capsys, [*asked, policy])
         assert result["policy"] == policy
         hits[options[:4]] = result["hit_blocks"]
     assert hits == {"fitt": 0, "fits": 200}, "a file's blocks are younger and more than there is room for"
