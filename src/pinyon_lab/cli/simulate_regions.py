@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 
 from rich.console import Console
+from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
@@ -17,7 +19,7 @@ from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest, refuse_given
 from pinyon_lab.cli.simulated import WITH_MEMORY, results_console, results_table
 from pinyon_lab.cli.trace_input import bar, print_json
-from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, DailyLoad, DayCosts, aggregate, costs
+from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, DailyLoad, aggregate, costs
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
 from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS, RoutingSystem, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
@@ -93,13 +95,27 @@ def simulate(arguments: argparse.Namespace) -> int:
     with bar("a day", round(until_s)) as progress:
         world.watch(lambda now_s: progress(round(now_s)))
         world.run(until_s)
-    found = _found(world, samples, warm_s, until_s)
+    found: dict[str, Measured] = {}
+    for name in (*regions, "all"):
+        with suppress(ValueError):  # no request of that region has ended
+            found[name] = measured(world, samples, warm_s, until_s, "" if name == "all" else name)
+    if not found:
+        raise InvalidArgument("no request has ended: the day is too short, or nobody sends any", field="day")
     loads = {name: region.course.slots() for name, region in regions.items()}
     instances = sum([region.instances for region in regions.values()])
     per_instance = max(aggregate(list(loads.values()))) / instances
     day = costs(loads, per_instance, arguments.reserved, arguments.on_demand)
     if not arguments.json:
-        _show(regions, found, day, system, per_instance)
+        console, table = results_console(), _table(f"{system.name}: a day", regions, found)
+        needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
+        Console(file=console.file, width=max(console.width, needed)).print(table)
+        console.print(
+            f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region "
+            f"has its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, "
+            f"{day.shared_dollars:,.2f} $/h ({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h "
+            f"({day.on_demand_ratio:.2f} times that).",
+            highlight=False,
+        )
     described = {
         "name": "simulate",
         "regions": {name: found[name].as_dict() if name in found else None for name in (*regions, "all")},
@@ -118,19 +134,6 @@ def simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(world: RegionsWorld, samples: Samples, warm_s: float, until_s: float) -> dict[str, Measured]:
-    """Returns the measures by clients' region, and of all. Raises :class:`InvalidArgument` if no request ended."""
-    found: dict[str, Measured] = {}
-    for region in (*world.settings.regions, ""):
-        try:
-            found[region or "all"] = measured(world, samples, warm_s, until_s, region)
-        except ValueError:
-            continue
-    if not found:
-        raise InvalidArgument("no request has ended: the day is too short, or nobody sends any", field="day")
-    return found
-
-
 def _regions(text: str) -> dict[str, _Region]:
     found: dict[str, _Region] = {}
     for part in text.split(","):
@@ -140,7 +143,11 @@ def _regions(text: str) -> dict[str, _Region]:
             raise InvalidArgument(f"--regions: {name} is there twice", field="regions")
         if not 2 <= len(numbers) <= 4:
             raise InvalidArgument(f"--regions takes {FORM}, not {part!r}", field="regions")
-        instances, clients = _whole(part, numbers[0], INSTANCES_MAX), _whole(part, numbers[1], CLIENTS_MAX)
+        for number, most in zip(numbers, (INSTANCES_MAX, CLIENTS_MAX), strict=False):
+            if not number.isdecimal() or int(number) > most:
+                told = f"--regions takes {FORM}, with numbers from 0 to {most}, not {part!r}"
+                raise InvalidArgument(told, field="regions")
+        instances, clients = map(int, numbers[:2])
         known = WILDCHAT_DAY.get(name)
         if known is None and len(numbers) < 3:
             raise InvalidArgument(
@@ -148,20 +155,14 @@ def _regions(text: str) -> dict[str, _Region]:
                 f"{name}:{instances}:{clients}:HOUR",
                 field="regions",
             )
-        peak_h = _number(part, numbers[2]) if len(numbers) > 2 else known.peak_h if known is not None else 0.0
-        ratio = _number(part, numbers[3]) if len(numbers) > 3 else known.ratio if known is not None else 8.0
-        found[name] = _Region(instances, DailyLoad(peak_h, ratio, clients))
+        course = [0.0, 8.0] if known is None else [known.peak_h, known.ratio]
+        course[: len(numbers) - 2] = [_number(part, each) for each in numbers[2:]]
+        found[name] = _Region(instances, DailyLoad(*course, clients))
     if len(found) > REGIONS_MAX:
         raise InvalidArgument(f"--regions: at most {REGIONS_MAX}, not {len(found)}", field="regions")
     if not any(region.course.most for region in found.values()):
         raise InvalidArgument("--regions: nobody has clients", field="regions")
     return found
-
-
-def _whole(part: str, text: str, most: int) -> int:
-    if not text.isdecimal() or int(text) > most:
-        raise InvalidArgument(f"--regions takes {FORM}, with numbers from 0 to {most}, not {part!r}", field="regions")
-    return int(text)
 
 
 def _number(part: str, text: str, option: str = "--regions", what: str = "number") -> float:
@@ -201,16 +202,9 @@ def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mappin
     return RegionsWorld(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
 
 
-def _show(
-    regions: Mapping[str, _Region],
-    found: Mapping[str, Measured],
-    day: DayCosts,
-    system: RoutingSystem,
-    per_instance: float,
-) -> None:
-    console = results_console()
+def _table(title: str, regions: Mapping[str, _Region], found: Mapping[str, Measured]) -> Table:
     titles = ("clients of", "at the peak", "instances", "requests", "tokens/s", "TTFT P50, s", "P90", "E2E P50, s")
-    table = results_table(f"{system.name}: a day", *titles, "reused", "forwarded")
+    table = results_table(title, *titles, "reused", "forwarded")
     for name in (*regions, "all"):
         region, each = regions.get(name), found.get(name)
         size = ("", "") if region is None else (f"{region.course.most:.0f}", f"{region.instances}")
@@ -219,12 +213,4 @@ def _show(
             f"{each.e2e.p50:.1f}", f"{each.hits:.1%}", f"{each.forwarded:.1%}",
         )  # fmt: skip
         table.add_row(name, *size, *shown)
-    needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
-    Console(file=console.file, width=max(console.width, needed)).print(table)
-    console.print(
-        f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region "
-        f"has its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, "
-        f"{day.shared_dollars:,.2f} $/h ({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h "
-        f"({day.on_demand_ratio:.2f} times that).",
-        highlight=False,
-    )
+    return table
