@@ -90,7 +90,7 @@ def record(arguments: argparse.Namespace) -> int:
     try:
         # opened now: a failure must not come after hours
         with tempfile.TemporaryFile(dir=None if out == Path("-") else out.parent) as spool:
-            seen = _Recording(spool, arguments.seconds, arguments.requests)
+            seen = _LiveTrace(spool, arguments.seconds, arguments.requests)
             asyncio.run(seen.run(addresses, arguments.tls_dir))
             for reason in seen.ended:
                 sys.stderr.write(f"pinyon: {reason}\n")
@@ -105,8 +105,8 @@ def record(arguments: argparse.Namespace) -> int:
     return 1 if seen.ended or dropped else 0
 
 
-class _Recording:
-    """The messages of several load balancers, written to ``spool`` as they come."""
+class _LiveTrace:
+    """A spool of the rows that several load balancers tell, in the order of the requests' ends."""
 
     def __init__(self, spool: IO[bytes], seconds: float, requests: int) -> None:
         self._spool, self._seconds, self._requests = spool, seconds, requests

@@ -1,4 +1,4 @@
-"""What tests of the laboratory's commands share: traces as files, and what a command has said."""
+"""Shared parts of the tests of the laboratory's commands: traces as files, and the result of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes no sense is said by the laboratory's commands in one line, and nothing is written."""
+"""The laboratory's commands refuse nonsense in one line, and write nothing."""
 
 from __future__ import annotations
 
