@@ -157,7 +157,8 @@ def _regions(text: str) -> dict[str, _Region]:
             )
         course = [0.0, 8.0] if known is None else [known.peak_h, known.ratio]
         course[: len(numbers) - 2] = [_number(part, each) for each in numbers[2:]]
-        found[name] = _Region(instances, DailyLoad(*course, clients))
+        peak_h, ratio = course
+        found[name] = _Region(instances, DailyLoad(peak_h, ratio, clients))
     if len(found) > REGIONS_MAX:
         raise InvalidArgument(f"--regions: at most {REGIONS_MAX}, not {len(found)}", field="regions")
     if not any(region.course.most for region in found.values()):

@@ -107,9 +107,11 @@ def _varied(text: str) -> tuple[str, float]:
 
 def _list() -> None:
     for name, spec in PROFILES.items():
-        columns = ("parameter", *(Column(each, justify="right") for each in ("usual", "from", "to")), "")
+        numbers = (Column(each, justify="right") for each in ("usual", "from", "to"))
         title = f"{name}: {spec.text}"
-        table = Table(*columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table = Table(
+            "parameter", *numbers, "", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
         for key, free in spec.free.items():
             table.add_row(key, f"{free.usual:g}", f"{free.low:g}", f"{free.high:g}", free.text)
         Console().print(table)
